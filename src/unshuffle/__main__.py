@@ -1,0 +1,5 @@
+"""`python -m unshuffle`."""
+
+from unshuffle.cli import main
+
+main()

@@ -1,0 +1,275 @@
+"""The command line: one thin function per command."""
+
+import contextlib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
+
+from unshuffle import __version__
+from unshuffle.config import PRESETS, Config
+from unshuffle.config_file import read_config, to_dict
+from unshuffle.errors import UserError
+from unshuffle.permutations import Criterion
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PretrainCommand(Config):
+    """Learn features from unlabelled images and videos; with neither, from a synthetic world."""
+
+    resume: bool = False
+    """Go on with the run in --out."""
+    config: Path | None = None
+    """Start from the config.yaml of another run, or your own; options given beside it win."""
+
+
+@dataclass(frozen=True)
+class DoctorCommand(Config):
+    """Is the data readable, and can this set-up learn? Overfits a handful of samples with each task."""
+
+    config: Path | None = None
+    """Start from the config.yaml of another run, or your own; options given beside it win."""
+    samples: int = 16
+    """Samples to overfit."""
+    choices: int = 10
+    """Permutations to tell apart."""
+    steps: int = 300
+    """Steps at most for each task."""
+    json: Path | None = None
+    """Write the findings there."""
+
+
+@dataclass(frozen=True)
+class PermutationsCommand:
+    """Choose a diverse set of permutations and write it as .npy."""
+
+    out: Path
+    """The file to write."""
+    parts: int = 9
+    """Parts of a sample: 9 for a 3 x 3 grid."""
+    count: int = 1000
+    """Permutations to choose."""
+    criterion: Criterion = "maxmin"
+    """maxmin: largest minimum Hamming distance; mean: largest mean distance, as in the paper."""
+    seed: int = 0
+    """Seed of the first one (and of the candidates above 9 parts)."""
+    include_identity: bool = False
+    """Let the unshuffled order be a candidate."""
+    json: Path | None = None
+    """Write the distances there."""
+
+
+@dataclass(frozen=True)
+class PackCommand:
+    """Decode a folder once into a store that opens at once."""
+
+    kind: Annotated[Literal["images", "videos"], tyro.conf.Positional]
+    """What is in the folder."""
+    src: Annotated[Path, tyro.conf.Positional]
+    """The folder, flat or nested."""
+    out: Annotated[Path, tyro.conf.Positional]
+    """The store to write, or to go on with."""
+    short_side: int | None = None
+    """Pixels of the short side; 256 for images and 128 for videos."""
+    encoding: Literal["raw", "jpeg"] = "raw"
+    """raw is fast, jpeg is small."""
+    quality: int = 90
+    """Quality of the JPEGs."""
+    every: int = 1
+    """Keep every n-th frame of a video."""
+    workers: int | None = None
+    """Files decoded at once; by default one for each core."""
+
+
+def pretrain(args: Sequence[str]) -> int:
+    """`unshuffle pretrain`."""
+    command = _parse_run(PretrainCommand, args)
+    from unshuffle.pretraining import run_pretraining
+    from unshuffle.training.trainer import Stopped
+
+    config = Config(**{name: getattr(command, name) for name in Config.__dataclass_fields__})
+    try:
+        run_pretraining(config, resume=command.resume)
+    except Stopped as stop:
+        out = config.out or "RUN"
+        print(f"{stop}; a checkpoint is saved. Go on with: unshuffle pretrain --out {out} --resume", file=sys.stderr)
+        return 128 + stop.signum
+    return 0
+
+
+def doctor(args: Sequence[str]) -> int:
+    """`unshuffle doctor`."""
+    command = _parse_run(DoctorCommand, args)
+    from unshuffle.doctor import examine
+
+    config = Config(**{name: getattr(command, name) for name in Config.__dataclass_fields__})
+    findings = examine(config, samples=command.samples, choices=command.choices, steps=command.steps)
+    _write_json(command.json, "doctor", "overfit a handful", to_dict(config), findings)
+    return 0 if all(task["learns"] for task in findings.values()) else 1
+
+
+def permutations(args: Sequence[str]) -> int:
+    """`unshuffle permutations`."""
+    command = _parse(PermutationsCommand, "permutations", args)
+    from unshuffle.permutations import hamming_statistics, permutation_set, save_permutations
+
+    chosen = permutation_set(
+        command.parts,
+        command.count,
+        criterion=command.criterion,
+        seed=command.seed,
+        include_identity=command.include_identity,
+    )
+    save_permutations(command.out, chosen)
+    distances = hamming_statistics(chosen)
+    print(
+        f"{len(chosen)} permutations of {command.parts} parts in {command.out}; Hamming distance: "
+        f"minimum {distances.minimum}, mean {distances.mean:.3f}, maximum {distances.maximum}"
+    )
+    _write_json(command.json, "permutations", command.criterion, to_dict(command), to_dict(distances))
+    return 0
+
+
+def pack(args: Sequence[str]) -> int:
+    """`unshuffle pack`."""
+    command = _parse(PackCommand, "pack", args)
+    from unshuffle.data import pack as packing
+
+    store = packing.pack(
+        command.kind,
+        command.src.expanduser(),
+        command.out.expanduser(),
+        short_side=command.short_side,
+        encoding=command.encoding,
+        quality=command.quality,
+        every=command.every,
+        workers=command.workers,
+    )
+    print(f"{len(store)} {command.kind} in {command.out}, {len(store.skipped)} files skipped")
+    for name, reason in store.skipped[:10]:
+        print(f"  skipped {name}: {reason}")
+    if len(store.skipped) > 10:
+        print(f"  and {len(store.skipped) - 10} more, listed in {command.out / 'skipped.jsonl'}")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "pretrain": pretrain,
+    "doctor": doctor,
+    "permutations": permutations,
+    "pack": pack,
+}
+
+
+def main() -> None:
+    """Entry point of the program."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: Sequence[str]) -> int:
+    """Run a command line and give its exit code: 2 with one sentence for what the user can put right."""
+    try:
+        if not args or args[0] in ("-h", "--help"):
+            print(_usage())
+            return 0 if args else 2
+        if args[0] == "--version":
+            print(f"unshuffle {__version__}")
+            return 0
+        if args[0] not in COMMANDS:
+            raise UserError(f"there is no command '{args[0]}'; there are {', '.join(COMMANDS)}")
+        return COMMANDS[args[0]](args[1:])
+    except UserError as error:
+        print(f"unshuffle: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("unshuffle: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _usage() -> str:
+    lines = ["usage: unshuffle COMMAND [OPTIONS]", "", "Learn visual features by putting things back in order.", ""]
+    descriptions = {
+        "pretrain": PretrainCommand,
+        "doctor": DoctorCommand,
+        "permutations": PermutationsCommand,
+        "pack": PackCommand,
+    }
+    lines += [f"  {name:14}{command.__doc__}" for name, command in descriptions.items()]
+    return "\n".join([*lines, "", "unshuffle COMMAND --help lists the options of a command."])
+
+
+def _parse_run(command: type[T], args: Sequence[str]) -> T:
+    """Parse the options of a run on top of a preset, a config file or, with --resume, the run's own config."""
+    name = command.__name__.removesuffix("Command").lower()
+    base = PRESETS["demo"]()
+    if not {"-h", "--help"} & set(args):
+        base = _base_config(_option(args, "preset"), _option(args, "config"), _option(args, "out"), "--resume" in args)
+    fields = {field: getattr(base, field) for field in Config.__dataclass_fields__}
+    return _parse(command, name, args, command(**fields))
+
+
+def _base_config(preset: str | None, config: str | None, out: str | None, resume: bool) -> Config:
+    if preset is not None and config is not None:
+        raise UserError("give --preset or --config, not both: a config file names its preset")
+    if resume:
+        if out is None:
+            raise UserError("--resume needs the run folder: give --out")
+        if not Path(out, "config.yaml").is_file():
+            raise UserError(f"there is no run to resume in {out}")
+        return replace(read_config(Path(out, "config.yaml")), out=Path(out))
+    if config is not None:
+        return replace(read_config(Path(config)), out=None)
+    if preset is not None and preset not in PRESETS:
+        raise UserError(f"there is no preset '{preset}'; there are {', '.join(PRESETS)}")
+    return PRESETS[preset or "demo"]()  # type: ignore[index]
+
+
+def _option(args: Sequence[str], name: str) -> str | None:
+    """The value of --name VALUE or --name=VALUE, before the real parse: it decides that parse's defaults."""
+    for position, argument in enumerate(args):
+        if argument == f"--{name}" and position + 1 < len(args):
+            return args[position + 1]
+        if argument.startswith(f"--{name}="):
+            return argument.partition("=")[2]
+    return None
+
+
+def _parse(command: type[T], name: str, args: Sequence[str], default: T | None = None) -> T:
+    """tyro's parse, with its box of complaints turned into one sentence."""
+    complaints = io.StringIO()
+    extra: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(complaints):
+            return tyro.cli(command, prog=f"unshuffle {name}", args=list(args), use_underscores=True, **extra)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UserError(f"{_sentence(complaints.getvalue())}; see unshuffle {name} --help") from None
+
+
+def _sentence(box: str) -> str:
+    """The first paragraph of tyro's box, and the nearest option if it names one."""
+    rows = [line.strip().strip("│|").strip() for line in box.splitlines()]
+    rows = [row for row in rows if row and not row.startswith(("╭", "╰"))]
+    end = next((place for place, row in enumerate(rows) if set(row) <= set("─-")), len(rows))
+    sentence = " ".join(rows[:end])
+    nearest = next((row.split()[0] for row in rows[end:] if row.startswith("--")), None)
+    return f"{sentence} (did you mean {nearest}?)" if nearest and "nrecognized" in sentence else sentence
+
+
+def _write_json(path: Path | None, command: str, protocol: str, config: dict[str, Any], metrics: dict[str, Any]) -> None:
+    if path is None:
+        return
+    document = {"command": command, "protocol": protocol, "config": config, "metrics": metrics}
+    path.write_text(json.dumps(document, indent=1, default=str) + "\n")

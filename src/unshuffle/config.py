@@ -1,0 +1,355 @@
+"""One tree of dataclasses: the config of a run, its command line and its help.
+
+Every number of the paper that the paper states is the default of `paper()`; what it leaves open is a field here whose
+docstring says so, and `docs/decisions.md` gives the reason.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from unshuffle.errors import UserError
+from unshuffle.permutations import Criterion
+
+Preset = Literal["demo", "small", "paper"]
+Tasks = Literal["auto", "S", "T", "S+T", "S&T"]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where samples come from and which of them are held back."""
+
+    val_size: int = 100
+    """|X_val|: samples per task drawn from the training samples and excluded from training."""
+    sibling_pattern: str = ""
+    """Regular expression searched in each file name; samples whose match (or first group) is equal stay on one side of
+    the split. UCF-101: '(v_.*_g[0-9]+)_c[0-9]+'."""
+    max_bad_share: float = 0.1
+    """Stop before training when more than this share of the files cannot be used."""
+    image_short_side: int = 256
+    """Images are stored at this short side."""
+    frame_short_side: int = 128
+    """Frames are stored at this short side."""
+    frame_every: int = 1
+    """Keep every n-th frame of a video when packing."""
+    frame_span: int = 0
+    """Draw a sample's frames from a random window of so many frames; 0: from the whole video, as in the paper."""
+    encoding: Literal["raw", "jpeg"] = "raw"
+    """How a folder is packed into the cache: raw is fast, jpeg is small."""
+    cache: Path = Path("~/.cache/unshuffle")
+    """Where folders are packed to."""
+    workers: int = 2
+    """Threads that prepare batches ahead of the training."""
+
+
+@dataclass(frozen=True)
+class SyntheticConfig:
+    """The world that is drawn when no data is given."""
+
+    images: int = 1500
+    """Number of images."""
+    clips: int = 600
+    """Number of clips."""
+    image_size: int = 96
+    """Side of an image in pixels."""
+    frame_size: int = 32
+    """Side of a frame in pixels."""
+    clip_frames: int = 16
+    """Frames of a clip."""
+
+
+@dataclass(frozen=True)
+class PermutationConfig:
+    """The permutation sets Ψ, one for each task."""
+
+    spatial: int = 1000
+    """|Ψ| of the spatial task."""
+    temporal: int = 1000
+    """|Ψ| of the temporal task."""
+    criterion: Criterion = "maxmin"
+    """maxmin: largest minimum Hamming distance; mean: largest mean distance, the paper's words."""
+    include_identity: bool = False
+    """Let the unshuffled order be one of the permutations."""
+    per_sample: int = 1
+    """M: permutations of each sample that share one trunk pass; the paper uses 1."""
+
+
+@dataclass(frozen=True)
+class ShuffleConfig:
+    """How a sample becomes shuffled crops, all of it on the device."""
+
+    grid: int = 3
+    """m: an image is cut into m x m tiles."""
+    frames: int = 8
+    """u: frames of a clip."""
+    crop_size: int = 75
+    """Side in pixels of a tile or frame as the network sees it."""
+    image_size: int = 255
+    """Side of the square that is cut out of an image before it is tiled."""
+    tile_share: float = 64 / 85
+    """Side of the random crop in a cell, as a share of the cell."""
+    frame_share: float = 224 / 256
+    """Side of the random crop in a frame, as a share of its short side."""
+    shared_crop: bool = False
+    """One crop and one jitter for all frames of a clip instead of one for each; the paper draws one for each."""
+    grey: float = 0.3
+    """Share of the images that turn grey; from the author's public jigsaw, the paper does not say."""
+    brightness: float = 0.2
+    """Jitter: largest offset, as a share of the range."""
+    contrast: float = 0.2
+    """Jitter: largest change of the contrast."""
+    saturation: float = 0.3
+    """Jitter: largest change of the saturation."""
+    hue: float = 0.05
+    """Jitter: largest turn of the hue, as a share of the colour circle."""
+    frame_jitter: bool = True
+    """Jitter the colours of frames too."""
+
+    @property
+    def tiles(self) -> int:
+        """Number of tiles of an image."""
+        return self.grid * self.grid
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """What turns the trunk's features of a sample's parts into one of |Ψ| classes."""
+
+    kind: Literal["concat", "lstm"]
+    """concat: fc6 of all parts side by side, then fc7; lstm: fc6 of the parts in turn, then the last state."""
+    fc6: int
+    """Width of fc6, for each part."""
+    hidden: int
+    """Width of fc7 or of the LSTM's state."""
+    dropout: float = 0.0
+    """Dropout after fc6 and after the hidden layer; the paper names none, and with 0.5 it hardly leaves chance."""
+    centre: bool = True
+    """Subtract a sample's mean from its fc6 vectors and divide by their rms; without it the temporal task stays at
+    chance."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network: a trunk that is kept and two heads that are thrown away."""
+
+    backbone: str = "caffenet"
+    """Any name in the backbone registry."""
+    spatial: HeadConfig = HeadConfig("concat", fc6=1024, hidden=4096)
+    """Head of the spatial task."""
+    temporal: HeadConfig = HeadConfig("lstm", fc6=512, hidden=256)
+    """Head of the temporal task."""
+
+
+@dataclass(frozen=True)
+class GroupConfig:
+    """How one group of weights is updated."""
+
+    optimiser: Literal["sgd", "adamw"] = "sgd"
+    """sgd has momentum; adamw has decoupled weight decay."""
+    lr: float = 0.001
+    """Learning rate before the schedule."""
+    momentum: float = 0.9
+    """Momentum of sgd; the first beta of adamw."""
+    weight_decay: float = 5e-4
+    """Weight decay."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """Length, batches and rates of the training."""
+
+    iterations: int = 350_000
+    """Training steps in all."""
+    batch_size: int = 128
+    """Samples of each task in one step."""
+    warmup: int = 0
+    """Iterations over which the rates rise linearly from zero."""
+    milestones: tuple[int, ...] = (200_000,)
+    """Iterations at which the rates drop."""
+    decay: float = 0.1
+    """Factor of a drop."""
+    trunk: GroupConfig = GroupConfig()
+    """The backbone."""
+    spatial: GroupConfig = GroupConfig()
+    """The spatial head."""
+    temporal: GroupConfig = GroupConfig()
+    """The temporal head."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: autocast of the forward pass, for GPUs that have it."""
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """Who proposes the permutations."""
+
+    sampler: Literal["uniform"] = "uniform"
+    """uniform: every permutation equally often."""
+
+
+@dataclass(frozen=True)
+class MonitorConfig:
+    """Nearest-neighbour retrieval while training: on the synthetic world, or on two folders by class."""
+
+    gallery: Path | None = None
+    """Folder with one subfolder of images per class, to retrieve from."""
+    queries: Path | None = None
+    """Folder with the same subfolders, to retrieve for."""
+    limit: int = 2000
+    """At most so many images of each, evenly over the classes."""
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """How often a run reports and saves, in iterations."""
+
+    train_every: int = 50
+    """Losses and accuracies to metrics.jsonl and TensorBoard."""
+    validate_every: int = 1000
+    """Error of every permutation on X_val."""
+    monitor_every: int = 5000
+    """Retrieval of the monitor."""
+    checkpoint_every: int = 1000
+    """Checkpoints; one is also written at the end and when stopped."""
+    keep_checkpoints: int = 2
+    """Older ones are deleted."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides a run."""
+
+    preset: Preset = "demo"
+    """demo: 2 CPU cores, minutes. small: one GPU, about 20 minutes, real data. paper: the paper's numbers."""
+    images: Path | None = None
+    """Folder of images (any, nested, no labels), or a packed store."""
+    videos: Path | None = None
+    """Folder of videos, or a packed store."""
+    out: Path | None = None
+    """The run folder; by default the next free runs/PRESET-N."""
+    init: Path | None = None
+    """Start the trunk from these weights: a backbone.safetensors or a run folder."""
+    tasks: Tasks = "auto"
+    """S: tiles; T: frames; S+T: both in each step; S&T: tiles for the first half, then frames; auto: what the data
+    allows."""
+    seed: int = 0
+    """Seed of everything random."""
+    device: str = "auto"
+    """auto: the GPU if there is one; or cpu, cuda, cuda:1 ..."""
+    data: DataConfig = field(default_factory=DataConfig)
+    synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
+    permutations: PermutationConfig = field(default_factory=PermutationConfig)
+    shuffle: ShuffleConfig = field(default_factory=ShuffleConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+
+def paper() -> Config:
+    """The paper's numbers: section 4.1 and appendix B; the field defaults are exactly those."""
+    return Config(preset="paper")
+
+
+def small() -> Config:
+    """One GPU, about 20 minutes, a few thousand real images and videos."""
+    return Config(
+        preset="small",
+        permutations=PermutationConfig(spatial=100, temporal=100, per_sample=8),
+        shuffle=ShuffleConfig(shared_crop=True, frame_jitter=False),
+        optim=OptimConfig(
+            iterations=20_000,
+            warmup=500,
+            milestones=(14_000, 18_000),
+            trunk=GroupConfig(lr=0.01),
+            spatial=GroupConfig(lr=0.01),
+            temporal=GroupConfig("adamw", lr=5e-4, weight_decay=0.01),
+            precision="bf16",
+        ),
+        log=LogConfig(validate_every=500, monitor_every=2000),
+    )
+
+
+def demo() -> Config:
+    """Two CPU cores, a few minutes, the synthetic world."""
+    return Config(
+        preset="demo",
+        permutations=PermutationConfig(spatial=64, temporal=64, per_sample=8),
+        shuffle=ShuffleConfig(frames=6, crop_size=24, image_size=96, shared_crop=True, frame_jitter=False),
+        model=ModelConfig(
+            backbone="tiny",
+            spatial=HeadConfig("concat", fc6=128, hidden=512),
+            temporal=HeadConfig("concat", fc6=128, hidden=512),
+        ),
+        optim=OptimConfig(
+            iterations=900,
+            batch_size=32,
+            warmup=50,
+            milestones=(700,),
+            trunk=GroupConfig("adamw", lr=2e-3, weight_decay=0.01),
+            spatial=GroupConfig("adamw", lr=2e-3, weight_decay=0.01),
+            temporal=GroupConfig("adamw", lr=2e-3, weight_decay=0.01),
+        ),
+        log=LogConfig(train_every=10, validate_every=150, monitor_every=300, checkpoint_every=300),
+    )
+
+
+PRESETS: dict[Preset, Callable[[], Config]] = {"demo": demo, "small": small, "paper": paper}
+
+
+def with_out(config: Config) -> Config:
+    """The config with a run folder chosen, if it had none."""
+    if config.out is not None:
+        return config
+    number = 1
+    while Path("runs", f"{config.preset}-{number}").exists():
+        number += 1
+    return replace(config, out=Path("runs", f"{config.preset}-{number}"))
+
+
+def check(config: Config) -> None:
+    """Refuse what cannot work, in one sentence."""
+    for problem, sentence in _problems(config):
+        if problem:
+            raise UserError(sentence)
+
+
+def _problems(config: Config) -> list[tuple[bool, str]]:
+    shuffle, optim, permutations, data = config.shuffle, config.optim, config.permutations, config.data
+    cell = shuffle.image_size // max(shuffle.grid, 1)
+    found = [
+        (shuffle.grid < 2, f"shuffle.grid is {shuffle.grid}, but a puzzle needs a grid of 2 or more"),
+        (shuffle.frames < 2, f"shuffle.frames is {shuffle.frames}, but an order needs 2 frames or more"),
+        (cell * shuffle.tile_share < 4, f"shuffle.image_size {shuffle.image_size} is too small for the grid"),
+        (permutations.per_sample < 1, "permutations.per_sample must be 1 or more"),
+        (data.val_size < 1, "data.val_size must be 1 or more"),
+        (optim.iterations < 1, "optim.iterations must be 1 or more"),
+        (optim.batch_size < 2, "optim.batch_size must be 2 or more: batch normalisation needs it"),
+        ((config.monitor.gallery is None) != (config.monitor.queries is None),
+         "monitor.gallery and monitor.queries go together: give both or neither"),
+    ]  # fmt: skip
+    shares = {
+        "shuffle.tile_share": shuffle.tile_share,
+        "shuffle.frame_share": shuffle.frame_share,
+        "optim.decay": optim.decay,
+    }
+    found += [(not 0 < share <= 1, f"{name} is {share}, but must be in (0, 1]") for name, share in shares.items()]
+    probabilities = {"shuffle.grey": shuffle.grey, "data.max_bad_share": data.max_bad_share}
+    for task, head in (("spatial", config.model.spatial), ("temporal", config.model.temporal)):
+        probabilities[f"model.{task}.dropout"] = head.dropout
+        found.append((min(head.fc6, head.hidden) < 1, f"model.{task}: fc6 and hidden must be 1 or more"))
+    found += [(not 0 <= p <= 1, f"{name} is {p}, but must be in [0, 1]") for name, p in probabilities.items()]
+    counts = (("spatial", permutations.spatial, shuffle.tiles), ("temporal", permutations.temporal, shuffle.frames))
+    for task, count, parts in counts:
+        existing = math.factorial(max(parts, 0)) - (not permutations.include_identity)
+        found.append((count < 2, f"permutations.{task} is {count}, but a choice needs 2 or more"))
+        found.append(
+            (count > existing, f"permutations.{task} is {count}, but {parts} parts have only {existing} permutations")
+        )
+    rates = (("trunk", optim.trunk), ("spatial", optim.spatial), ("temporal", optim.temporal))
+    found += [(not group.lr > 0, f"optim.{name}.lr is {group.lr}, but must be above 0") for name, group in rates]
+    intervals = ("train_every", "validate_every", "monitor_every", "checkpoint_every", "keep_checkpoints")
+    found += [(getattr(config.log, name) < 1, f"log.{name} must be 1 or more") for name in intervals]
+    return found

@@ -1,0 +1,1 @@
+"""B: where samples come from and how they are cut, coloured and shuffled."""

@@ -1,0 +1,159 @@
+"""From what the user gave to the samples of each task: what is given decides the tasks."""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from unshuffle.config import Config, DataConfig, Tasks
+from unshuffle.data.batches import Items, Samples
+from unshuffle.data.pack import cached_store
+from unshuffle.data.source import Source
+from unshuffle.data.store import Kind, Store
+from unshuffle.data.synthetic import synthetic_clips, synthetic_images
+from unshuffle.errors import UserError
+from unshuffle.randomness import numpy_rng, stream_seed
+
+Skipped = tuple[str, str]
+"""The name of a file that cannot be used, and why."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Samples to train on and samples to validate on, for each task ("spatial", "temporal")."""
+
+    training: dict[str, Samples]
+    validation: dict[str, Samples]
+    found: list[str] = field(default_factory=list)
+    """What there is, in sentences for the user."""
+    skipped: list[Skipped] = field(default_factory=list)
+
+
+def prepare(config: Config, progress: bool = True) -> Data:
+    """Open or pack or draw the data, and hold back X_val for each task."""
+    data = Data({}, {})
+    images, clips = _images(config, data, progress), _clips(config, data, progress)
+    wanted = _wanted(config.tasks, images is not None, clips is not None)
+    if "spatial" in wanted:
+        source = images or clips
+        if source is None:
+            raise UserError("the spatial task needs images or videos")
+        if images is None:
+            data.found.append("no images were given: the spatial task takes the frames of the videos")
+        side = min(config.shuffle.image_size, min(source.size(0)))
+        _add(data, "spatial", Samples(source, np.arange(len(source)), 1, side), config)
+    if "temporal" in wanted:
+        if clips is None:
+            raise UserError("the temporal task needs videos: give --videos, or choose --tasks S")
+        usable = _long_enough(clips, config.shuffle.frames, data)
+        _check_bad_share(len(usable), len(clips), "clips", config.data)
+        side = min(clips.size(0))
+        _add(data, "temporal", Samples(clips, usable, config.shuffle.frames, side, config.data.frame_span), config)
+    return data
+
+
+def _wanted(tasks: Tasks, images: bool, clips: bool) -> list[str]:
+    if tasks == "auto":
+        return ["spatial", "temporal"] if clips else ["spatial"]
+    return {"S": ["spatial"], "T": ["temporal"]}.get(tasks, ["spatial", "temporal"])
+
+
+def _images(config: Config, data: Data, progress: bool) -> Source | None:
+    if config.images is not None:
+        return _open("images", config.images, config.data.image_short_side, config.data, data, progress)
+    if config.videos is not None or config.tasks == "T":
+        return None
+    world = config.synthetic
+    data.found.append(f"{world.images} images of the synthetic world, {world.image_size} px")
+    return synthetic_images(world.images, world.image_size, _world_seed(config, "images"))
+
+
+def _clips(config: Config, data: Data, progress: bool) -> Source | None:
+    if config.videos is not None:
+        return _open("videos", config.videos, config.data.frame_short_side, config.data, data, progress)
+    if config.images is not None or config.tasks == "S":
+        return None
+    world = config.synthetic
+    data.found.append(f"{world.clips} clips of the synthetic world, {world.clip_frames} frames of {world.frame_size} px")
+    return synthetic_clips(world.clips, world.frame_size, world.clip_frames, _world_seed(config, "clips"))
+
+
+def _world_seed(config: Config, kind: str) -> int:
+    return int(stream_seed(config.seed, "world", kind).generate_state(1)[0])
+
+
+def _open(kind: Kind, path: Path, short_side: int, config: DataConfig, data: Data, progress: bool) -> Store:
+    store = cached_store(
+        kind,
+        path.expanduser(),
+        config.cache.expanduser(),
+        short_side=short_side,
+        encoding=config.encoding,
+        every=config.frame_every,
+        progress=progress,
+    )
+    data.skipped.extend(store.skipped)
+    data.found.append(f"{len(store)} {kind} in {path}, {len(store.skipped)} files skipped")
+    _check_bad_share(len(store), len(store) + len(store.skipped), kind, config)
+    return store
+
+
+def _check_bad_share(good: int, total: int, kind: str, config: DataConfig) -> None:
+    bad = total - good
+    if bad > config.max_bad_share * total:
+        raise UserError(
+            f"{bad} of {total} {kind} cannot be used ({100 * bad / total:.0f} %): "
+            f"more than data.max_bad_share = {config.max_bad_share:g} allows"
+        )
+
+
+def _long_enough(clips: Source, frames: int, data: Data) -> Items:
+    counts = np.array([clips.num_frames(item) for item in range(len(clips))])
+    for item in np.flatnonzero(counts < frames):
+        data.skipped.append((clips.names[item], f"{counts[item]} frames, and {frames} are needed"))
+    return np.flatnonzero(counts >= frames)
+
+
+def _add(data: Data, task: str, samples: Samples, config: Config) -> None:
+    names = [samples.source.names[item] for item in samples.items]
+    training, validation = split(names, config.data.val_size, config.data.sibling_pattern, config.seed)
+    for part, chosen in ((data.training, training), (data.validation, validation)):
+        part[task] = Samples(samples.source, samples.items[chosen], samples.frames, samples.side, samples.span)
+
+
+def split(names: Sequence[str], val_size: int, pattern: str, seed: int) -> tuple[Items, Items]:
+    """Positions to train on and positions of X_val; siblings of a validation sample are in neither.
+
+    Without a pattern every sample is a family of its own.
+    """
+    families = _families(names, pattern)
+    keys = sorted(families)
+    order = numpy_rng(seed, "validation split").permutation(len(keys))
+    held_back: list[int] = []
+    while len(held_back) < val_size and len(order):
+        held_back += families[keys[order[0]]]
+        order = order[1:]
+    if not len(order):
+        kinds = "samples" if not pattern else "samples after keeping siblings together"
+        raise UserError(
+            f"data.val_size {val_size} leaves nothing to train on: there are only {len(names)} {kinds}; "
+            "lower it or give more data"
+        )
+    training = sorted(position for key in order for position in families[keys[key]])
+    return np.array(training), np.array(sorted(held_back[:val_size]))
+
+
+def _families(names: Sequence[str], pattern: str) -> dict[str, list[int]]:
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"data.sibling_pattern is not a regular expression: {error}") from None
+    families: dict[str, list[int]] = defaultdict(list)
+    for position, name in enumerate(names):
+        match = expression.search(name) if pattern else None
+        key = name if match is None else match.group(1 if expression.groups else 0)
+        families[key].append(position)
+    return families

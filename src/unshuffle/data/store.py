@@ -1,0 +1,288 @@
+"""The packed store: a folder of decoded images or clips that opens at once and is read through a memory map.
+
+`store.json` says how it was made, `index.jsonl` has a line per item, `data.bin` the items' bytes one after
+another, and `skipped.jsonl` a line per file that could not be used.
+"""
+
+import io
+import json
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+from PIL import Image
+
+from unshuffle.data.source import Pixels
+from unshuffle.errors import UserError
+
+Kind = Literal["images", "videos"]
+Encoding = Literal["raw", "jpeg"]
+Row = dict[str, Any]
+
+FORMAT = 1
+HEADER, INDEX, DATA, SKIPPED = "store.json", "index.jsonl", "data.bin", "skipped.jsonl"
+
+
+@dataclass(frozen=True)
+class Header:
+    """How a store was made; two packings with equal headers hold the same bytes."""
+
+    kind: Kind
+    encoding: Encoding
+    quality: int | None
+    short_side: int
+    every: int
+    source: str
+    complete: bool = False
+    format: int = FORMAT
+
+    def save(self, folder: Path) -> None:
+        """Write the header so that a kill leaves the old one or the new one, never half of one."""
+        draft = folder / f"{HEADER}.tmp"
+        with draft.open("w") as file:
+            json.dump(asdict(self), file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(folder / HEADER)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read the header of a store of this format."""
+        try:
+            values = json.loads((folder / HEADER).read_bytes())
+            found = values["format"]
+            if found == FORMAT:
+                return cls(**{entry.name: values[entry.name] for entry in fields(cls)})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _damaged(folder, f"{HEADER} cannot be read") from error
+        raise UserError(f"{folder} has store format {found} and this version reads format {FORMAT} only")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One item as it goes into a store: a chunk of bytes per frame."""
+
+    height: int
+    width: int
+    chunks: list[bytes]
+    crc32: int
+
+    @classmethod
+    def seal(cls, height: int, width: int, chunks: list[bytes]) -> Self:
+        """A record with the checksum of its chunks."""
+        crc = 0
+        for chunk in chunks:
+            crc = zlib.crc32(chunk, crc)
+        return cls(height, width, chunks, crc)
+
+
+class Store:
+    """A finished store, read-only; safe to read from threads, and to pickle (the copy opens it again)."""
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self.header = Header.load(self.path)
+        if not self.header.complete:
+            raise UserError(f"{self.path} is incomplete: run the same pack again to finish it")
+        try:
+            self._open()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _damaged(self.path, str(error)) from error
+
+    def _open(self) -> None:
+        rows = _read_rows(self.path / INDEX)
+        self._names: list[str] = [row["name"] for row in rows]
+        self._sizes: list[tuple[int, int]] = [(row["height"], row["width"]) for row in rows]
+        self._crcs: list[int] = [row["crc32"] for row in rows]
+        self._counts = np.array([_num_frames(row) for row in rows])
+        self._first = np.cumsum(self._counts) - self._counts
+        # Byte offsets of all frames of all items, and of the end.
+        lengths = chain([0], *map(_lengths, rows))
+        self._starts = np.cumsum(np.fromiter(lengths, np.int64))
+        self._check([row["offset"] for row in rows])
+        self._data: Pixels = np.asarray(np.memmap(self.path / DATA, np.uint8, mode="r"))
+        self._checked = np.zeros(len(rows), bool)
+
+    def _check(self, offsets: list[int]) -> None:
+        size = (self.path / DATA).stat().st_size
+        if size != self._starts[-1]:
+            raise ValueError(f"{DATA} has {size} bytes and the index stands for {self._starts[-1]}")
+        if not np.array_equal(offsets, self._starts[self._first]) or len(set(self._names)) < len(self._names):
+            raise ValueError(f"{INDEX} contradicts itself")
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
+        return type(self), (self.path,)
+
+    @staticmethod
+    def is_store(path: Path) -> bool:
+        """Whether a folder is a store, finished or not."""
+        return (path / HEADER).is_file() and (path / DATA).is_file()
+
+    @property
+    def kind(self) -> Kind:
+        """What was packed."""
+        return self.header.kind
+
+    @property
+    def encoding(self) -> Encoding:
+        """How the frames are kept."""
+        return self.header.encoding
+
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        """Name and reason for each file that could not be used."""
+        return [(row["name"], row["reason"]) for row in _read_rows(self.path / SKIPPED)]
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Paths relative to the packed folder."""
+        return self._names
+
+    def __len__(self) -> int:
+        """Number of items."""
+        return len(self._names)
+
+    def num_frames(self, item: int) -> int:
+        """Number of frames of one item: 1 for an image."""
+        return int(self._counts[item])
+
+    def size(self, item: int) -> tuple[int, int]:
+        """Height and width of an item's frames."""
+        return self._sizes[item]
+
+    def read(self, item: int, frames: Sequence[int]) -> Pixels:
+        """The chosen frames of one item, as (len(frames), height, width, 3) RGB."""
+        first, count = self._first[item], self._counts[item]
+        starts = self._starts[first : first + count + 1]
+        if not self._checked[item]:
+            self._verify(item, self._data[starts[0] : starts[-1]])
+        pixels = np.empty((len(frames), *self.size(item), 3), np.uint8)
+        for place, frame in enumerate(frames):
+            if not 0 <= frame < count:
+                raise IndexError(f"{self._names[item]} has {count} frames, so none has number {frame}")
+            pixels[place] = self._decode(self._data[starts[frame] : starts[frame + 1]], item)
+        return pixels
+
+    def _decode(self, chunk: Pixels, item: int) -> Pixels:
+        if self.encoding == "raw":
+            return chunk.reshape(*self.size(item), 3)
+        with Image.open(io.BytesIO(chunk.data)) as image:
+            return np.asarray(image)
+
+    def _verify(self, item: int, record: Pixels) -> None:
+        if zlib.crc32(record.data) != self._crcs[item]:
+            raise _damaged(self.path, f"the record of {self._names[item]} has the wrong checksum")
+        self._checked[item] = True
+
+
+class Writer:
+    """Appends items to an unfinished store, from where the last writer stopped or was killed."""
+
+    def __init__(self, folder: Path, header: Header):
+        self._folder, self._header = folder, header
+        for name in (DATA, INDEX, SKIPPED):
+            (folder / name).touch()
+        stored = (folder / DATA).stat().st_size
+        rows = _keep_whole_rows(folder / INDEX, lambda row: _end(row) <= stored)
+        self._offset = _end(rows[-1]) if rows else 0
+        os.truncate(folder / DATA, self._offset)
+        self.skipped = [(row["name"], row["reason"]) for row in _keep_whole_rows(folder / SKIPPED)]
+        self.done = {row["name"] for row in rows} | {name for name, _ in self.skipped}
+        self._data, self._index, self._skipped = (
+            (folder / name).open("ab") for name in (DATA, INDEX, SKIPPED)
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in (self._data, self._index, self._skipped):
+            file.close()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no item yet."""
+        return self._offset == 0
+
+    def add(self, name: str, record: Record) -> None:
+        """Append an item; its bytes are on their way before the index speaks of them."""
+        self._data.writelines(record.chunks)
+        self._data.flush()
+        row = {"name": name, "height": record.height, "width": record.width, "offset": self._offset}
+        lengths = [len(chunk) for chunk in record.chunks]
+        frames = {"frames": len(lengths)} if self._header.encoding == "raw" else {"lengths": lengths}
+        _append_row(self._index, row | frames | {"crc32": record.crc32})
+        self._offset += sum(lengths)
+        self.done.add(name)
+
+    def skip(self, name: str, reason: str) -> None:
+        """Note a file that cannot be used."""
+        _append_row(self._skipped, {"name": name, "reason": reason})
+        self.skipped.append((name, reason))
+        self.done.add(name)
+
+    def finish(self) -> None:
+        """Mark the store complete once all its bytes are on the disk."""
+        for file in (self._data, self._index, self._skipped):
+            os.fsync(file.fileno())
+        replace(self._header, complete=True).save(self._folder)
+
+
+def _damaged(folder: Path, problem: str) -> UserError:
+    return UserError(f"{folder} is damaged ({problem}): delete it and pack it again")
+
+
+def _num_frames(row: Row) -> int:
+    return row["frames"] if "frames" in row else len(row["lengths"])
+
+
+def _lengths(row: Row) -> list[int]:
+    """Bytes of each frame; only compressed frames differ in length."""
+    return row["lengths"] if "lengths" in row else [row["height"] * row["width"] * 3] * row["frames"]
+
+
+def _end(row: Row) -> int:
+    return int(row["offset"]) + sum(_lengths(row))
+
+
+def _append_row(file: io.BufferedWriter, row: Row) -> None:
+    file.write(json.dumps(row).encode() + b"\n")
+    file.flush()
+
+
+def _read_rows(path: Path) -> list[Row]:
+    """All lines in one parse, which is several times faster than a parse per line."""
+    rows: list[Row] = json.loads(b"[" + b",".join(path.read_bytes().splitlines()) + b"]")
+    return rows
+
+
+def _keep_whole_rows(path: Path, usable: Callable[[Row], bool] = lambda row: True) -> list[Row]:
+    """Cut a file after the last usable line of its unbroken beginning, and return the lines that stay."""
+    rows: list[Row] = []
+    size = 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        row = _parse_row(line)
+        if row is None or not usable(row):
+            break
+        rows.append(row)
+        size += len(line)
+    os.truncate(path, size)
+    return rows
+
+
+def _parse_row(line: bytes) -> Row | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        row: Row = json.loads(line)
+    except ValueError:
+        return None
+    return row

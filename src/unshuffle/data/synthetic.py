@@ -1,0 +1,379 @@
+"""The synthetic world: labelled images and clips, drawn from a seed in seconds, so that everything runs anywhere.
+
+An image shows one object made of parts, upright in front of a scene. Colours and textures are drawn at random for every
+part, so neither tells the class: what tells it is which parts there are and where they sit, which is what putting tiles
+in order has to find out. A clip shows an object in a motion that has a direction in time, so that its frames have one
+right order and the reverse of it looks wrong.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw
+
+from unshuffle.data.source import Pixels
+
+Points = npt.NDArray[np.float64]
+Parts = list[Points]
+
+SUPERSAMPLING = 2  # drawn this much larger, then averaged: soft edges
+
+
+def _box(left: float, top: float, right: float, bottom: float) -> Points:
+    return np.array([(left, top), (right, top), (right, bottom), (left, bottom)])
+
+
+def _polygon(*points: tuple[float, float]) -> Points:
+    return np.array(points)
+
+
+def _ellipse(x: float, y: float, radius_x: float, radius_y: float) -> Points:
+    angles = np.linspace(0, 2 * np.pi, 28, endpoint=False)
+    return np.stack([x + radius_x * np.cos(angles), y + radius_y * np.sin(angles)], axis=1)
+
+
+def _disc(x: float, y: float, radius: float) -> Points:
+    return _ellipse(x, y, radius, radius)
+
+
+# Each object in a unit square, y pointing down, facing right; later parts cover earlier ones.
+OBJECTS: dict[str, Parts] = {
+    "house": [
+        _box(0.15, 0.45, 0.85, 0.95),
+        _polygon((0.05, 0.45), (0.5, 0.05), (0.95, 0.45)),
+        _box(0.42, 0.65, 0.6, 0.95),
+        _box(0.2, 0.55, 0.36, 0.7),
+        _box(0.66, 0.55, 0.8, 0.7),
+    ],
+    "tree": [_box(0.43, 0.55, 0.57, 0.98), _disc(0.5, 0.35, 0.32), _disc(0.3, 0.5, 0.17), _disc(0.7, 0.5, 0.17)],
+    "car": [
+        _box(0.02, 0.5, 0.98, 0.75),
+        _polygon((0.2, 0.5), (0.32, 0.27), (0.66, 0.27), (0.8, 0.5)),
+        _disc(0.24, 0.76, 0.13),
+        _disc(0.76, 0.76, 0.13),
+        _disc(0.24, 0.76, 0.05),
+        _disc(0.76, 0.76, 0.05),
+        _box(0.9, 0.53, 0.98, 0.61),
+    ],
+    "face": [
+        _ellipse(0.5, 0.5, 0.38, 0.47),
+        _disc(0.35, 0.4, 0.075),
+        _disc(0.65, 0.4, 0.075),
+        _polygon((0.5, 0.45), (0.43, 0.62), (0.57, 0.62)),
+        _polygon((0.3, 0.72), (0.5, 0.77), (0.7, 0.72), (0.5, 0.86)),
+    ],
+    "fish": [
+        _polygon((0.3, 0.5), (0.02, 0.25), (0.02, 0.75)),
+        _polygon((0.45, 0.3), (0.6, 0.1), (0.7, 0.32)),
+        _ellipse(0.58, 0.5, 0.38, 0.24),
+        _disc(0.8, 0.44, 0.05),
+        _polygon((0.5, 0.5), (0.36, 0.6), (0.52, 0.64)),
+    ],
+    "flower": [
+        _box(0.47, 0.45, 0.53, 0.98),
+        _polygon((0.5, 0.85), (0.22, 0.68), (0.3, 0.85)),
+        _polygon((0.5, 0.78), (0.78, 0.6), (0.7, 0.78)),
+        *[_disc(0.5 + 0.19 * np.cos(a), 0.28 + 0.19 * np.sin(a), 0.12) for a in np.arange(6) * np.pi / 3],
+        _disc(0.5, 0.28, 0.11),
+    ],
+    "boat": [
+        _polygon((0.05, 0.68), (0.95, 0.68), (0.8, 0.93), (0.2, 0.93)),
+        _box(0.47, 0.05, 0.52, 0.68),
+        _polygon((0.54, 0.08), (0.54, 0.62), (0.9, 0.62)),
+        _polygon((0.45, 0.18), (0.45, 0.62), (0.16, 0.62)),
+    ],
+    "rocket": [
+        _polygon((0.36, 0.65), (0.18, 0.92), (0.4, 0.86)),
+        _polygon((0.64, 0.65), (0.82, 0.92), (0.6, 0.86)),
+        _box(0.36, 0.3, 0.64, 0.86),
+        _polygon((0.36, 0.3), (0.5, 0.02), (0.64, 0.3)),
+        _disc(0.5, 0.45, 0.08),
+        _polygon((0.42, 0.87), (0.58, 0.87), (0.5, 1.0)),
+    ],
+    "butterfly": [
+        _ellipse(0.26, 0.34, 0.23, 0.27),
+        _ellipse(0.74, 0.34, 0.23, 0.27),
+        _ellipse(0.3, 0.74, 0.17, 0.19),
+        _ellipse(0.7, 0.74, 0.17, 0.19),
+        _ellipse(0.5, 0.52, 0.06, 0.38),
+        _disc(0.24, 0.34, 0.08),
+        _disc(0.76, 0.34, 0.08),
+    ],
+    "mushroom": [
+        _polygon((0.4, 0.5), (0.6, 0.5), (0.68, 0.97), (0.32, 0.97)),
+        _polygon((0.04, 0.54), (0.14, 0.28), (0.35, 0.1), (0.65, 0.1), (0.86, 0.28), (0.96, 0.54)),
+        _disc(0.35, 0.3, 0.07),
+        _disc(0.62, 0.25, 0.06),
+        _disc(0.73, 0.42, 0.06),
+    ],
+    "robot": [
+        _box(0.48, 0.02, 0.52, 0.15),
+        _box(0.3, 0.13, 0.7, 0.38),
+        _disc(0.41, 0.25, 0.05),
+        _disc(0.59, 0.25, 0.05),
+        _box(0.24, 0.42, 0.76, 0.74),
+        _box(0.08, 0.44, 0.2, 0.7),
+        _box(0.8, 0.44, 0.92, 0.7),
+        _box(0.3, 0.76, 0.44, 0.98),
+        _box(0.56, 0.76, 0.7, 0.98),
+    ],
+    "lamp": [
+        _polygon((0.3, 0.05), (0.7, 0.05), (0.9, 0.48), (0.1, 0.48)),
+        _box(0.46, 0.48, 0.54, 0.88),
+        _ellipse(0.5, 0.91, 0.28, 0.07),
+    ],
+}
+
+# Only in clips: a wheel whose one thick spoke shows the angle, a ball, a candle that burns down.
+MOVING_OBJECTS: dict[str, Parts] = {
+    "wheel": [
+        _disc(0.5, 0.5, 0.48),
+        _disc(0.5, 0.5, 0.36),
+        _polygon((0.5, 0.4), (0.94, 0.5), (0.5, 0.6)),
+        _disc(0.5, 0.5, 0.1),
+    ],
+    "ball": [_disc(0.5, 0.5, 0.46), _ellipse(0.5, 0.5, 0.16, 0.44), _disc(0.38, 0.32, 0.09)],
+    "candle": [_box(0.36, 0.25, 0.64, 1.0), _polygon((0.42, 0.25), (0.5, 0.02), (0.58, 0.25))],
+    **{name: OBJECTS[name] for name in ("rocket", "car", "fish", "flower", "tree", "mushroom")},
+}
+
+
+@dataclass(frozen=True)
+class Pose:
+    """Where an object stands: centre and size as shares of the picture, angle in radians, mirrored or not."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    angle: float = 0.0
+    mirrored: bool = False
+
+
+def _place(points: Points, pose: Pose, size: int) -> Points:
+    centred = points - 0.5
+    if pose.mirrored:
+        centred = centred * (-1, 1)
+    scaled = centred * (pose.width, pose.height)
+    cos, sin = np.cos(pose.angle), np.sin(pose.angle)
+    turned = scaled @ np.array([[cos, sin], [-sin, cos]])
+    return (turned + (pose.x, pose.y)) * size
+
+
+@dataclass(frozen=True)
+class Look:
+    """Random colours and texture of one object."""
+
+    colours: npt.NDArray[np.uint8]
+    frequency: npt.NDArray[np.float64]
+    phase: float
+    contrast: float
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, num_parts: int) -> "Look":
+        """A new look; neighbouring parts get clearly different brightness, whichever is the darker."""
+        colours = rng.uniform(30, 225, (num_parts, 3))
+        lightness = np.where(np.arange(num_parts) % 2 == rng.integers(2), 55.0, -55.0)
+        angle, waves = rng.uniform(0, np.pi), rng.uniform(6, 16)
+        return cls(
+            colours=np.clip(colours + lightness[:, None], 0, 255).astype(np.uint8),
+            frequency=2 * np.pi * waves * np.array([np.cos(angle), np.sin(angle)]),
+            phase=float(rng.uniform(0, 2 * np.pi)),
+            contrast=float(rng.choice([0.0, 0.25])),
+        )
+
+
+def _paint(canvas: Image.Image, parts: Parts, pose: Pose, look: Look) -> None:
+    size = canvas.size[0]
+    mask = Image.new("L", canvas.size)
+    draw, draw_mask = ImageDraw.Draw(canvas), ImageDraw.Draw(mask)
+    for points, colour in zip(parts, look.colours, strict=True):
+        outline = [tuple(point) for point in _place(points, pose, size)]
+        draw.polygon(outline, fill=tuple(int(c) for c in colour))
+        draw_mask.polygon(outline, fill=255)
+    if look.contrast:
+        y, x = np.mgrid[:size, :size] / size
+        wave = 128 + 127 * look.contrast * np.sin(look.frequency[0] * x + look.frequency[1] * y + look.phase)
+        shade = Image.fromarray(wave.astype(np.uint8)).convert("RGB")
+        # 128 leaves a colour as it is; the wave darkens and lightens around it
+        doubled = Image.fromarray(
+            np.clip(np.asarray(canvas, np.int32) * np.asarray(shade, np.int32) // 128, 0, 255).astype(np.uint8)
+        )
+        canvas.paste(doubled, mask=mask)
+
+
+def _jitter_parts(parts: Parts, rng: np.random.Generator, amount: float = 0.08) -> Parts:
+    """Each part a little larger, smaller or displaced, so that no two objects of a class are alike."""
+    jittered = []
+    for points in parts:
+        centre = points.mean(axis=0)
+        scale = rng.uniform(1 - 2 * amount, 1 + 2 * amount, 2)
+        jittered.append((points - centre) * scale + centre + rng.uniform(-amount / 3, amount / 3, 2))
+    return jittered
+
+
+def _scene(rng: np.random.Generator, size: int) -> Image.Image:
+    """A smooth sky above a ground whose texture grows towards the viewer, in any colours."""
+    horizon = rng.uniform(0.5, 0.75)
+    sky, ground = rng.uniform(20, 235, (2, 3))
+    y, x = np.mgrid[:size, :size] / size
+    height = np.clip(y / horizon, 0, 1)[..., None]
+    above = sky * (1 - height) + np.clip(sky + rng.uniform(-70, 70), 0, 255) * height
+    depth = np.clip((y - horizon) / (1 - horizon), 1e-3, 1)
+    waves = np.sin(rng.uniform(14, 26) / (depth + 0.35)) * np.sin(rng.uniform(3, 8) * np.pi * (x - 0.5) / (depth + 0.5))
+    below = ground + (rng.uniform(25, 50) * waves)[..., None]
+    pixels = np.where((y < horizon)[..., None], above, below)
+    return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+
+
+def _finish(canvas: Image.Image, rng: np.random.Generator, size: int) -> Pixels:
+    small = np.asarray(canvas.resize((size, size), Image.Resampling.BOX), np.float32)
+    return np.clip(small + rng.normal(0, 4, small.shape), 0, 255).astype(np.uint8)
+
+
+def draw_image(rng: np.random.Generator, name: str, size: int) -> Pixels:
+    """One picture of the named object, as (size, size, 3)."""
+    canvas = _scene(rng, size * SUPERSAMPLING)
+    parts = _jitter_parts(OBJECTS[name], rng)
+    side = rng.uniform(0.65, 0.95)
+    pose = Pose(
+        x=rng.uniform(0.4, 0.6),
+        y=rng.uniform(0.42, 0.58),
+        width=side * rng.uniform(0.85, 1.1),
+        height=side,
+        angle=rng.uniform(-0.15, 0.15),
+        mirrored=bool(rng.integers(2)),
+    )
+    _paint(canvas, parts, pose, Look.draw(rng, len(parts)))
+    return _finish(canvas, rng, size)
+
+
+Motion = Callable[[np.random.Generator], tuple[str, Callable[[float], Pose]]]
+
+
+def _falling(rng: np.random.Generator) -> tuple[str, Callable[[float], Pose]]:
+    x, side, drift = rng.uniform(0.25, 0.75), rng.uniform(0.25, 0.45), rng.uniform(-0.15, 0.15)
+    start, end = rng.uniform(0.0, 0.2), rng.uniform(0.75, 0.95)
+    return "ball", lambda t: Pose(x + drift * t, start + (end - start) * t**1.5, side, side)
+
+
+def _rising(rng: np.random.Generator) -> tuple[str, Callable[[float], Pose]]:
+    x, side = rng.uniform(0.3, 0.7), rng.uniform(0.35, 0.55)
+    start, end = rng.uniform(0.75, 0.95), rng.uniform(0.0, 0.2)
+    return "rocket", lambda t: Pose(x, start + (end - start) * t**1.5, side, side)
+
+
+def _passing(rng: np.random.Generator) -> tuple[str, Callable[[float], Pose]]:
+    """Things move the way they face: left to right, or mirrored."""
+    name, mirrored = str(rng.choice(["car", "fish"])), bool(rng.integers(2))
+    y, side = rng.uniform(0.4, 0.75), rng.uniform(0.4, 0.6)
+    start, end = rng.uniform(-0.05, 0.15), rng.uniform(0.85, 1.05)
+
+    def pose(t: float) -> Pose:
+        x = start + (end - start) * t
+        return Pose(1 - x if mirrored else x, y, side, side, mirrored=mirrored)
+
+    return name, pose
+
+
+def _growing(rng: np.random.Generator) -> tuple[str, Callable[[float], Pose]]:
+    name, x = str(rng.choice(["flower", "tree", "mushroom"])), rng.uniform(0.35, 0.65)
+    foot, small, large = rng.uniform(0.85, 0.98), rng.uniform(0.1, 0.25), rng.uniform(0.7, 0.9)
+
+    def pose(t: float) -> Pose:
+        side = small + (large - small) * t
+        return Pose(x, foot - side / 2, side, side)
+
+    return name, pose
+
+
+def _burning(rng: np.random.Generator) -> tuple[str, Callable[[float], Pose]]:
+    x, foot = rng.uniform(0.3, 0.7), rng.uniform(0.85, 0.98)
+    tall, short, width = rng.uniform(0.75, 0.9), rng.uniform(0.15, 0.3), rng.uniform(0.6, 0.9)
+
+    def pose(t: float) -> Pose:
+        height = tall + (short - tall) * t
+        return Pose(x, foot - height / 2, width, height)
+
+    return "candle", pose
+
+
+def _rotating(rng: np.random.Generator) -> tuple[str, Callable[[float], Pose]]:
+    """Clockwise, most of one turn."""
+    x, y, side = rng.uniform(0.4, 0.6), rng.uniform(0.4, 0.6), rng.uniform(0.6, 0.85)
+    start, turn = rng.uniform(0, 2 * np.pi), rng.uniform(1.2, 1.8) * np.pi
+    return "wheel", lambda t: Pose(x, y, side, side, angle=start + turn * t)
+
+
+MOTIONS: dict[str, Motion] = {
+    "falling": _falling,
+    "rising": _rising,
+    "passing": _passing,
+    "growing": _growing,
+    "burning": _burning,
+    "rotating": _rotating,
+}
+
+
+def draw_clip(rng: np.random.Generator, motion: str, size: int, num_frames: int) -> Pixels:
+    """One clip of the named motion, as (num_frames, size, size, 3)."""
+    scene = _scene(rng, size * SUPERSAMPLING)
+    name, pose = MOTIONS[motion](rng)
+    parts = _jitter_parts(MOVING_OBJECTS[name], rng)
+    look = Look.draw(rng, len(parts))
+    frames = []
+    for t in np.linspace(0, 1, num_frames):
+        canvas = scene.copy()
+        _paint(canvas, parts, pose(float(t)), look)
+        frames.append(_finish(canvas, rng, size))
+    return np.stack(frames)
+
+
+@dataclass(frozen=True)
+class SyntheticSource:
+    """Images or clips of the synthetic world, with the labels that pretraining never sees."""
+
+    names: Sequence[str]
+    labels: npt.NDArray[np.int64]
+    classes: Sequence[str]
+    pixels: Pixels
+    """(items, frames, height, width, 3)"""
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def num_frames(self, item: int) -> int:
+        """Frames of one item."""
+        return int(self.pixels.shape[1])
+
+    def size(self, item: int) -> tuple[int, int]:
+        """Height and width."""
+        return int(self.pixels.shape[2]), int(self.pixels.shape[3])
+
+    def read(self, item: int, frames: Sequence[int]) -> Pixels:
+        """The chosen frames of one item."""
+        return self.pixels[item, list(frames)]
+
+
+def _labelled(
+    kind: str, classes: Sequence[str], count: int, seed: int, draw: Callable[[np.random.Generator, str], Pixels]
+) -> SyntheticSource:
+    labels = np.arange(count, dtype=np.int64) % len(classes)
+    rngs = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(count)]
+    pixels = np.stack([draw(rng, classes[label]) for rng, label in zip(rngs, labels, strict=True)])
+    names = [f"{kind}/{classes[label]}/{item:05d}" for item, label in enumerate(labels)]
+    return SyntheticSource(names, labels, classes, pixels)
+
+
+def synthetic_images(count: int, size: int, seed: int) -> SyntheticSource:
+    """Labelled pictures of objects, the classes in turn."""
+    return _labelled("image", tuple(OBJECTS), count, seed, lambda rng, name: draw_image(rng, name, size)[None])
+
+
+def synthetic_clips(count: int, size: int, num_frames: int, seed: int) -> SyntheticSource:
+    """Labelled clips of motions, the classes in turn."""
+    return _labelled(
+        "clip", tuple(MOTIONS), count, seed, lambda rng, name: draw_clip(rng, name, size, num_frames)
+    )

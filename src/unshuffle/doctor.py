@@ -1,0 +1,100 @@
+"""Is the data readable, and can this set-up leave chance? The first complaint of every jigsaw code, answered first."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console
+
+from unshuffle.config import Config, check
+from unshuffle.data.prepare import Data, prepare
+from unshuffle.pretraining import build_trainer
+from unshuffle.training.trainer import Tally, Trainer
+
+ENOUGH = 0.95  # accuracy at which a handful counts as learned
+
+
+@dataclass(frozen=True)
+class Overfit:
+    """What came of overfitting."""
+
+    accuracy: float
+    chance: float
+    steps: int
+    loss: float
+
+    @property
+    def learns(self) -> bool:
+        """Whether the handful was learned."""
+        return self.accuracy >= ENOUGH
+
+
+def examine(
+    config: Config, *, samples: int = 16, choices: int = 10, steps: int = 300, console: Console | None = None
+) -> dict[str, dict[str, Any]]:
+    """Read the data, overfit a handful of samples with each task, and say what was found."""
+    console = console or Console()
+    check(config)
+    data = prepare(config)
+    _show_data(data, console)
+    findings = {}
+    for task in data.training:
+        result = overfit(config, data, task, samples, choices, steps)
+        findings[task] = {**result.__dict__, "learns": result.learns}
+        console.print(_verdict(task, result, samples, choices), highlight=False)
+    learns = all(finding["learns"] for finding in findings.values())
+    console.print("This set-up can learn." if learns else ADVICE, highlight=False)
+    return findings
+
+
+ADVICE = (
+    "This set-up does not learn even a handful. What helped others: optim.*.lr ten times higher or lower, "
+    "optim.temporal.optimiser adamw, model.*.centre on, model.*.dropout 0, shuffle.shared_crop on."
+)
+
+
+def _show_data(data: Data, console: Console) -> None:
+    for sentence in data.found:
+        console.print(sentence, highlight=False)
+    for name, reason in data.skipped[:10]:
+        console.print(f"  skipped {name}: {reason}", highlight=False)
+    if len(data.skipped) > 10:
+        console.print(f"  and {len(data.skipped) - 10} more", highlight=False)
+    for task, samples in data.training.items():
+        held_back = len(data.validation[task])
+        console.print(f"{task}: {len(samples)} samples to train on, {held_back} held back", highlight=False)
+
+
+def _verdict(task: str, result: Overfit, samples: int, choices: int) -> str:
+    word = "learns" if result.learns else "STAYS BEHIND"
+    return (
+        f"{task}: {word}: accuracy {result.accuracy:.2f} on {samples} samples and {choices} permutations "
+        f"after {result.steps} steps (chance {result.chance:.2f}, loss {result.loss:.3f})"
+    )
+
+
+def overfit(config: Config, data: Data, task: str, samples: int, choices: int, steps: int) -> Overfit:
+    """Train one task on a handful until it knows every permutation of every sample, or the steps run out."""
+    trainer = _small_trainer(config, data, task, samples, choices)
+    pixels = trainer.validation_pixels[task]
+    tally, accuracy = Tally(), 0.0
+    for _ in range(steps):
+        tally = Tally()
+        trainer.step({task: pixels}, tally)
+        if trainer.iteration % 10 == 0:
+            accuracy = 1 - trainer.validate(task).error
+            if accuracy >= ENOUGH:
+                break
+    loss = float(tally.losses[task])
+    return Overfit(accuracy, 1 / choices, trainer.iteration, loss)
+
+
+def _small_trainer(config: Config, data: Data, task: str, samples: int, choices: int) -> Trainer:
+    """The user's set-up with a handful of samples, few permutations, no jitter and no schedule."""
+    handful = replace(data.training[task], items=data.training[task].items[:samples])
+    small = replace(
+        config,
+        tasks="auto",
+        permutations=replace(config.permutations, **{task: choices}, per_sample=max(4, config.permutations.per_sample)),
+        optim=replace(config.optim, batch_size=samples, warmup=0, milestones=()),
+    )
+    return build_trainer(small, Data({task: handful}, {task: handful}))

@@ -1,0 +1,58 @@
+"""Images to pool5 features, prepared the way the trunk was trained."""
+
+import copy
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from unshuffle.data.media import resize_short_side
+from unshuffle.data.shuffle import normalise
+from unshuffle.data.source import Pixels
+from unshuffle.evaluation.labelled import centre_square
+from unshuffle.models import Backbone
+
+BATCH = 64
+
+
+def preprocess(image: Image.Image | Pixels, size: int) -> Tensor:
+    """One image as a trunk expects it, (3, size, size): short side to size, centre square, normalised."""
+    picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    pixels = np.asarray(resize_short_side(picture.convert("RGB"), size))
+    return normalise(_to_floats(torch.from_numpy(centre_square(pixels, size).copy())[None]))[0]
+
+
+def _to_floats(pixels: Tensor) -> Tensor:
+    return pixels.permute(0, 3, 1, 2).float() / 255
+
+
+@torch.no_grad()
+def extract(trunk: Backbone, pixels: Pixels, device: torch.device) -> Tensor:
+    """pool5 of (N, side, side, 3) square images at the trunk's evaluation size, flattened, (N, D) on the CPU.
+
+    The trunk itself is left as it is; a copy takes the form for evaluation.
+    """
+    evaluated = copy.deepcopy(trunk).for_evaluation().to(device)
+    features = []
+    for chunk in torch.from_numpy(pixels).split(BATCH):
+        images = _to_floats(chunk.to(device))
+        if images.shape[-1] != trunk.eval_size:
+            size = (trunk.eval_size, trunk.eval_size)
+            images = F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=True)
+        features.append(evaluated(normalise(images)).flatten(1).float().cpu())
+    return torch.cat(features)
+
+
+def raw_pixels(pixels: Pixels, side: int = 32) -> Tensor:
+    """What a network has to beat: the normalised image itself, (N, 3 * side * side)."""
+    images = F.interpolate(_to_floats(torch.from_numpy(pixels)), (side, side), mode="bilinear", antialias=True)
+    return normalise(images).flatten(1)
+
+
+def colour_histograms(pixels: Pixels, bins: int = 4) -> Tensor:
+    """What a network has to beat: how much of each colour, (N, bins³)."""
+    levels = (torch.from_numpy(pixels).long() * bins) // 256
+    cells = (levels[..., 0] * bins + levels[..., 1]) * bins + levels[..., 2]
+    return F.one_hot(cells.flatten(1), bins**3).sum(dim=1).float()

@@ -1,0 +1,69 @@
+"""CaffeNet up to pool5 with batch normalisation, the paper's trunk, and a small one in its image."""
+
+from torch import Tensor, nn
+
+from unshuffle.models.registry import Backbone, register_backbone
+
+
+def _block(
+    inputs: int, outputs: int, kernel: int, *, stride: int = 1, padding: int = 0, groups: int = 1
+) -> nn.Sequential:
+    """Convolution, BN, ReLU, in the order that folds into one convolution; biases as in CaffeNet's layer table."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+    )
+
+
+@register_backbone("caffenet")
+class CaffeNet(Backbone):
+    """2304 features at 75 px with conv1 stride 2 (training), 9216 at 227 px with stride 4 (evaluation)."""
+
+    channels = 256
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = _block(3, 96, 11, stride=2)
+        self.conv2 = _block(96, 256, 5, padding=2, groups=2)
+        self.conv3 = _block(256, 384, 3, padding=1)
+        self.conv4 = _block(384, 384, 3, padding=1, groups=2)
+        self.conv5 = _block(384, 256, 3, padding=1, groups=2)
+        # floor pooling: 75 px give 3x3 only with it (Caffe's ceil pooling would give 4x4)
+        self.pool = nn.MaxPool2d(3, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The pool5 map."""
+        pool1 = self.pool(self.conv1(images))
+        pool2 = self.pool(self.conv2(pool1))
+        pool5: Tensor = self.pool(self.conv5(self.conv4(self.conv3(pool2))))
+        return pool5
+
+    def for_evaluation(self) -> "CaffeNet":
+        """Conv1 takes stride 4, as in all of the paper's evaluations."""
+        conv1 = self.conv1[0]
+        assert isinstance(conv1, nn.Conv2d)
+        conv1.stride = (4, 4)
+        return self.eval()
+
+
+@register_backbone("tiny")
+class Tiny(Backbone):
+    """Four convolutions for the demo and for tests: 3x3 features at 24 px, in milliseconds on a CPU."""
+
+    channels = 96
+    eval_size = 96
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = _block(3, 32, 5, stride=2, padding=2)
+        self.conv2 = _block(32, 48, 3, padding=1)
+        self.conv3 = _block(48, 96, 3, padding=1)
+        self.conv4 = _block(96, 96, 3, padding=1)
+        self.pool = nn.MaxPool2d(2, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The last pooled map."""
+        pool2 = self.pool(self.conv2(self.conv1(images)))
+        pool4: Tensor = self.pool(self.conv4(self.conv3(pool2)))
+        return pool4

@@ -1,0 +1,57 @@
+"""C: the ordering network, one trunk under a head for each task.
+
+Axes: B samples, P parts of a sample, M permutations of a sample; the tasks are "spatial" and "temporal".
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from unshuffle.data.shuffle import permute
+from unshuffle.models.heads import Head
+from unshuffle.models.registry import Backbone
+
+
+class OrderingNetwork(nn.Module):
+    """Recognises which permutation was applied to the parts of a sample."""
+
+    def __init__(self, trunk: Backbone, heads: Mapping[str, Head]) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.heads = nn.ModuleDict(heads)
+
+    def head(self, task: str) -> Head:
+        """The head of a task."""
+        head = self.heads[task]
+        assert isinstance(head, Head)
+        return head
+
+    def embed(self, crops: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """fc6 of every part: (B, P, 3, S, S) crops of each task to (B, P, fc6), tiles and frames in one trunk pass."""
+        sizes = {task: parts.shape[:2] for task, parts in crops.items()}
+        maps = self.trunk(torch.cat([parts.flatten(0, 1) for parts in crops.values()]))
+        features = maps.flatten(1).split([batch * parts for batch, parts in sizes.values()])
+        return {
+            task: self.head(task).embed(rows.unflatten(0, size))
+            for (task, size), rows in zip(sizes.items(), features, strict=True)
+        }
+
+    def forward(self, crops: Mapping[str, Tensor], permutations: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Logits (B, M, |Ψ|) of each task after applying (B, M, P) permutations to its (B, P, ...) crops."""
+        logits = {}
+        for task, vectors in self.embed(crops).items():
+            ordered = permute(vectors, permutations[task])
+            flat = self.head(task).classify(ordered.flatten(0, 1))
+            logits[task] = flat.unflatten(0, ordered.shape[:2])
+        return logits
+
+
+def trunk_features(trunk: Backbone, crop_size: int) -> int:
+    """Length of the trunk's flattened output for one crop."""
+    was_training = trunk.training
+    trunk.eval()  # a probe must not touch BN's running statistics
+    with torch.no_grad():
+        features = trunk(torch.zeros(1, 3, crop_size, crop_size)).flatten(1).shape[1]
+    trunk.train(was_training)
+    return features

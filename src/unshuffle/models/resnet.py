@@ -1,0 +1,37 @@
+"""Residual trunks through torchvision; their global average stands for pool5."""
+
+from torch import Tensor, nn
+
+from unshuffle.models.registry import Backbone, register_backbone
+
+
+class ResNet(Backbone):
+    """A torchvision ResNet without its classifier: (N, channels, 1, 1)."""
+
+    eval_size = 224
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        import torchvision  # heavy, and only these trunks need it
+
+        network = torchvision.models.get_model(name, weights=None)
+        self.channels = network.fc.in_features
+        network.fc = nn.Identity()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The average over the last map."""
+        features: Tensor = self.network(images)
+        return features[:, :, None, None]
+
+
+@register_backbone("resnet18")
+def resnet18() -> ResNet:
+    """512 features."""
+    return ResNet("resnet18")
+
+
+@register_backbone("resnet50")
+def resnet50() -> ResNet:
+    """2048 features."""
+    return ResNet("resnet50")

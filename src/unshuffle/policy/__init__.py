@@ -1,0 +1,1 @@
+"""A and D: validation, and who proposes the permutations."""

@@ -1,0 +1,1 @@
+"""Results that a person can look at."""

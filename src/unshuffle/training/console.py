@@ -1,0 +1,111 @@
+"""What a person sees while a run goes: a live display on a terminal, plain lines elsewhere."""
+
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+@dataclass
+class TaskStatus:
+    """The latest figures of one task."""
+
+    chance: float
+    """Accuracy of blind guessing."""
+    loss: float | None = None
+    accuracy: float | None = None
+    error: float | None = None
+    """E at the last validation."""
+
+
+@dataclass
+class Display:
+    """The state of a run on the screen."""
+
+    tasks: dict[str, TaskStatus]
+    total: int
+    start: int = 0
+    console: Console = field(default_factory=Console)
+    images_per_second: float = 0.0
+    waiting: float = 0.0
+    top1: float | None = None
+    iteration: int = 0
+
+    def __post_init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("pretraining"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+        self._bar = self._progress.add_task("pretraining", total=self.total, completed=self.start)
+        self._live = Live(self._render(), console=self.console, auto_refresh=False, transient=True)
+        self._last_line = 0.0
+        self._begin = time.monotonic()
+
+    def __enter__(self) -> "Display":
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(text, highlight=False)
+
+    def update(self, iteration: int) -> None:
+        """Show the figures as they now are."""
+        self.iteration = iteration
+        self._progress.update(self._bar, completed=iteration)
+        if self.console.is_terminal:
+            self._live.update(self._render(), refresh=True)
+        elif time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES or iteration == self.total:
+            self._last_line = time.monotonic()
+            self.console.print(self._line(), highlight=False, soft_wrap=True)
+
+    def _speed(self) -> str:
+        monitor = "" if self.top1 is None else f" · retrieval top-1 {self.top1:.1f} %"
+        return f"{self.images_per_second:.0f} images/s · waiting for data {100 * self.waiting:.0f} %{monitor}"
+
+    def _line(self) -> str:
+        done = max(1, self.iteration - self.start)
+        left = (time.monotonic() - self._begin) / done * (self.total - self.iteration)
+        parts = [f"{self.iteration}/{self.total}"]
+        for name, task in self.tasks.items():
+            parts.append(
+                f"{name}: loss {_number(task.loss)}, accuracy {_number(task.accuracy)} "
+                f"(chance {task.chance:.3f}), error {_number(task.error)}"
+            )
+        return " | ".join([*parts, self._speed(), f"{left:.0f} s left"])
+
+    def _render(self) -> Group:
+        table = Table(box=None, padding=(0, 2))
+        for title in ("task", "loss", "accuracy", "chance", "validation error", "chance"):
+            table.add_column(title, justify="left" if title == "task" else "right")
+        for name, task in self.tasks.items():
+            table.add_row(
+                name,
+                _number(task.loss),
+                _number(task.accuracy),
+                f"{task.chance:.3f}",
+                _number(task.error),
+                f"{1 - task.chance:.3f}",
+            )
+        return Group(self._progress, table, self._speed())
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,78 @@
+"""What a run writes while it goes: metrics.jsonl, TensorBoard, and the errors of every permutation."""
+
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from unshuffle.policy.state import Validation
+from unshuffle.run import Run
+
+
+class RunLog:
+    """One JSON object a line, and the same numbers as TensorBoard scalars."""
+
+    def __init__(self, run: Run, iteration: int = 0) -> None:
+        """Open the log of a run that stands at an iteration; what was written after it is dropped."""
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only runs need it
+
+        self.run = run
+        run.states.mkdir(parents=True, exist_ok=True)
+        _drop_after(run.metrics_file, iteration)
+        self._file = run.metrics_file.open("a")
+        purge = iteration + 1 if iteration else None
+        self._board = SummaryWriter(str(run.tensorboard), purge_step=purge)  # type: ignore[no-untyped-call]
+
+    def write(self, kind: str, iteration: int, **values: Any) -> None:
+        """Log an object; numbers in it, also in dicts, become scalars under their kind."""
+        entry = {"iteration": iteration, "kind": kind, **values}
+        self._file.write(json.dumps(entry) + "\n")
+        self._file.flush()
+        prefix = f"{kind}/{values['task']}" if "task" in values else kind
+        for name, value in values.items():
+            self._scalar(f"{prefix}/{name}", value, iteration)
+
+    def _scalar(self, name: str, value: Any, iteration: int) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                self._scalar(f"{name}/{key}", inner, iteration)
+        elif isinstance(value, int | float):
+            self._board.add_scalar(name, value, iteration)  # type: ignore[no-untyped-call]
+
+    def write_validation(self, iteration: int, task: str, validation: Validation) -> None:
+        """Log the error, and keep that of every permutation under states/."""
+        self.write("validation", iteration, task=task, error=validation.error, chance=validation.chance)
+        np.savez(
+            self.run.states / f"{task}-{iteration:08d}.npz",
+            iteration=iteration,
+            permutation_errors=validation.permutation_errors.numpy(),
+        )
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._board.close()  # type: ignore[no-untyped-call]
+
+
+def _drop_after(path: Path, iteration: int) -> None:
+    """Keep the whole lines up to an iteration: the rest is about to be written again."""
+    if not path.exists():
+        return
+    kept = [line for line in path.read_text().splitlines() if _is_up_to(line, iteration)]
+    draft = path.with_suffix(".tmp")
+    draft.write_text("".join(f"{line}\n" for line in kept))
+    os.replace(draft, path)
+
+
+def _is_up_to(line: str, iteration: int) -> bool:
+    try:
+        return bool(json.loads(line)["iteration"] <= iteration)
+    except json.JSONDecodeError:
+        return False

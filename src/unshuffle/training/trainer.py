@@ -1,0 +1,240 @@
+"""The training loop: batches, shuffling, one step of the network, and now and then a validation."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from unshuffle.config import Config
+from unshuffle.data import shuffle
+from unshuffle.data.batches import BatchStream, Prefetcher
+from unshuffle.data.prepare import Data
+from unshuffle.errors import UserError
+from unshuffle.models import Backbone
+from unshuffle.models.ordering import OrderingNetwork
+from unshuffle.policy.samplers import Sampler
+from unshuffle.policy.state import Validation, validate
+from unshuffle.randomness import torch_generator
+from unshuffle.run import Run
+from unshuffle.training.checkpoint import random_state, restore_random_state, save_checkpoint
+from unshuffle.training.console import Display, TaskStatus
+from unshuffle.training.log import RunLog
+from unshuffle.training.optim import Optimisers
+
+Monitor = Callable[[Backbone], dict[str, float]]
+VALIDATION_CHUNK = 50  # samples that pass the trunk together
+
+
+class Stopped(Exception):
+    """The run was asked to stop, and has saved where it stood."""
+
+    def __init__(self, signum: int, iteration: int) -> None:
+        super().__init__(f"stopped at iteration {iteration}")
+        self.signum = signum
+        self.iteration = iteration
+
+
+@dataclass
+class Tally:
+    """Sums between two log lines, kept on the device so that no step waits for them."""
+
+    losses: dict[str, Tensor] = field(default_factory=dict)
+    hits: dict[str, Tensor] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
+    crops: int = 0
+    begin: float = field(default_factory=time.perf_counter)
+    waited_before: float = 0.0
+
+    def add(self, task: str, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
+        """Count one step of a task."""
+        hits = (logits.detach().argmax(dim=-1) == labels).float().mean()
+        self.losses[task] = self.losses.get(task, torch.zeros_like(hits)) + loss.detach().float()
+        self.hits[task] = self.hits.get(task, torch.zeros_like(hits)) + hits
+        self.steps[task] = self.steps.get(task, 0) + 1
+
+
+class Trainer:
+    """Trains an ordering network on the permutations that the samplers propose."""
+
+    def __init__(
+        self,
+        config: Config,
+        data: Data,
+        network: OrderingNetwork,
+        permutations: dict[str, Tensor],
+        samplers: dict[str, Sampler],
+        device: torch.device,
+        monitor: Monitor | None = None,
+    ) -> None:
+        self.config, self.device, self.monitor = config, device, monitor
+        self.network = network.to(device)
+        self.permutations = {task: rows.to(device) for task, rows in permutations.items()}
+        self.samplers = samplers
+        self.optimisers = Optimisers(network, config.optim)
+        self.streams = {
+            task: BatchStream(samples, config.optim.batch_size, config.seed, task)
+            for task, samples in data.training.items()
+        }
+        self.validation_pixels = {task: samples.centres() for task, samples in data.validation.items()}
+        self.iteration = 0
+        self._asked_to_stop: int | None = None
+
+    def train(self, run: Run, display: Display | None = None) -> None:
+        """Go on from the current iteration to the last, logging into the run folder."""
+        display = display or Display(self.statuses(), self.config.optim.iterations, self.iteration)
+        with RunLog(run, self.iteration) as log, display, self._catching_signals():
+            if self.iteration == 0:
+                self._monitor(log, display)
+                self._validate(log, display)
+            batches = Prefetcher(self._load, self.iteration, self.config.optim.iterations, self.config.data.workers)
+            tally = Tally()
+            for batch in batches:
+                self.step(batch, tally)
+                if self._due(self.config.log.train_every):
+                    tally = self._log_training(log, display, tally, batches.seconds_waited)
+                if self._due(self.config.log.validate_every):
+                    self._validate(log, display)
+                if self._due(self.config.log.monitor_every):
+                    self._monitor(log, display)
+                if self._due(self.config.log.checkpoint_every) or self._asked_to_stop is not None:
+                    self.save(run)
+                if self._asked_to_stop is not None:
+                    raise Stopped(self._asked_to_stop, self.iteration)
+
+    def step(self, pixels: dict[str, Tensor], tally: Tally) -> None:
+        """One step on a batch of each active task; the losses are summed."""
+        crops, labels = {}, {}
+        for task, some in pixels.items():
+            generator = torch_generator(self.device, self.config.seed, "step", task, self.iteration)
+            crops[task] = self.crops(task, some, generator)
+            labels[task] = self.samplers[task].propose(len(some), self.config.permutations.per_sample, generator)
+            tally.crops += crops[task].shape[0] * crops[task].shape[1]
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.optim.precision == "bf16"):
+            logits = self.network(crops, {task: self.permutations[task][rows] for task, rows in labels.items()})
+        losses = {task: _cross_entropy(logits[task], labels[task]) for task in logits}
+        self.optimisers.zero_grad()
+        torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
+        self.optimisers.step(self.iteration)
+        for task, loss in losses.items():
+            tally.add(task, logits[task], labels[task], loss)
+        self.iteration += 1
+
+    def crops(self, task: str, pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Samples as bytes to (B, P, 3, S, S) crops on the device."""
+        pixels = pixels.to(self.device, non_blocking=True)
+        if task == "spatial":
+            return shuffle.tiles(pixels[:, 0], self.config.shuffle, generator)
+        return shuffle.frames(pixels, self.config.shuffle, generator)
+
+    def validation_crops(self, task: str) -> Iterator[Tensor]:
+        """X_val in chunks, centre crops in their true colours."""
+        return (self.crops(task, chunk) for chunk in self.validation_pixels[task].split(VALIDATION_CHUNK))
+
+    def validate(self, task: str) -> Validation:
+        """Every permutation on every validation sample."""
+        return validate(self.network, task, self.validation_crops(task), self.permutations[task])
+
+    def active_tasks(self, iteration: int) -> list[str]:
+        """The tasks that an iteration trains: all, or with S&T the spatial one first and then the temporal."""
+        if self.config.tasks != "S&T":
+            return list(self.streams)
+        return ["spatial"] if iteration < self.config.optim.iterations // 2 else ["temporal"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the rest of the run depends on."""
+        return {
+            "iteration": self.iteration,
+            "network": self.network.state_dict(),
+            "optimisers": self.optimisers.state_dict(),
+            "samplers": {task: sampler.state_dict() for task, sampler in self.samplers.items()},
+            "random": random_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Stand where a checkpoint was written."""
+        self.iteration = state["iteration"]
+        self.network.load_state_dict(state["network"])
+        self.optimisers.load_state_dict(state["optimisers"])
+        for task, sampler in self.samplers.items():
+            sampler.load_state_dict(state["samplers"][task])
+        restore_random_state(state["random"])
+
+    def save(self, run: Run) -> None:
+        """Write a checkpoint."""
+        save_checkpoint(run.checkpoints, self.iteration, self.state_dict(), self.config.log.keep_checkpoints)
+
+    def statuses(self) -> dict[str, TaskStatus]:
+        """Empty figures for the display."""
+        return {task: TaskStatus(chance=1 / len(rows)) for task, rows in self.permutations.items()}
+
+    def _load(self, iteration: int) -> dict[str, Tensor]:
+        return {task: self.streams[task].batch(iteration) for task in self.active_tasks(iteration)}
+
+    def _due(self, every: int) -> bool:
+        return self.iteration % every == 0 or self.iteration == self.config.optim.iterations
+
+    def _log_training(self, log: RunLog, display: Display, tally: Tally, waited: float) -> Tally:
+        seconds = time.perf_counter() - tally.begin
+        loss = {task: float(total) / tally.steps[task] for task, total in tally.losses.items()}
+        accuracy = {task: float(total) / tally.steps[task] for task, total in tally.hits.items()}
+        if not np.isfinite(list(loss.values())).all():
+            raise UserError(
+                f"the loss is no longer a number near iteration {self.iteration}: lower optim.*.lr or raise optim.warmup; "
+                "the last checkpoint is intact"
+            )
+        display.images_per_second = tally.crops / seconds
+        display.waiting = (waited - tally.waited_before) / seconds
+        for task in loss:
+            display.tasks[task].loss, display.tasks[task].accuracy = loss[task], accuracy[task]
+        display.update(self.iteration)
+        speed = {"crops_per_second": display.images_per_second, "waiting_for_data": display.waiting}
+        log.write("train", self.iteration, loss=loss, accuracy=accuracy, **speed)
+        return Tally(waited_before=waited)
+
+    def _validate(self, log: RunLog, display: Display) -> None:
+        for task in self.permutations:
+            validation = self.validate(task)
+            self.samplers[task].observe(validation)
+            log.write_validation(self.iteration, task, validation)
+            display.tasks[task].error = validation.error
+        display.update(self.iteration)
+
+    def _monitor(self, log: RunLog, display: Display) -> None:
+        if self.monitor is None:
+            return
+        scores = self.monitor(self.network.trunk)
+        log.write("monitor", self.iteration, **scores)
+        display.top1 = scores["top1"]
+        display.update(self.iteration)
+
+    @contextmanager
+    def _catching_signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM end the run after the current step, with a checkpoint; a second Ctrl-C ends it at once."""
+
+        def ask(signum: int, frame: FrameType | None) -> None:
+            if self._asked_to_stop is not None:
+                raise KeyboardInterrupt
+            self._asked_to_stop = signum
+
+        try:
+            before = {signum: signal.signal(signum, ask) for signum in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread: signals are somebody else's business
+            yield
+            return
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())

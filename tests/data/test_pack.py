@@ -1,0 +1,326 @@
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import unshuffle.data.pack
+from unshuffle.data.media import BadMedia
+from unshuffle.data.pack import cached_store, pack
+from unshuffle.data.store import Store
+from unshuffle.errors import UserError
+
+OPTIONS: dict[str, Any] = {"short_side": 16, "progress": False, "workers": 2}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def pretend_unfinished(store: Path) -> None:
+    header = json.loads((store / "store.json").read_text())
+    (store / "store.json").write_text(json.dumps(header | {"complete": False}, indent=1))
+
+
+def read_failing_at(name: str, error: BaseException) -> Callable[..., Any]:
+    real = unshuffle.data.pack.read_image
+
+    def read(path: Path, short_side: int | None = None) -> Any:
+        if path.name == name:
+            raise error
+        return real(path, short_side)
+
+    return read
+
+
+@pytest.mark.parametrize("encoding", ["raw", "jpeg"])
+@pytest.mark.parametrize("kind", ["images", "videos"])
+def test_the_number_of_workers_does_not_matter(
+    kind: str, encoding: str, image_folder: Path, video_folder: Path, tmp_path: Path
+) -> None:
+    src = image_folder if kind == "images" else video_folder
+    packed = []
+    for workers in (1, 2, 7):
+        out = tmp_path / f"{workers}"
+        pack(kind, src, out, **OPTIONS | {"workers": workers, "encoding": encoding})
+        packed.append(contents(out))
+    assert packed[0] == packed[1] == packed[2]
+
+
+def test_skipped_files_have_their_reasons(image_folder: Path, tmp_path: Path) -> None:
+    store = pack("images", image_folder, tmp_path / "out", **OPTIONS)
+    assert store.skipped == [
+        ("b/cc.jpg", "not an image in any format that Pillow reads"),
+        ("g.png", "the file is empty"),
+    ]
+
+
+@pytest.mark.parametrize("encoding", ["raw", "jpeg"])
+def test_resuming_after_a_kill_at_any_point_gives_the_same_bytes(
+    encoding: str, image_folder: Path, tmp_path: Path
+) -> None:
+    options = OPTIONS | {"encoding": encoding}
+    whole = contents(pack("images", image_folder, tmp_path / "whole", **options).path)
+    rows = [json.loads(line) for line in whole["index.jsonl"].splitlines()]
+    lines = whole["index.jsonl"].splitlines(keepends=True)
+    out = tmp_path / "out"
+    for done in range(len(lines) + 1):
+        index = b"".join(lines[:done])
+        end = rows[done]["offset"] if done < len(rows) else len(whole["data.bin"])
+        next_line = lines[done] if done < len(lines) else b""
+        all_data = len(whole["data.bin"])
+        for data_size, tail in [
+            (end, b""),
+            (end + 100, b""),
+            (all_data, next_line[:-5]),
+            (all_data, next_line[:-1]),
+        ]:
+            for skipped_size in (0, 40, None):
+                shutil.copytree(tmp_path / "whole", out)
+                pretend_unfinished(out)
+                (out / "data.bin").write_bytes(whole["data.bin"][:data_size])
+                (out / "index.jsonl").write_bytes(index + tail)
+                (out / "skipped.jsonl").write_bytes(whole["skipped.jsonl"][:skipped_size])
+                pack("images", image_folder, out, **options | {"workers": 1})
+                assert contents(out) == whole
+                shutil.rmtree(out)
+
+
+def test_index_lines_whose_bytes_were_lost_are_packed_again(image_folder: Path, tmp_path: Path) -> None:
+    out = pack("images", image_folder, tmp_path / "out", **OPTIONS).path
+    whole = contents(out)
+    for size in range(0, len(whole["data.bin"]), 777):
+        pretend_unfinished(out)
+        os.truncate(out / "data.bin", size)
+        pack("images", image_folder, out, **OPTIONS)
+        assert contents(out) == whole
+
+
+@pytest.mark.parametrize("name", ["a.png", "c.png", "cc.jpg", "d.png", "e.png", "f.png", "g.png", "h.png"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("killed")])
+def test_an_interrupted_pack_can_be_finished(
+    name: str, error: BaseException, image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("unshuffle.data.pack.read_image", read_failing_at(name, error))
+        with pytest.raises(type(error)):
+            pack("images", image_folder, out, **OPTIONS)
+    with pytest.raises(UserError, match="incomplete"):
+        Store(out)
+    pack("images", image_folder, out, **OPTIONS)
+    pack("images", image_folder, tmp_path / "whole", **OPTIONS)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_an_interruption_leaves_no_thread_behind(
+    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("unshuffle.data.store.Writer.add", interrupt)
+    before = threading.active_count()
+    try:
+        pack("images", image_folder, tmp_path / "out", **OPTIONS)
+    except KeyboardInterrupt:
+        after = threading.active_count()  # while the traceback still holds everything alive
+    assert after == before
+
+
+def test_resuming_tries_neither_packed_nor_skipped_files_again(
+    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("unshuffle.data.pack.read_image", read_failing_at("f.png", RuntimeError()))
+        with pytest.raises(RuntimeError):
+            pack("images", image_folder, out, **OPTIONS | {"workers": 1})
+    tried = []
+    real = unshuffle.data.pack.read_image
+
+    def read(path: Path, short_side: int | None = None) -> Any:
+        tried.append(path.name)
+        return real(path, short_side)
+
+    monkeypatch.setattr("unshuffle.data.pack.read_image", read)
+    pack("images", image_folder, out, **OPTIONS | {"workers": 1})
+    assert tried == ["f.png", "g.png", "h.png"]
+
+
+def test_only_a_few_files_are_under_way_at_a_time(
+    tmp_path: Path, image_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(30):
+        shutil.copy(image_folder / "a.png", image_folder / f"copy{number:02}.png")
+    started = 0
+    outstanding = []
+    real_read, real_put = unshuffle.data.pack.read_image, unshuffle.data.pack._put
+
+    def read(path: Path, short_side: int | None = None) -> Any:
+        nonlocal started
+        started += 1
+        return real_read(path, short_side)
+
+    def put(*arguments: Any) -> None:
+        outstanding.append(started - len(outstanding))
+        real_put(*arguments)
+
+    monkeypatch.setattr("unshuffle.data.pack.read_image", read)
+    monkeypatch.setattr("unshuffle.data.pack._put", put)
+    pack("images", image_folder, tmp_path / "out", **OPTIONS)
+    assert len(outstanding) == 38 and max(outstanding) <= 4
+
+
+def test_a_finished_store_is_returned_without_reading_any_file(
+    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack("images", image_folder, tmp_path / "out", **OPTIONS)
+    monkeypatch.delattr("unshuffle.data.pack.read_image")
+    assert len(pack("images", image_folder, tmp_path / "out", **OPTIONS | {"quality": 5, "every": 3})) == 6
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"short_side": 24}, "short_side 16, not 24"),
+        ({"quality": 80}, "quality 90, not 80"),
+        ({"encoding": "raw"}, "encoding jpeg, not raw"),
+    ],
+)
+@pytest.mark.parametrize("finished", [True, False])
+def test_other_options_are_refused_by_name(
+    option: dict[str, Any], words: str, finished: bool, image_folder: Path, tmp_path: Path
+) -> None:
+    options = OPTIONS | {"encoding": "jpeg"}
+    out = pack("images", image_folder, tmp_path / "out", **options).path
+    if not finished:
+        pretend_unfinished(out)
+    before = contents(out)
+    with pytest.raises(UserError, match=f"{words}.*delete"):
+        pack("images", image_folder, out, **options | option)
+    assert contents(out) == before
+
+
+def test_every_is_an_option_of_videos_only(video_folder: Path, tmp_path: Path) -> None:
+    pack("videos", video_folder, tmp_path / "out", **OPTIONS)
+    with pytest.raises(UserError, match="every 1, not 2"):
+        pack("videos", video_folder, tmp_path / "out", every=2, **OPTIONS)
+    store = pack("videos", video_folder, tmp_path / "thinned", every=2, **OPTIONS)
+    assert [store.num_frames(item) for item in range(3)] == [2, 3, 3]
+
+
+def test_a_changed_source_is_refused(image_folder: Path, tmp_path: Path) -> None:
+    pack("images", image_folder, tmp_path / "out", **OPTIONS)
+    os.utime(image_folder / "a.png", ns=(1, 1))
+    with pytest.raises(UserError, match="other files"):
+        pack("images", image_folder, tmp_path / "out", **OPTIONS)
+
+
+def test_a_folder_of_somebody_else_is_left_alone(image_folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.tex").write_text("precious")
+    with pytest.raises(UserError, match="holds other files"):
+        pack("images", image_folder, other, **OPTIONS)
+    with pytest.raises(UserError, match="is a file"):
+        pack("images", image_folder, other / "thesis.tex", **OPTIONS)
+    assert contents(other) == {"thesis.tex": b"precious"}
+
+
+@pytest.mark.parametrize("kind", ["images", "videos"])
+def test_nothing_readable_is_a_user_error_that_gives_a_reason(kind: str, tmp_path: Path) -> None:
+    src = tmp_path / "src"
+    src.mkdir()
+    for name in ("a.gif", "b.gif", "c.gif"):
+        (src / name).touch()
+    for _ in range(2):
+        with pytest.raises(UserError, match=rf"no readable {kind[:-1]} in .*src \(3 files .*a\.gif: .*empty"):
+            pack(kind, src, tmp_path / "out", **OPTIONS)
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [("images", r"\.jpeg"), ("videos", r"\.mkv")])
+def test_no_candidate_is_a_user_error_that_names_the_suffixes(kind: str, suffix: str, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    with pytest.raises(UserError, match=rf"no {kind} in .*src .*{suffix}"):
+        pack(kind, tmp_path / "src", tmp_path / "out", **OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", [{"short_side": 8}, {"quality": 0}, {"every": 0}, {"workers": 0}])
+def test_senseless_options_are_user_errors(
+    option: dict[str, int], image_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError):
+        pack("images", image_folder, tmp_path / "out", **OPTIONS | option)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_user_error_while_reading_is_not_a_skipped_file(
+    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unshuffle.data.pack.read_image", read_failing_at("e.png", UserError("no decoder")))
+    with pytest.raises(UserError, match="no decoder"):
+        pack("images", image_folder, tmp_path / "out", **OPTIONS)
+
+
+def test_two_packers_of_one_store_do_not_disturb_each_other(image_folder: Path, tmp_path: Path) -> None:
+    stores: list[Store] = []
+
+    def work() -> None:
+        stores.append(pack("images", image_folder, tmp_path / "out", **OPTIONS))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pack("images", image_folder, tmp_path / "alone", **OPTIONS)
+    assert len(stores) == 4 and contents(tmp_path / "out") == contents(tmp_path / "alone")
+
+
+def test_progress_goes_to_the_error_stream(
+    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack("images", image_folder, tmp_path / "loud", **OPTIONS | {"progress": True})
+    loud = capsys.readouterr()
+    assert "8/8" in loud.err and "2 skipped" in loud.err and not loud.out
+    pack("images", image_folder, tmp_path / "quiet", **OPTIONS)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_cache_keeps_a_store_per_folder_options_and_state(image_folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first = cached_store("images", image_folder, cache, **OPTIONS)
+    assert first.path.parent == cache and first.path.name.startswith("pictures-images-")
+    assert cached_store("images", image_folder, cache, **OPTIONS).path == first.path
+    other = cached_store("images", image_folder, cache, **OPTIONS | {"short_side": 24})
+    Image.new("RGB", (32, 32)).save(image_folder / "z.png")
+    changed = cached_store("images", image_folder, cache, **OPTIONS)
+    assert len({first.path, other.path, changed.path}) == 3
+    assert len(changed) == len(first) + 1
+
+
+def test_a_store_given_as_the_folder_is_opened_if_its_kind_is_right(
+    image_folder: Path, tmp_path: Path
+) -> None:
+    packed = pack("images", image_folder, tmp_path / "out", **OPTIONS)
+    assert cached_store("images", packed.path, tmp_path / "cache").path == packed.path
+    assert not (tmp_path / "cache").exists()
+    with pytest.raises(UserError, match="store of images"):
+        cached_store("videos", packed.path, tmp_path / "cache")
+    with pytest.raises(UserError, match="does not exist"):
+        cached_store("images", tmp_path / "nowhere", tmp_path / "cache")
+
+
+def test_a_bad_file_does_not_stop_the_others(
+    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unshuffle.data.pack.read_image", read_failing_at("a.png", BadMedia("odd")))
+    store = pack("images", image_folder, tmp_path / "out", **OPTIONS)
+    assert store.skipped[0] == ("a.png", "odd") and len(store) == 5

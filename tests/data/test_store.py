@@ -1,0 +1,146 @@
+import json
+import pickle
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from unshuffle.data.images import read_image
+from unshuffle.data.pack import pack
+from unshuffle.data.store import Store
+from unshuffle.data.videos import read_frames
+from unshuffle.errors import UserError
+
+
+@pytest.fixture
+def packed_images(image_folder: Path, tmp_path: Path) -> Path:
+    return pack("images", image_folder, tmp_path / "store", short_side=16, progress=False).path
+
+
+@pytest.fixture
+def packed_clips(video_folder: Path, tmp_path: Path) -> Path:
+    return pack("videos", video_folder, tmp_path / "store", encoding="jpeg", progress=False).path
+
+
+def test_raw_images_come_back_exactly(packed_images: Path, image_folder: Path) -> None:
+    store = Store(packed_images)
+    assert store.names == ["a.png", "b/c.png", "b/d.png", "e.png", "f.png", "h.png"]
+    assert [name for name, _ in store.skipped] == ["b/cc.jpg", "g.png"]
+    assert (store.kind, store.encoding, len(store)) == ("images", "raw", 6)
+    for item, name in enumerate(store.names):
+        original = read_image(image_folder / name, 16)
+        assert store.num_frames(item) == 1 and store.size(item) == original.shape[:2]
+        assert (store.read(item, [0]) == original[None]).all()
+
+
+@pytest.mark.parametrize(("encoding", "tolerance"), [("raw", 0), ("jpeg", 2)])
+def test_clips_come_back_with_only_the_frames_asked_for(
+    video_folder: Path, tmp_path: Path, encoding: str, tolerance: float
+) -> None:
+    store = pack("videos", video_folder, tmp_path / "store", encoding=encoding, progress=False)
+    assert store.kind == "videos" and store.encoding == encoding
+    assert [store.num_frames(item) for item in range(len(store))] == [4, 5, 6]
+    for item, name in enumerate(store.names):
+        original = np.stack(list(read_frames(video_folder / name, 128)))
+        wanted = [3, 0, 3]
+        found = store.read(item, wanted)
+        assert found.shape == (3, *store.size(item), 3) and found.dtype == np.uint8
+        assert np.abs(found.astype(int) - original[wanted]).mean() <= tolerance
+        assert store.read(item, []).shape == (0, *store.size(item), 3)
+
+
+def test_a_frame_that_is_not_there_is_an_index_error(packed_clips: Path) -> None:
+    for frame in (4, -1):
+        with pytest.raises(IndexError, match="4 frames"):
+            Store(packed_clips).read(0, [frame])
+
+
+def test_a_pickled_store_and_threads_read_the_same(packed_clips: Path) -> None:
+    store = Store(packed_clips)
+    copy = pickle.loads(pickle.dumps(store))
+    alone = [store.read(item, [1, 2]) for item in range(3)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda item: copy.read(item % 3, [1, 2]), range(24)))
+    assert all((pixels == alone[number % 3]).all() for number, pixels in enumerate(together))
+
+
+def test_what_is_read_may_be_changed_without_touching_the_store(packed_images: Path) -> None:
+    store = Store(packed_images)
+    pixels = store.read(0, [0])
+    before = pixels.copy()
+    pixels[:] = 0
+    assert (store.read(0, [0]) == before).all()
+
+
+def test_is_store(packed_images: Path, image_folder: Path, tmp_path: Path) -> None:
+    assert Store.is_store(packed_images)
+    assert not Store.is_store(image_folder)
+    assert not Store.is_store(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("item", [0, 2])
+def test_one_wrong_bit_is_found_in_its_own_record_only(packed_clips: Path, item: int) -> None:
+    rows = [json.loads(line) for line in (packed_clips / "index.jsonl").read_text().splitlines()]
+    data = bytearray((packed_clips / "data.bin").read_bytes())
+    data[rows[item]["offset"] + 700] ^= 1
+    (packed_clips / "data.bin").write_bytes(data)
+    store = Store(packed_clips)
+    for other in {0, 1, 2} - {item}:
+        store.read(other, [0])
+    for _ in range(2):
+        with pytest.raises(UserError, match=rf"damaged.*clip{item}\.mp4.*pack it again"):
+            store.read(item, [0])
+
+
+def test_a_record_is_checked_the_first_time_only(
+    packed_images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: list[int] = []
+    real = zlib.crc32
+    monkeypatch.setattr(zlib, "crc32", lambda data: checks.append(1) or real(data))
+    store = Store(packed_images)
+    assert not checks
+    for item in (0, 0, 1, 0):
+        store.read(item, [0])
+    assert len(checks) == 2
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_wrong_size_is_found_at_opening(packed_images: Path, change: int) -> None:
+    data = (packed_images / "data.bin").read_bytes()
+    (packed_images / "data.bin").write_bytes(data[:-1] if change < 0 else data + b"x")
+    with pytest.raises(UserError, match=r"damaged.*delete it and pack it again"):
+        Store(packed_images)
+
+
+@pytest.mark.parametrize("name", ["store.json", "index.jsonl", "data.bin"])
+@pytest.mark.parametrize("content", [None, b"", b'{"format": 1}\n', b"[1]\n", b"garbage\n"])
+def test_a_lost_or_overwritten_file_is_found_at_opening(
+    packed_images: Path, name: str, content: bytes | None
+) -> None:
+    (packed_images / name).unlink()
+    if content is not None:
+        (packed_images / name).write_bytes(content)
+    with pytest.raises(UserError, match="damaged"):
+        Store(packed_images)
+
+
+def test_an_index_that_contradicts_itself_is_found_at_opening(packed_images: Path) -> None:
+    index = packed_images / "index.jsonl"
+    text = index.read_text()
+    for wrong in (text.replace("a.png", "h.png"), text.replace('"offset": 0', '"offset": 1')):
+        index.write_text(wrong)
+        with pytest.raises(UserError, match="contradicts itself"):
+            Store(packed_images)
+
+
+def test_an_unfinished_store_and_another_format_are_refused(packed_images: Path) -> None:
+    header = json.loads((packed_images / "store.json").read_text())
+    (packed_images / "store.json").write_text(json.dumps(header | {"complete": False}))
+    with pytest.raises(UserError, match=r"incomplete.*pack again"):
+        Store(packed_images)
+    (packed_images / "store.json").write_text(json.dumps(header | {"format": 2}))
+    with pytest.raises(UserError, match="format 2"):
+        Store(packed_images)
