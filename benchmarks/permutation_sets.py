@@ -45,10 +45,7 @@ def measure(parts: int, count: int, criterion: Criterion) -> str:
         permutations = permutation_set(parts, count, criterion=criterion)
         seconds.append(time.perf_counter() - start)
     distances = hamming_statistics(permutations)
-    return (
-        f"{parts},{count},{criterion},{statistics.median(seconds):.3f},"
-        f"{distances.minimum},{distances.mean:.4f}"
-    )
+    return f"{parts},{count},{criterion},{statistics.median(seconds):.3f},{distances.minimum},{distances.mean:.4f}"
 
 
 def main() -> None:

@@ -58,9 +58,7 @@ def are_distinct_permutations(permutations):
 @pytest.mark.parametrize(("parts", "count"), [(2, 1), (3, 4), (4, 15), (5, 30), (6, 12)])
 def test_equals_the_reference(parts, count, criterion, seed, include_identity):
     ours = permutation_set(parts, count, criterion=criterion, seed=seed, include_identity=include_identity)
-    assert ours.tolist() == [
-        list(row) for row in reference_set(parts, count, criterion, seed, include_identity)
-    ]
+    assert ours.tolist() == [list(row) for row in reference_set(parts, count, criterion, seed, include_identity)]
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)
@@ -85,9 +83,7 @@ def test_all_there_are(parts, criterion, include_identity):
 def test_properties(parts, share, criterion, seed, include_identity):
     available = math.factorial(parts) - (not include_identity)
     count = max(1, round(share * min(available, 200)))
-    permutations = permutation_set(
-        parts, count, criterion=criterion, seed=seed, include_identity=include_identity
-    )
+    permutations = permutation_set(parts, count, criterion=criterion, seed=seed, include_identity=include_identity)
     assert permutations.shape == (count, parts)
     assert permutations.dtype == np.int64
     assert are_distinct_permutations(permutations)

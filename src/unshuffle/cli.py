@@ -100,7 +100,10 @@ def pretrain(args: Sequence[str]) -> int:
         run_pretraining(config, resume=command.resume)
     except Stopped as stop:
         out = config.out or "RUN"
-        print(f"{stop}; a checkpoint is saved. Go on with: unshuffle pretrain --out {out} --resume", file=sys.stderr)
+        print(
+            f"{stop}; a checkpoint is saved. Go on with: unshuffle pretrain --out {out} --resume",
+            file=sys.stderr,
+        )
         return 128 + stop.signum
     return 0
 
@@ -198,7 +201,12 @@ def run(args: Sequence[str]) -> int:
 
 
 def _usage() -> str:
-    lines = ["usage: unshuffle COMMAND [OPTIONS]", "", "Learn visual features by putting things back in order.", ""]
+    lines = [
+        "usage: unshuffle COMMAND [OPTIONS]",
+        "",
+        "Learn visual features by putting things back in order.",
+        "",
+    ]
     descriptions = {
         "pretrain": PretrainCommand,
         "doctor": DoctorCommand,
@@ -251,11 +259,12 @@ def _parse(command: type[T], name: str, args: Sequence[str], default: T | None =
     extra: dict[str, Any] = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(complaints):
-            return tyro.cli(command, prog=f"unshuffle {name}", args=list(args), use_underscores=True, **extra)
+            parsed: T = tyro.cli(command, prog=f"unshuffle {name}", args=list(args), use_underscores=True, **extra)
     except SystemExit as stop:
         if not stop.code:
             raise
         raise UserError(f"{_sentence(complaints.getvalue())}; see unshuffle {name} --help") from None
+    return parsed
 
 
 def _sentence(box: str) -> str:
@@ -268,7 +277,9 @@ def _sentence(box: str) -> str:
     return f"{sentence} (did you mean {nearest}?)" if nearest and "nrecognized" in sentence else sentence
 
 
-def _write_json(path: Path | None, command: str, protocol: str, config: dict[str, Any], metrics: dict[str, Any]) -> None:
+def _write_json(
+    path: Path | None, command: str, protocol: str, config: dict[str, Any], metrics: dict[str, Any]
+) -> None:
     if path is None:
         return
     document = {"command": command, "protocol": protocol, "config": config, "metrics": metrics}

@@ -58,6 +58,10 @@ class SyntheticConfig:
     """Side of a frame in pixels."""
     clip_frames: int = 16
     """Frames of a clip."""
+    gallery: int = 600
+    """Labelled images that the monitor retrieves from."""
+    queries: int = 300
+    """Labelled images that it retrieves for."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +218,8 @@ class LogConfig:
     """Checkpoints; one is also written at the end and when stopped."""
     keep_checkpoints: int = 2
     """Older ones are deleted."""
+    pictures: bool = True
+    """Draw pictures at the end of the run."""
 
 
 @dataclass(frozen=True)
@@ -341,12 +347,18 @@ def _problems(config: Config) -> list[tuple[bool, str]]:
         probabilities[f"model.{task}.dropout"] = head.dropout
         found.append((min(head.fc6, head.hidden) < 1, f"model.{task}: fc6 and hidden must be 1 or more"))
     found += [(not 0 <= p <= 1, f"{name} is {p}, but must be in [0, 1]") for name, p in probabilities.items()]
-    counts = (("spatial", permutations.spatial, shuffle.tiles), ("temporal", permutations.temporal, shuffle.frames))
+    counts = (
+        ("spatial", permutations.spatial, shuffle.tiles),
+        ("temporal", permutations.temporal, shuffle.frames),
+    )
     for task, count, parts in counts:
         existing = math.factorial(max(parts, 0)) - (not permutations.include_identity)
         found.append((count < 2, f"permutations.{task} is {count}, but a choice needs 2 or more"))
         found.append(
-            (count > existing, f"permutations.{task} is {count}, but {parts} parts have only {existing} permutations")
+            (
+                count > existing,
+                f"permutations.{task} is {count}, but {parts} parts have only {existing} permutations",
+            )
         )
     rates = (("trunk", optim.trunk), ("spatial", optim.spatial), ("temporal", optim.temporal))
     found += [(not group.lr > 0, f"optim.{name}.lr is {group.lr}, but must be above 0") for name, group in rates]

@@ -46,7 +46,7 @@ def read_config(path: Path) -> Config:
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold keys and values, like the config.yaml of a run")
     preset = values.get("preset", "demo")
-    if preset not in PRESETS:
+    if preset not in tuple(PRESETS):  # not in the dict itself: a list has no hash
         raise UserError(f"{path}: preset is {preset!r}, but must be one of {', '.join(PRESETS)}")
     try:
         return merge(PRESETS[preset](), values)

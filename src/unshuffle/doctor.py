@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from unshuffle.config import Config, check
+from unshuffle.config_file import merge
 from unshuffle.data.prepare import Data, prepare
 from unshuffle.pretraining import build_trainer
 from unshuffle.training.trainer import Tally, Trainer
@@ -94,7 +95,7 @@ def _small_trainer(config: Config, data: Data, task: str, samples: int, choices:
     small = replace(
         config,
         tasks="auto",
-        permutations=replace(config.permutations, **{task: choices}, per_sample=max(4, config.permutations.per_sample)),
+        permutations=merge(config.permutations, {task: choices, "per_sample": max(4, config.permutations.per_sample)}),
         optim=replace(config.optim, batch_size=samples, warmup=0, milestones=()),
     )
     return build_trainer(small, Data({task: handful}, {task: handful}))

@@ -35,7 +35,6 @@ from unshuffle.training.console import Display
 from unshuffle.training.log import RunLog
 from unshuffle.training.trainer import Trainer
 
-MONITOR_GALLERY, MONITOR_QUERIES = 600, 300
 CHANGEABLE_ON_RESUME = ("device", "log.", "data.workers", "data.cache", "out", "images", "videos")
 
 
@@ -79,10 +78,10 @@ def run_pretraining(config: Config, resume: bool = False, console: Console | Non
     if resume:
         _restore(trainer, run, console)
     describe(trainer, console)
-    display = Display(trainer.statuses(), config.optim.iterations, trainer.iteration, console)
-    if trainer.iteration == 0:
-        _log_start(trainer, run)
-    trainer.train(run, display)
+    with RunLog(run, trainer.iteration) as log:
+        if trainer.iteration == 0:
+            _log_start(trainer, log)
+        trainer.train(run, log, Display(trainer.statuses(), config.optim.iterations, trainer.iteration, console))
     _finish(trainer, run, console)
     return run
 
@@ -133,7 +132,7 @@ def build_monitor(config: Config, side: int, device: torch.device) -> RetrievalM
         return None
     gallery, queries = (
         from_synthetic(synthetic_images(count, config.synthetic.image_size, _monitor_seed(config, name)))
-        for name, count in (("gallery", MONITOR_GALLERY), ("queries", MONITOR_QUERIES))
+        for name, count in (("gallery", config.synthetic.gallery), ("queries", config.synthetic.queries))
     )
     return RetrievalMonitor(gallery, queries, device)
 
@@ -168,9 +167,7 @@ def _claim(run: Run, config: Config, resume: bool) -> None:
     """Refuse a folder that holds something else, or a run that does not fit."""
     if not resume:
         if run.config_file.exists():
-            raise UserError(
-                f"{run.folder} already holds a run: --resume goes on with it, another --out starts afresh"
-            )
+            raise UserError(f"{run.folder} already holds a run: --resume goes on with it, another --out starts afresh")
         if run.folder.is_dir() and any(run.folder.iterdir()):
             raise UserError(f"{run.folder} is not empty: choose another --out")
         if run.folder.exists() and not run.folder.is_dir():
@@ -209,17 +206,21 @@ def describe(trainer: Trainer, console: Console) -> None:
         f"{config.model.backbone} ({weights / 1e6:.2f} million weights) on {trainer.device}; {sets}; "
         f"iterations {trainer.iteration} to {config.optim.iterations}; into {config.out}",
         highlight=False,
+        soft_wrap=True,
     )
 
 
-def _log_start(trainer: Trainer, run: Run) -> None:
-    versions = {"unshuffle": unshuffle.__version__, "python": platform.python_version(), "torch": torch.__version__}
+def _log_start(trainer: Trainer, log: RunLog) -> None:
+    versions = {
+        "unshuffle": unshuffle.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
     device = torch.cuda.get_device_name(trainer.device) if trainer.device.type == "cuda" else platform.machine()
-    with RunLog(run) as log:
-        log.write("start", 0, versions=versions, device=device, cpus=os.cpu_count(), threads=torch.get_num_threads())
-        if isinstance(trainer.monitor, RetrievalMonitor):
-            for name, scores in trainer.monitor.baselines().items():
-                log.write("baseline", 0, name=name, **scores)
+    log.write("start", 0, versions=versions, device=device, cpus=os.cpu_count(), threads=torch.get_num_threads())
+    if isinstance(trainer.monitor, RetrievalMonitor):
+        for name, scores in trainer.monitor.baselines().items():
+            log.write("baseline", 0, name=name, **scores)
 
 
 def _finish(trainer: Trainer, run: Run, console: Console) -> None:
@@ -231,7 +232,7 @@ def _finish(trainer: Trainer, run: Run, console: Console) -> None:
         crop_size=config.shuffle.crop_size,
         permutations={task: rows.cpu().numpy() for task, rows in trainer.permutations.items()},
     )
-    pictures = draw_pictures(trainer, run)
+    pictures = draw_pictures(trainer, run) if config.log.pictures else []
     console.print(_results(run))
     console.print("Open these:", highlight=False)
     for path in (*pictures, run.weights, run.metrics_file):
@@ -240,7 +241,7 @@ def _finish(trainer: Trainer, run: Run, console: Console) -> None:
 
 def _results(run: Run) -> Table:
     """Errors against chance; retrieval against the untrained network and against features nobody learned."""
-    table = Table(title=f"Results of {run.folder}", box=None, title_justify="left", padding=(0, 2))
+    table = Table(box=None, padding=(0, 2))
     for column in ("", "first", "last", "chance"):
         table.add_column(column, justify="left" if not column else "right")
     entries = list(run.metrics("validation"))

@@ -70,9 +70,7 @@ def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path: Path) -> None:
         assert distance(read_image(tmp_path / f"x.{suffix}")[..., 0], ramp / 257) <= 0.5
 
 
-@pytest.mark.parametrize(
-    ("top", "dtype"), [(1, "f4"), (255, "f4"), (65535, "f4"), (65535, "i4"), (10**6, "i4")]
-)
+@pytest.mark.parametrize(("top", "dtype"), [(1, "f4"), (255, "f4"), (65535, "f4"), (65535, "i4"), (10**6, "i4")])
 def test_float_and_integer_tiffs_are_scaled_by_their_range(tmp_path: Path, top: int, dtype: str) -> None:
     ramp = np.linspace(0, top, 48 * 32).reshape(32, 48).astype(dtype)
     Image.fromarray(ramp).save(tmp_path / "x.tiff")
@@ -117,9 +115,7 @@ def test_an_animation_gives_its_first_frame(tmp_path: Path) -> None:
         assert (read_image(tmp_path / f"x.{suffix}") == (255, 0, 0)).all()
 
 
-@pytest.mark.parametrize(
-    ("size", "expected"), [((100, 50), (32, 64)), ((60, 90), (48, 32)), ((20, 20), (32, 32))]
-)
+@pytest.mark.parametrize(("size", "expected"), [((100, 50), (32, 64)), ((60, 90), (48, 32)), ((20, 20), (32, 32))])
 def test_short_side_is_exact_and_shape_is_kept(
     tmp_path: Path, size: tuple[int, int], expected: tuple[int, int]
 ) -> None:

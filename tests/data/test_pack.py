@@ -253,9 +253,7 @@ def test_no_candidate_is_a_user_error_that_names_the_suffixes(kind: str, suffix:
 
 
 @pytest.mark.parametrize("option", [{"short_side": 8}, {"quality": 0}, {"every": 0}, {"workers": 0}])
-def test_senseless_options_are_user_errors(
-    option: dict[str, int], image_folder: Path, tmp_path: Path
-) -> None:
+def test_senseless_options_are_user_errors(option: dict[str, int], image_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError):
         pack("images", image_folder, tmp_path / "out", **OPTIONS | option)
     assert not (tmp_path / "out").exists()
@@ -306,9 +304,7 @@ def test_the_cache_keeps_a_store_per_folder_options_and_state(image_folder: Path
     assert len(changed) == len(first) + 1
 
 
-def test_a_store_given_as_the_folder_is_opened_if_its_kind_is_right(
-    image_folder: Path, tmp_path: Path
-) -> None:
+def test_a_store_given_as_the_folder_is_opened_if_its_kind_is_right(image_folder: Path, tmp_path: Path) -> None:
     packed = pack("images", image_folder, tmp_path / "out", **OPTIONS)
     assert cached_store("images", packed.path, tmp_path / "cache").path == packed.path
     assert not (tmp_path / "cache").exists()

@@ -94,9 +94,7 @@ def test_one_wrong_bit_is_found_in_its_own_record_only(packed_clips: Path, item:
             store.read(item, [0])
 
 
-def test_a_record_is_checked_the_first_time_only(
-    packed_images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_is_checked_the_first_time_only(packed_images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checks: list[int] = []
     real = zlib.crc32
     monkeypatch.setattr(zlib, "crc32", lambda data: checks.append(1) or real(data))
@@ -117,9 +115,7 @@ def test_a_wrong_size_is_found_at_opening(packed_images: Path, change: int) -> N
 
 @pytest.mark.parametrize("name", ["store.json", "index.jsonl", "data.bin"])
 @pytest.mark.parametrize("content", [None, b"", b'{"format": 1}\n', b"[1]\n", b"garbage\n"])
-def test_a_lost_or_overwritten_file_is_found_at_opening(
-    packed_images: Path, name: str, content: bytes | None
-) -> None:
+def test_a_lost_or_overwritten_file_is_found_at_opening(packed_images: Path, name: str, content: bytes | None) -> None:
     (packed_images / name).unlink()
     if content is not None:
         (packed_images / name).write_bytes(content)

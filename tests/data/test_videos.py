@@ -49,9 +49,7 @@ def test_finds_nested_videos_of_any_case(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("suffix", "codec"), CONTAINERS)
-def test_frames_come_complete_and_in_order(
-    tmp_path: Path, write_video: WriteVideo, suffix: str, codec: str
-) -> None:
+def test_frames_come_complete_and_in_order(tmp_path: Path, write_video: WriteVideo, suffix: str, codec: str) -> None:
     if codec not in av.codecs_available:
         pytest.skip(f"this PyAV has no {codec}")
     path = write_video(tmp_path / f"x.{suffix}", codec=codec)
@@ -88,9 +86,7 @@ def test_wrong_timestamps_do_not_change_the_order(tmp_path: Path, write_video: W
 
 
 @pytest.mark.parametrize("claimed", [1, 5000])
-def test_the_frame_count_of_the_header_is_not_believed(
-    tmp_path: Path, write_video: WriteVideo, claimed: int
-) -> None:
+def test_the_frame_count_of_the_header_is_not_believed(tmp_path: Path, write_video: WriteVideo, claimed: int) -> None:
     path = write_video(tmp_path / "x.avi", codec="mjpeg")
     data = bytearray(path.read_bytes())
     struct.pack_into("<I", data, data.index(b"avih") + 8 + 16, claimed)
@@ -99,9 +95,7 @@ def test_the_frame_count_of_the_header_is_not_believed(
     assert numbers(path) == list(range(20))
 
 
-@pytest.mark.parametrize(
-    ("suffix", "options"), [("mkv", {}), ("mp4", {"movflags": "faststart"}), ("avi", {})]
-)
+@pytest.mark.parametrize(("suffix", "options"), [("mkv", {}), ("mp4", {"movflags": "faststart"}), ("avi", {})])
 def test_a_clip_that_breaks_off_keeps_its_beginning(
     tmp_path: Path, write_video: WriteVideo, suffix: str, options: dict[str, str]
 ) -> None:

@@ -33,9 +33,7 @@ def _walk(folder: Path) -> list[Path]:
     for parent, folders, files in os.walk(folder, followlinks=True):
         seen.add(os.path.realpath(parent))
         folders[:] = sorted(
-            name
-            for name in folders
-            if not name.startswith(".") and os.path.realpath(Path(parent, name)) not in seen
+            name for name in folders if not name.startswith(".") and os.path.realpath(Path(parent, name)) not in seen
         )
         found += [Path(parent, name) for name in files if not name.startswith(".")]
     return found

@@ -91,9 +91,7 @@ def _open_as(kind: Kind, folder: Path) -> Store:
     return store
 
 
-def _plan(
-    kind: Kind, src: Path, short_side: int | None, encoding: Encoding, quality: int, every: int
-) -> _Job:
+def _plan(kind: Kind, src: Path, short_side: int | None, encoding: Encoding, quality: int, every: int) -> _Job:
     short_side = DEFAULT_SHORT_SIDE[kind] if short_side is None else short_side
     _check_options(short_side, quality, every)
     files = _find(kind, src)
@@ -218,9 +216,7 @@ def _nothing_readable(job: _Job, writer: Writer) -> UserError:
     )
 
 
-def _encode_all(
-    files: dict[str, Path], header: Header, workers: int
-) -> Generator[tuple[str, Record | BadMedia]]:
+def _encode_all(files: dict[str, Path], header: Header, workers: int) -> Generator[tuple[str, Record | BadMedia]]:
     """Results in the files' order, with only a few files under way so that memory stays bounded."""
     pool = ThreadPoolExecutor(workers)
     waiting: deque[tuple[str, Future[Record | BadMedia]]] = deque()
@@ -285,8 +281,6 @@ def _progress_bar(job: _Job, writer: Writer, shown: bool) -> Iterator[Callable[[
         console=Console(stderr=True),
         disable=not shown,
     )
-    task = bar.add_task(
-        job.header.kind, total=len(job.files), completed=len(writer.done), skipped=len(writer.skipped)
-    )
+    task = bar.add_task(job.header.kind, total=len(job.files), completed=len(writer.done), skipped=len(writer.skipped))
     with bar:
         yield lambda: bar.update(task, advance=1, skipped=len(writer.skipped))

@@ -51,7 +51,12 @@ def prepare(config: Config, progress: bool = True) -> Data:
         usable = _long_enough(clips, config.shuffle.frames, data)
         _check_bad_share(len(usable), len(clips), "clips", config.data)
         side = min(clips.size(0))
-        _add(data, "temporal", Samples(clips, usable, config.shuffle.frames, side, config.data.frame_span), config)
+        _add(
+            data,
+            "temporal",
+            Samples(clips, usable, config.shuffle.frames, side, config.data.frame_span),
+            config,
+        )
     return data
 
 
@@ -77,7 +82,9 @@ def _clips(config: Config, data: Data, progress: bool) -> Source | None:
     if config.images is not None or config.tasks == "S":
         return None
     world = config.synthetic
-    data.found.append(f"{world.clips} clips of the synthetic world, {world.clip_frames} frames of {world.frame_size} px")
+    data.found.append(
+        f"{world.clips} clips of the synthetic world, {world.clip_frames} frames of {world.frame_size} px"
+    )
     return synthetic_clips(world.clips, world.frame_size, world.clip_frames, _world_seed(config, "clips"))
 
 
@@ -112,7 +119,7 @@ def _check_bad_share(good: int, total: int, kind: str, config: DataConfig) -> No
 
 def _long_enough(clips: Source, frames: int, data: Data) -> Items:
     counts = np.array([clips.num_frames(item) for item in range(len(clips))])
-    for item in np.flatnonzero(counts < frames):
+    for item in np.flatnonzero(counts < frames).tolist():
         data.skipped.append((clips.names[item], f"{counts[item]} frames, and {frames} are needed"))
     return np.flatnonzero(counts >= frames)
 

@@ -17,7 +17,13 @@ MIN_STD = 2 / 255  # a crop with hardly any contrast is not blown up into noise
 
 
 def tiles(images: Tensor, config: ShuffleConfig, generator: torch.Generator | None = None) -> Tensor:
-    """Cut (B, H, W, 3) bytes into a grid: a crop in each cell, resized, (B, m*m, 3, S, S)."""
+    """Cut (B, H, W, 3) bytes into a grid: a crop in each cell, resized and normalised, (B, m*m, 3, S, S)."""
+    crops = cut_tiles(images, config, generator)
+    return normalise(crops.flatten(0, 1)).view_as(crops)
+
+
+def cut_tiles(images: Tensor, config: ShuffleConfig, generator: torch.Generator | None = None) -> Tensor:
+    """The tiles before they are normalised, in [0, 1]: what a person can look at."""
     batch, size = images.shape[0], images.shape[1]
     cell = size // config.grid
     side = max(1, round(cell * config.tile_share))
@@ -30,11 +36,17 @@ def tiles(images: Tensor, config: ShuffleConfig, generator: torch.Generator | No
     if generator is not None:
         grey = _uniform((batch,), generator, images.device) < config.grey
         crops = _recolour(crops, config, generator, grey.repeat_interleave(config.tiles))
-    return normalise(crops).unflatten(0, (batch, config.tiles))
+    return torch.unflatten(crops, 0, (batch, config.tiles))
 
 
 def frames(clips: Tensor, config: ShuffleConfig, generator: torch.Generator | None = None) -> Tensor:
-    """Crop and resize each frame of (B, u, H, W, 3) bytes, (B, u, 3, S, S)."""
+    """Crop, resize and normalise each frame of (B, u, H, W, 3) bytes, (B, u, 3, S, S)."""
+    crops = cut_frames(clips, config, generator)
+    return normalise(crops.flatten(0, 1)).view_as(crops)
+
+
+def cut_frames(clips: Tensor, config: ShuffleConfig, generator: torch.Generator | None = None) -> Tensor:
+    """The frames before they are normalised, in [0, 1]: what a person can look at."""
     batch, num_frames, size = clips.shape[0], clips.shape[1], clips.shape[2]
     side = max(1, round(size * config.frame_share))
     draws = batch if config.shared_crop else batch * num_frames
@@ -45,7 +57,7 @@ def frames(clips: Tensor, config: ShuffleConfig, generator: torch.Generator | No
     crops = _resize(crops, config.crop_size)
     if generator is not None and config.frame_jitter:
         crops = _recolour(crops, config, generator, repeats=repeats)
-    return normalise(crops).unflatten(0, (batch, num_frames))
+    return torch.unflatten(crops, 0, (batch, num_frames))
 
 
 def permute(parts: Tensor, permutations: Tensor) -> Tensor:

@@ -194,9 +194,7 @@ class Writer:
         os.truncate(folder / DATA, self._offset)
         self.skipped = [(row["name"], row["reason"]) for row in _keep_whole_rows(folder / SKIPPED)]
         self.done = {row["name"] for row in rows} | {name for name, _ in self.skipped}
-        self._data, self._index, self._skipped = (
-            (folder / name).open("ab") for name in (DATA, INDEX, SKIPPED)
-        )
+        self._data, self._index, self._skipped = ((folder / name).open("ab") for name in (DATA, INDEX, SKIPPED))
 
     def __enter__(self) -> Self:
         return self

@@ -47,7 +47,12 @@ OBJECTS: dict[str, Parts] = {
         _box(0.2, 0.55, 0.36, 0.7),
         _box(0.66, 0.55, 0.8, 0.7),
     ],
-    "tree": [_box(0.43, 0.55, 0.57, 0.98), _disc(0.5, 0.35, 0.32), _disc(0.3, 0.5, 0.17), _disc(0.7, 0.5, 0.17)],
+    "tree": [
+        _box(0.43, 0.55, 0.57, 0.98),
+        _disc(0.5, 0.35, 0.32),
+        _disc(0.3, 0.5, 0.17),
+        _disc(0.7, 0.5, 0.17),
+    ],
     "car": [
         _box(0.02, 0.5, 0.98, 0.75),
         _polygon((0.2, 0.5), (0.32, 0.27), (0.66, 0.27), (0.8, 0.5)),
@@ -159,7 +164,7 @@ def _place(points: Points, pose: Pose, size: int) -> Points:
     scaled = centred * (pose.width, pose.height)
     cos, sin = np.cos(pose.angle), np.sin(pose.angle)
     turned = scaled @ np.array([[cos, sin], [-sin, cos]])
-    return (turned + (pose.x, pose.y)) * size
+    return np.asarray((turned + np.array([pose.x, pose.y])) * size)
 
 
 @dataclass(frozen=True)
@@ -214,18 +219,39 @@ def _jitter_parts(parts: Parts, rng: np.random.Generator, amount: float = 0.08) 
     return jittered
 
 
-def _scene(rng: np.random.Generator, size: int) -> Image.Image:
-    """A smooth sky above a ground whose texture grows towards the viewer, in any colours."""
-    horizon = rng.uniform(0.5, 0.75)
+def _landscape(rng: np.random.Generator, x: Points, y: Points) -> Points:
+    """A smooth sky above a ground whose texture grows towards the viewer."""
+    horizon = rng.uniform(0.4, 0.8)
     sky, ground = rng.uniform(20, 235, (2, 3))
-    y, x = np.mgrid[:size, :size] / size
     height = np.clip(y / horizon, 0, 1)[..., None]
     above = sky * (1 - height) + np.clip(sky + rng.uniform(-70, 70), 0, 255) * height
     depth = np.clip((y - horizon) / (1 - horizon), 1e-3, 1)
-    waves = np.sin(rng.uniform(14, 26) / (depth + 0.35)) * np.sin(rng.uniform(3, 8) * np.pi * (x - 0.5) / (depth + 0.5))
-    below = ground + (rng.uniform(25, 50) * waves)[..., None]
-    pixels = np.where((y < horizon)[..., None], above, below)
-    return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+    waves = np.sin(rng.uniform(14, 26) / (depth + 0.35)) * np.sin(rng.uniform(9, 25) * (x - 0.5) / (depth + 0.5))
+    below = ground + (rng.uniform(15, 50) * waves)[..., None]
+    return np.asarray(np.where((y < horizon)[..., None], above, below))
+
+
+def _wall(rng: np.random.Generator, x: Points, y: Points) -> Points:
+    """A flat texture that looks the same everywhere: only the object tells where a tile belongs."""
+    colour, angle, waves = rng.uniform(30, 225, 3), rng.uniform(0, np.pi), rng.uniform(20, 70, 2)
+    along, across = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
+    pattern = np.sin(waves[0] * along) * (np.sin(waves[1] * across) if rng.integers(2) else 1)
+    return np.asarray(colour + (rng.uniform(0, 45) * pattern)[..., None])
+
+
+def _haze(rng: np.random.Generator, x: Points, y: Points) -> Points:
+    """One colour fading into another in any direction."""
+    start, end = rng.uniform(20, 235, (2, 3))
+    angle = rng.uniform(0, 2 * np.pi)
+    share = np.clip(0.5 + (x - 0.5) * np.cos(angle) + (y - 0.5) * np.sin(angle), 0, 1)[..., None]
+    return np.asarray(start * (1 - share) + end * share)
+
+
+def _scene(rng: np.random.Generator, size: int) -> Image.Image:
+    """What stands behind the object, in any colours."""
+    y, x = np.mgrid[:size, :size] / size
+    paint = (_landscape, _wall, _haze)[rng.integers(3)]
+    return Image.fromarray(np.clip(paint(rng, x, y), 0, 255).astype(np.uint8))
 
 
 def _finish(canvas: Image.Image, rng: np.random.Generator, size: int) -> Pixels:
@@ -237,10 +263,10 @@ def draw_image(rng: np.random.Generator, name: str, size: int) -> Pixels:
     """One picture of the named object, as (size, size, 3)."""
     canvas = _scene(rng, size * SUPERSAMPLING)
     parts = _jitter_parts(OBJECTS[name], rng)
-    side = rng.uniform(0.65, 0.95)
+    side = rng.uniform(0.6, 0.95)
     pose = Pose(
-        x=rng.uniform(0.4, 0.6),
-        y=rng.uniform(0.42, 0.58),
+        x=rng.uniform(0.37, 0.63),
+        y=rng.uniform(0.4, 0.6),
         width=side * rng.uniform(0.85, 1.1),
         height=side,
         angle=rng.uniform(-0.15, 0.15),
@@ -358,13 +384,17 @@ class SyntheticSource:
 
 
 def _labelled(
-    kind: str, classes: Sequence[str], count: int, seed: int, draw: Callable[[np.random.Generator, str], Pixels]
+    kind: str,
+    classes: Sequence[str],
+    count: int,
+    seed: int,
+    draw: Callable[[np.random.Generator, str], Pixels],
 ) -> SyntheticSource:
-    labels = np.arange(count, dtype=np.int64) % len(classes)
+    labels = [item % len(classes) for item in range(count)]
     rngs = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(count)]
     pixels = np.stack([draw(rng, classes[label]) for rng, label in zip(rngs, labels, strict=True)])
     names = [f"{kind}/{classes[label]}/{item:05d}" for item, label in enumerate(labels)]
-    return SyntheticSource(names, labels, classes, pixels)
+    return SyntheticSource(names, np.array(labels), classes, pixels)
 
 
 def synthetic_images(count: int, size: int, seed: int) -> SyntheticSource:
@@ -374,6 +404,4 @@ def synthetic_images(count: int, size: int, seed: int) -> SyntheticSource:
 
 def synthetic_clips(count: int, size: int, num_frames: int, seed: int) -> SyntheticSource:
     """Labelled clips of motions, the classes in turn."""
-    return _labelled(
-        "clip", tuple(MOTIONS), count, seed, lambda rng, name: draw_clip(rng, name, size, num_frames)
-    )
+    return _labelled("clip", tuple(MOTIONS), count, seed, lambda rng, name: draw_clip(rng, name, size, num_frames))

@@ -53,6 +53,8 @@ def raw_pixels(pixels: Pixels, side: int = 32) -> Tensor:
 
 def colour_histograms(pixels: Pixels, bins: int = 4) -> Tensor:
     """What a network has to beat: how much of each colour, (N, bins³)."""
-    levels = (torch.from_numpy(pixels).long() * bins) // 256
-    cells = (levels[..., 0] * bins + levels[..., 1]) * bins + levels[..., 2]
-    return F.one_hot(cells.flatten(1), bins**3).sum(dim=1).float()
+    counts = []
+    for image in torch.from_numpy(pixels):  # one at a time: a one-hot code of all would take gigabytes
+        red, green, blue = (image.flatten(0, 1).long() * bins // 256).unbind(dim=1)
+        counts.append(torch.bincount((red * bins + green) * bins + blue, minlength=bins**3))
+    return torch.stack(counts).float()

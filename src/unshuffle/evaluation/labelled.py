@@ -41,7 +41,9 @@ def from_folder(folder: Path, side: int, limit: int, classes: Sequence[str] | No
     if classes is None:
         classes = found
     if len(classes) < 2 or not set(found) >= set(classes):
-        raise UserError(f"{folder} needs a subfolder of images for each of two or more classes, the same in both folders")
+        raise UserError(
+            f"{folder} needs a subfolder of images for each of two or more classes, the same in both folders"
+        )
     each = max(1, limit // len(classes))
     pixels, labels = [], []
     for label, name in enumerate(classes):

@@ -43,9 +43,7 @@ class ConcatHead(Head):
 
     def __init__(self, features: int, parts: int, num_permutations: int, config: HeadConfig) -> None:
         super().__init__(features, config)
-        self.fc7 = nn.Sequential(
-            nn.Linear(parts * config.fc6, config.hidden), nn.ReLU(), nn.Dropout(config.dropout)
-        )
+        self.fc7 = nn.Sequential(nn.Linear(parts * config.fc6, config.hidden), nn.ReLU(), nn.Dropout(config.dropout))
         self.fc8 = nn.Linear(config.hidden, num_permutations)
 
     def classify(self, ordered: Tensor) -> Tensor:

@@ -52,6 +52,6 @@ def trunk_features(trunk: Backbone, crop_size: int) -> int:
     was_training = trunk.training
     trunk.eval()  # a probe must not touch BN's running statistics
     with torch.no_grad():
-        features = trunk(torch.zeros(1, 3, crop_size, crop_size)).flatten(1).shape[1]
+        features: Tensor = trunk(torch.zeros(1, 3, crop_size, crop_size))
     trunk.train(was_training)
-    return features
+    return features.numel()

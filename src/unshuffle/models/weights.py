@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,12 @@ NORMALISATION = "per image and channel: mean 0, deviation 1"
 
 
 def save_backbone(
-    trunk: Backbone, name: str, path: Path, *, crop_size: int, permutations: Mapping[str, npt.NDArray[np.int64]]
+    trunk: Backbone,
+    name: str,
+    path: Path,
+    *,
+    crop_size: int,
+    permutations: Mapping[str, npt.NDArray[np.int64]],
 ) -> None:
     """Write a trunk under its registered name, with the sets it was trained on."""
     metadata = {
@@ -70,5 +74,3 @@ def load_backbone(path: str | Path, architecture: str | None = None) -> Backbone
     trunk = build_backbone(name)
     load_into(trunk, name, path)
     return trunk.for_evaluation()
-
-

@@ -35,9 +35,7 @@ class Validation:
 
 
 @torch.no_grad()
-def validate(
-    network: OrderingNetwork, task: str, crops: Iterable[Tensor], permutations: Tensor
-) -> Validation:
+def validate(network: OrderingNetwork, task: str, crops: Iterable[Tensor], permutations: Tensor) -> Validation:
     """Validate a task on chunks of X_val, each (B, P, 3, S, S), with the (|Ψ|, P) permutations."""
     was_training = network.training
     network.eval()

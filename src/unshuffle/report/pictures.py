@@ -1,11 +1,384 @@
-"""Pictures of a run."""
+"""Pictures of a run: what the network does with puzzles and clips, what it finds alike, and how it came to that."""
 
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from torch import Tensor
+from torch.nn import functional as F
+
+from unshuffle.data import shuffle
+from unshuffle.evaluation.labelled import LabelledImages
+from unshuffle.evaluation.retrieval import RetrievalMonitor
+from unshuffle.permutations import inverse
+from unshuffle.randomness import torch_generator
 from unshuffle.run import Run
 from unshuffle.training.trainer import Trainer
 
+Picture: TypeAlias = npt.NDArray[np.float32]
+"""(height, width, 3) in [0, 1]."""
+
+PUZZLES, CLIPS, QUERIES, NEIGHBOURS = 6, 6, 8, 5
+DPI = 100
+NAME = 14  # letters of a class that fit over a picture
+# In pixels. A block is one sample with what became of it.
+BLOCK, MARGIN, BETWEEN = 648, 32, 56  # width of a block, space around all blocks and between two
+HEAD = 84  # above the first blocks: a title and names of columns
+PAD = 3  # between a picture and its frame
+GUTTER = 15  # between pictures of a block
+LABELS = 126  # names to the left of a clip
+INK, QUIET, RIGHT, WRONG = "#222222", "#777777", "#2a8a57", "#c9453b"
+TASK_COLOURS = {"spatial": "#2b6cb0", "temporal": "#dd7a1e"}
+BASELINE_STYLES = ((0, (6, 2)), (0, (1, 2)), (0, (5, 2, 1, 2)))
+
 
 def draw_pictures(trainer: Trainer, run: Run) -> list[Path]:
-    """Placeholder until the drawing is written."""
-    return []
+    """Draw what can be drawn of a run into its folder of pictures; returns the files."""
+    run.pictures.mkdir(parents=True, exist_ok=True)
+    figures = {
+        "puzzles": _puzzles(trainer) if "spatial" in trainer.permutations else None,
+        "clips": _clips(trainer) if "temporal" in trainer.permutations else None,
+        "neighbours": _neighbours(trainer, trainer.monitor) if isinstance(trainer.monitor, RetrievalMonitor) else None,
+        "curves": _curves(trainer, run),
+    }
+    paths = []
+    for name, figure in figures.items():
+        if figure is not None:
+            paths.append(run.pictures / f"{name}.png")
+            figure.savefig(paths[-1], dpi=DPI)
+    return paths
+
+
+# ---- what the network makes of shuffled samples
+
+
+def restored_order(shown: Tensor, predicted: Tensor) -> Tensor:
+    """Which part stands at each position when parts shuffled by ψ are put back as if by ψ̂; rows of (..., P).
+
+    0, 1, 2 ... where ψ̂ is ψ.
+    """
+    back = torch.from_numpy(inverse(predicted.cpu().numpy())).to(shown.device)
+    return shown.gather(-1, back)
+
+
+def in_place(order: Tensor) -> Tensor:
+    """Number of parts that stand where they belong, for each row of (..., P)."""
+    return (order == torch.arange(order.shape[-1], device=order.device)).sum(dim=-1)
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """Validation samples, the permutations they were shown in, and those that the network recognised in them."""
+
+    pixels: Tensor
+    """(N, frames, H, W, 3) bytes"""
+    parts: Tensor
+    """(N, P, 3, S, S) in [0, 1]: the crops that the network sees, in their true order and colours."""
+    shown: Tensor
+    """(N, P) ψ"""
+    predicted: Tensor
+    """(N, P) ψ̂"""
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    @property
+    def restored(self) -> Tensor:
+        """(N, P) order of the parts as the network puts them together."""
+        return restored_order(self.shown, self.predicted)
+
+    def verdict(self, sample: int, parts: str = "") -> tuple[str, str]:
+        """How the network did on a sample, in words and as a colour."""
+        right, total = int(in_place(self.restored[sample])), self.shown.shape[1]
+        if right == total:
+            return "recognised", RIGHT
+        return f"{right} of {total} {parts}in place", WRONG
+
+
+@torch.no_grad()
+def attempt(trainer: Trainer, task: str, count: int) -> Attempts:
+    """Let the network put up to `count` validation samples together, each in a random order of Ψ."""
+    everything, permutations = trainer.validation_pixels[task], trainer.permutations[task]
+    # Drawn on the CPU, so that every device is shown the same puzzles.
+    draw = torch_generator(torch.device("cpu"), trainer.config.seed, "pictures", task)
+    pixels = everything[torch.randperm(len(everything), generator=draw)[:count]]
+    labels = torch.randint(len(permutations), (len(pixels),), generator=draw).to(permutations.device)
+    was_training = trainer.network.training
+    trainer.network.eval()
+    logits = trainer.network({task: trainer.crops(task, pixels)}, {task: permutations[labels][:, None]})[task]
+    trainer.network.train(was_training)
+    predicted = permutations[logits[:, 0].argmax(dim=1)]
+    return Attempts(pixels, _visible(trainer, task, pixels).cpu(), permutations[labels].cpu(), predicted.cpu())
+
+
+def _visible(trainer: Trainer, task: str, pixels: Tensor) -> Tensor:
+    if task == "spatial":
+        return shuffle.cut_tiles(pixels[:, 0], trainer.config.shuffle)
+    return shuffle.cut_frames(pixels, trainer.config.shuffle)
+
+
+def _spread(available: int, count: int) -> list[int]:
+    """At most `count` positions, evenly over what is available."""
+    return [int(i) for i in np.linspace(0, available - 1, min(count, available)).round()]
+
+
+# ---- a sheet of pictures
+
+
+def mosaic(parts: Tensor, columns: int, width: int, gap: int = 3) -> Picture:
+    """(P, 3, S, S) parts on a white grid, row by row, about `width` pixels wide."""
+    side = (width - gap * (columns - 1)) // columns
+    cells = _resize(parts, side)
+    rows = len(parts) // columns
+    canvas = np.ones((rows * (side + gap) - gap, columns * (side + gap) - gap, 3), np.float32)
+    for position, cell in enumerate(cells):
+        top, left = (side + gap) * (position // columns), (side + gap) * (position % columns)
+        canvas[top : top + side, left : left + side] = cell
+    return canvas
+
+
+def _resize(parts: Tensor, side: int) -> Picture:
+    """(N, 3, S, S) in [0, 1] to (N, side, side, 3): enlarged here because matplotlib would blur the gaps as well."""
+    shrinks = parts.shape[-1] > side
+    sized = F.interpolate(parts.cpu().float(), (side, side), mode="bicubic", align_corners=False, antialias=shrinks)
+    # 64 levels look the same, and the files are a third smaller.
+    pixels: Picture = sized.clamp(0, 1).mul(63).round().div(63).permute(0, 2, 3, 1).numpy()
+    return pixels
+
+
+def _whole(images: Tensor | npt.NDArray[np.uint8], side: int) -> Picture:
+    """(N, H, W, 3) bytes to (N, side, side, 3)."""
+    return _resize(torch.as_tensor(images).permute(0, 3, 1, 2).float() / 255, side)
+
+
+class Sheet:
+    """A figure on which pictures are placed pixel by pixel, the origin at the top left."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.width, self.height = width, height
+        self.figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, facecolor="white")
+
+    def picture(self, pixels: Picture, left: int, top: int, frame: str | None = None) -> None:
+        """Place a picture, one of its pixels to one of the sheet's."""
+        height, width = pixels.shape[:2]
+        axes = self.figure.add_axes(self._box(left, top, width, height))
+        axes.imshow(pixels, interpolation="nearest", aspect="auto")
+        axes.set_axis_off()
+        if frame is not None:
+            x, y, w, h = self._box(left - PAD, top - PAD, width + 2 * PAD, height + 2 * PAD)
+            self.figure.add_artist(Rectangle((x, y), w, h, fill=False, edgecolor=frame, linewidth=1.8))
+
+    def text(self, words: str, left: float, top: float, colour: str = QUIET, **style: Any) -> None:
+        """Write a line; its middle is at `top` unless the style says otherwise."""
+        style = {"fontsize": 9.5, "va": "center", "color": colour, **style}
+        self.figure.text(left / self.width, 1 - top / self.height, words, **style)
+
+    def _box(self, left: float, top: float, width: float, height: float) -> tuple[float, float, float, float]:
+        bottom = self.height - top - height
+        return left / self.width, bottom / self.height, width / self.width, height / self.height
+
+
+def _sheet(title: str, block_height: int, count: int, head: int = HEAD) -> tuple[Sheet, Iterator[tuple[int, int, int]]]:
+    """A titled sheet for `count` blocks in two columns, and (sample, left, top) of each block."""
+    columns = min(2, count)
+    rows = math.ceil(count / columns)
+    sheet = Sheet(2 * MARGIN + columns * (BLOCK + BETWEEN) - BETWEEN, head + rows * block_height)
+    sheet.text(title, MARGIN, 30, INK, fontsize=11.5)
+    corners = (
+        (sample, MARGIN + (sample % columns) * (BLOCK + BETWEEN), head + (sample // columns) * block_height)
+        for sample in range(count)
+    )
+    return sheet, corners
+
+
+# ---- the sheets
+
+
+def _puzzles(trainer: Trainer) -> Figure:
+    attempts = attempt(trainer, "spatial", PUZZLES)
+    title = f"Validation images, each in one of {_orders(trainer, 'spatial')}"
+    sheet, corners = _sheet(title, _third() + 50, len(attempts))
+    for sample, left, top in corners:
+        _puzzle(sheet, attempts, sample, trainer.config.shuffle.grid, left, top)
+        if top == HEAD:
+            for i, words in enumerate(("image", "shuffled", "put together by the network")):
+                sheet.text(words, left + i * (_third() + GUTTER), top - 18)
+    return sheet.figure
+
+
+def _third() -> int:
+    return (BLOCK - 2 * GUTTER) // 3
+
+
+def _puzzle(sheet: Sheet, attempts: Attempts, sample: int, grid: int, left: int, top: int) -> None:
+    """Image, shuffled tiles and restored tiles side by side."""
+    tiles = attempts.parts[sample]
+    words, colour = attempts.verdict(sample, "tiles ")
+    shuffled = mosaic(tiles[attempts.shown[sample]], grid, _third())
+    restored = mosaic(tiles[attempts.restored[sample]], grid, _third())
+    step = _third() + GUTTER
+    sheet.picture(_whole(attempts.pixels[sample, :1], len(shuffled))[0], left, top)
+    sheet.picture(shuffled, left + step, top)
+    sheet.picture(restored, left + 2 * step, top, colour)
+    sheet.text(words, left + 2 * step, top + len(restored) + 16, colour)
+
+
+def _orders(trainer: Trainer, task: str) -> str:
+    return f"{len(trainer.permutations[task]):,} orders, after {trainer.iteration:,} iterations"
+
+
+def _clips(trainer: Trainer) -> Figure:
+    attempts = attempt(trainer, "temporal", CLIPS)
+    height = len(mosaic(attempts.parts[0], attempts.shown.shape[1], BLOCK - LABELS))
+    title = f"Validation clips, each in one of {_orders(trainer, 'temporal')}"
+    sheet, corners = _sheet(title, 3 * (height + 26) + 22, len(attempts), head=66)
+    for sample, left, top in corners:
+        _clip(sheet, attempts, sample, left, top, height)
+    return sheet.figure
+
+
+def _clip(sheet: Sheet, attempts: Attempts, sample: int, left: int, top: int, height: int) -> None:
+    """A clip in its true order, shuffled and restored, one below the other."""
+    words, colour = attempts.verdict(sample)
+    true = torch.arange(attempts.shown.shape[1])
+    orders = (true, attempts.shown[sample], attempts.restored[sample])
+    names = (("true order", QUIET), ("shuffled", QUIET), ("put together", QUIET), (words, colour))
+    tops = [top + i * (height + 26) for i in range(3)]
+    for order, strip_top, frame in zip(orders, tops, (None, None, colour), strict=True):
+        _strip(sheet, attempts.parts[sample], order, left + LABELS, strip_top, frame)
+    middles = (tops[0], tops[1], tops[2] - 9, tops[2] + 9)
+    for (name, ink), middle in zip(names, middles, strict=True):
+        sheet.text(name, left, middle + height / 2, ink)
+
+
+def _strip(sheet: Sheet, frames: Tensor, order: Tensor, left: int, top: int, frame: str | None) -> None:
+    """Frames of a clip in an order, each with its number in the true order below it."""
+    strip = mosaic(frames[order], len(order), BLOCK - LABELS)
+    sheet.picture(strip, left, top, frame)
+    step = strip.shape[1] / len(order)
+    if step < 20:  # the numbers would run into one another
+        return
+    for position, number in enumerate(order.tolist()):
+        sheet.text(str(number + 1), left + step * (position + 0.5), top + len(strip) + 12, ha="center", fontsize=8)
+
+
+def _neighbours(trainer: Trainer, monitor: RetrievalMonitor) -> Figure:
+    nearest = monitor.neighbours(trainer.network.trunk).cpu()[:, :NEIGHBOURS]
+    chosen = one_of_each(monitor.queries.labels, QUERIES)
+    step = (BLOCK - GUTTER) // (NEIGHBOURS + 1)
+    words = f"Images and their nearest neighbours, the nearest first, after {trainer.iteration:,} iterations"
+    sheet, corners = _sheet(words, step + 28, len(chosen))
+    for row, left, top in corners:
+        query = chosen[row]
+        label = int(monitor.queries.labels[query])
+        _labelled(sheet, monitor.queries, query, left, top, None)
+        for rank, index in enumerate(nearest[query].tolist(), start=1):
+            frame = RIGHT if int(monitor.gallery.labels[index]) == label else WRONG
+            _labelled(sheet, monitor.gallery, index, left + GUTTER + rank * step, top, frame)
+    return sheet.figure
+
+
+def _labelled(sheet: Sheet, images: LabelledImages, index: int, left: int, top: int, frame: str | None) -> None:
+    """An image below the name of its class."""
+    side = (BLOCK - GUTTER) // (NEIGHBOURS + 1) - GUTTER
+    sheet.picture(_whole(images.pixels[index : index + 1], side)[0], left, top, frame)
+    name = images.classes[int(images.labels[index])]
+    sheet.text(name if len(name) <= NAME else f"{name[: NAME - 1]}…", left, top - 13, frame or INK, fontsize=8.5)
+
+
+def one_of_each(labels: Tensor, count: int) -> list[int]:
+    """Positions of the first sample of each class, of at most `count` classes evenly over all."""
+    rows = labels.tolist()
+    classes = sorted(set(rows))
+    return [rows.index(classes[i]) for i in _spread(len(classes), count)]
+
+
+# ---- curves
+
+
+def _curves(trainer: Trainer, run: Run) -> Figure | None:
+    kinds = {kind: list(run.metrics(kind)) for kind in ("train", "validation", "monitor", "baseline")}
+    panels = [kind for kind in ("train", "validation", "monitor") if kinds[kind]]
+    if not panels:
+        return None
+    layout = ConstrainedLayoutEngine(w_pad=0.2, h_pad=0.15, wspace=0.02)
+    figure = Figure(figsize=(5 * len(panels), 4.6), dpi=DPI, facecolor="white", layout=layout)
+    for axes, kind in zip(figure.subplots(1, len(panels), sharex=True, squeeze=False)[0], panels, strict=True):
+        if kind == "train":
+            sizes = {task: len(rows) for task, rows in trainer.permutations.items()}
+            _draw_losses(axes, kinds["train"], sizes)
+        elif kind == "validation":
+            _draw_errors(axes, kinds["validation"])
+        else:
+            _draw_retrieval(axes, kinds["monitor"], kinds["baseline"])
+    return figure
+
+
+def _draw_losses(axes: Axes, entries: Sequence[dict[str, Any]], sizes: Mapping[str, int]) -> None:
+    for task in sizes:
+        points = [(entry["iteration"], entry["loss"][task]) for entry in entries if task in entry["loss"]]
+        _line(axes, points, task, TASK_COLOURS[task])
+    _chance(axes, {task: math.log(size) for task, size in sizes.items()}, "guessing: ln |Ψ|")
+    _finish(axes, "Training loss", "cross-entropy [nats]")
+
+
+def _draw_errors(axes: Axes, entries: Sequence[dict[str, Any]]) -> None:
+    chances = {entry["task"]: entry["chance"] for entry in entries}
+    for task in chances:
+        points = [(entry["iteration"], entry["error"]) for entry in entries if entry["task"] == task]
+        _line(axes, points, task, TASK_COLOURS[task], marker="o")
+    _chance(axes, chances, "guessing")
+    _finish(axes, "Validation error", "orders not recognised [share]")
+
+
+def _draw_retrieval(axes: Axes, entries: Sequence[dict[str, Any]], baselines: Sequence[dict[str, Any]]) -> None:
+    _line(axes, [(entry["iteration"], entry["top1"]) for entry in entries], "this network", INK, marker="o")
+    levels = {entry["name"]: entry["top1"] for entry in baselines}
+    for (name, level), style in zip(levels.items(), BASELINE_STYLES, strict=False):
+        axes.axhline(level, color=QUIET, linewidth=1.2, linestyle=style, label=name)
+    _finish(axes, "Retrieval", "nearest neighbour of the same class [%]")
+
+
+def _line(axes: Axes, points: Sequence[tuple[int, float]], label: str, colour: str, marker: str | None = None) -> None:
+    if len(points) == 1:
+        marker = "o"  # a line through one point is invisible
+    if points:
+        x, y = zip(*points, strict=True)
+        axes.plot(x, y, color=colour, linewidth=1.6, label=label, marker=marker, markersize=4, clip_on=False)
+
+
+def _chance(axes: Axes, levels: Mapping[str, float], name: str) -> None:
+    """Dashed lines where blind guessing would be: one if the tasks agree on it."""
+    if len(set(levels.values())) == 1:
+        axes.axhline(next(iter(levels.values())), color=QUIET, linewidth=1.2, linestyle="--", label=name)
+        return
+    for task, level in levels.items():
+        axes.axhline(level, color=TASK_COLOURS[task], linewidth=1.2, linestyle="--", label=f"{name}, {task}")
+
+
+def _finish(axes: Axes, title: str, unit: str) -> None:
+    """Names, a calm grid from zero, and a legend below, where it covers nothing."""
+    axes.set_title(title, fontsize=11.5, color=INK, loc="left", pad=10)
+    axes.set_xlabel("iteration", fontsize=9.5, color=INK)
+    axes.set_ylabel(unit, fontsize=9.5, color=INK, labelpad=8)
+    axes.set_xlim(left=min(0, axes.get_xlim()[0]))
+    axes.set_ylim(0, 1.02 * axes.get_ylim()[1])
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.tick_params(labelsize=9, color=QUIET, labelcolor=INK)
+    axes.grid(color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#bbbbbb")
+    columns = 3 if len(axes.get_lines()) <= 3 else 2
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=columns, frameon=False, fontsize=9)

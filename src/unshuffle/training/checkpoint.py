@@ -54,7 +54,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        raise UserError(f"checkpoint {path} is damaged ({str(error).splitlines()[0]}); delete it to use the one before") from None
+        raise UserError(
+            f"checkpoint {path} is damaged ({str(error).splitlines()[0]}); delete it to use the one before"
+        ) from None
     return state
 
 

@@ -1,7 +1,6 @@
 """What a run writes while it goes: metrics.jsonl, TensorBoard, and the errors of every permutation."""
 
 import json
-import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,7 +20,7 @@ class RunLog:
 
         self.run = run
         run.states.mkdir(parents=True, exist_ok=True)
-        _drop_after(run.metrics_file, iteration)
+        _keep_up_to(run.metrics_file, iteration)
         self._file = run.metrics_file.open("a")
         purge = iteration + 1 if iteration else None
         self._board = SummaryWriter(str(run.tensorboard), purge_step=purge)  # type: ignore[no-untyped-call]
@@ -61,14 +60,14 @@ class RunLog:
         self._board.close()  # type: ignore[no-untyped-call]
 
 
-def _drop_after(path: Path, iteration: int) -> None:
-    """Keep the whole lines up to an iteration: the rest is about to be written again."""
+def _keep_up_to(path: Path, iteration: int) -> None:
+    """Keep the whole lines up to an iteration, none for a run at its start: the rest will be written again."""
     if not path.exists():
         return
-    kept = [line for line in path.read_text().splitlines() if _is_up_to(line, iteration)]
+    kept = [line for line in path.read_text().splitlines() if iteration and _is_up_to(line, iteration)]
     draft = path.with_suffix(".tmp")
     draft.write_text("".join(f"{line}\n" for line in kept))
-    os.replace(draft, path)
+    draft.replace(path)
 
 
 def _is_up_to(line: str, iteration: int) -> bool:

@@ -87,10 +87,9 @@ class Trainer:
         self.iteration = 0
         self._asked_to_stop: int | None = None
 
-    def train(self, run: Run, display: Display | None = None) -> None:
-        """Go on from the current iteration to the last, logging into the run folder."""
-        display = display or Display(self.statuses(), self.config.optim.iterations, self.iteration)
-        with RunLog(run, self.iteration) as log, display, self._catching_signals():
+    def train(self, run: Run, log: RunLog, display: Display) -> None:
+        """Go on from the current iteration to the last, saving into the run folder."""
+        with display, self._catching_signals():
             if self.iteration == 0:
                 self._monitor(log, display)
                 self._validate(log, display)
@@ -187,8 +186,8 @@ class Trainer:
         accuracy = {task: float(total) / tally.steps[task] for task, total in tally.hits.items()}
         if not np.isfinite(list(loss.values())).all():
             raise UserError(
-                f"the loss is no longer a number near iteration {self.iteration}: lower optim.*.lr or raise optim.warmup; "
-                "the last checkpoint is intact"
+                f"the loss is no longer a number near iteration {self.iteration}: "
+                "lower optim.*.lr or raise optim.warmup; the last checkpoint is intact"
             )
         display.images_per_second = tally.crops / seconds
         display.waiting = (waited - tally.waited_before) / seconds

@@ -1,0 +1,33 @@
+# make demo: learned features from nothing, in minutes.   make test: all tests.   make check: before a commit.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: demo test check format clean
+
+demo: $(READY)
+	$(BIN)/unshuffle pretrain --preset demo
+
+test: $(READY)
+	$(BIN)/pytest -n 2
+
+check: $(READY)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2 -m "not slow"
+
+format: $(READY)
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+# Made once, and again only when the dependencies change.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "unshuffle needs Python 3.11 or newer: make PYTHON=python3.12"; exit 2; }
+	@echo "Installing into .venv, once (torch is large: a few minutes)"
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $(READY)
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

@@ -1,0 +1,208 @@
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unshuffle.data.batches import BatchStream, Prefetcher, Samples, choose_frames, spaced_frames
+
+
+class CodedSource:
+    """Clips of 12 x 15 pixels that tell item, frame and position: (item, frame, 16 * row + column)."""
+
+    def __init__(self, items: int, num_frames: int = 9) -> None:
+        self.items, self.frames = items, num_frames
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [str(item) for item in range(self.items)]
+
+    def __len__(self) -> int:
+        return self.items
+
+    def num_frames(self, item: int) -> int:
+        return self.frames
+
+    def size(self, item: int) -> tuple[int, int]:
+        return 12, 15
+
+    def read(self, item: int, frames: Sequence[int]) -> Any:
+        rows, columns = np.mgrid[:12, :15]
+        clip = np.zeros((len(frames), 12, 15, 3), np.uint8)
+        clip[..., 0], clip[..., 2] = item, 16 * rows + columns
+        clip[..., 1] = np.array(frames)[:, None, None]
+        return clip
+
+
+def samples(total: int, frames: int = 3, side: int = 8, span: int = 0) -> Samples:
+    """Every second item of a source, from the third on."""
+    items = np.arange(total) * 2 + 2
+    return Samples(CodedSource(2 * total + 4), items, frames, side, span)
+
+
+def stream(total: int, batch_size: int, seed: int = 0, task: str = "spatial") -> BatchStream:
+    return BatchStream(samples(total), batch_size, seed, task)
+
+
+@given(data=st.data(), available=st.integers(1, 40), span=st.integers(0, 50), seed=st.integers(0, 2**32))
+@settings(max_examples=150, deadline=None)
+def test_chosen_frames(data: st.DataObject, available: int, span: int, seed: int) -> None:
+    count = data.draw(st.integers(1, available))
+    chosen = choose_frames(available, count, span, np.random.default_rng(seed))
+    assert len(chosen) == count
+    assert all(a < b for a, b in itertools.pairwise(chosen)), "in temporal order, none twice"
+    assert chosen[0] >= 0 and chosen[-1] < available
+    if span:
+        assert chosen[-1] - chosen[0] < max(span, count)
+
+
+@pytest.mark.parametrize(("span", "reachable"), [(0, 9), (4, 3), (100, 9)])
+def test_every_frame_of_the_window_is_chosen_sometimes(span: int, reachable: int) -> None:
+    rng = np.random.default_rng(0)
+    chosen = [choose_frames(10, 2, span, rng) for _ in range(1000)]
+    assert {frame for frames in chosen for frame in frames} == set(range(10))
+    assert {last - first for first, last in chosen} == set(range(1, reachable + 1))
+
+
+@pytest.mark.parametrize(
+    ("available", "count", "span", "expected"),
+    [
+        (10, 2, 0, [0, 9]),
+        (9, 3, 0, [0, 4, 8]),
+        (8, 8, 0, list(range(8))),
+        (20, 3, 5, [7, 9, 11]),
+        (20, 4, 2, [8, 9, 10, 11]),
+        (5, 3, 100, [0, 2, 4]),
+        (7, 1, 0, [3]),
+        (1, 1, 0, [0]),
+    ],
+)
+def test_spaced_frames(available: int, count: int, span: int, expected: list[int]) -> None:
+    assert spaced_frames(available, count, span) == expected
+
+
+@given(data=st.data(), available=st.integers(1, 60), span=st.integers(0, 70))
+@settings(max_examples=150, deadline=None)
+def test_spaced_frames_are_distinct_and_even(data: st.DataObject, available: int, span: int) -> None:
+    count = data.draw(st.integers(1, available))
+    chosen = spaced_frames(available, count, span)
+    gaps = np.diff(chosen)
+    assert len(chosen) == count and chosen[0] >= 0 and chosen[-1] < available
+    assert (gaps >= 1).all() and (count < 3 or np.ptp(gaps) <= 1)
+    if count > 1:
+        assert chosen[-1] - chosen[0] + 1 == (min(available, max(span, count)) if span else available)
+
+
+def test_a_drawn_sample_is_one_square_of_ordered_frames() -> None:
+    rng = np.random.default_rng(0)
+    corners = set()
+    for _ in range(300):
+        clip = samples(3, frames=4, side=8).draw(5, rng)
+        assert clip.shape == (4, 8, 8, 3)
+        assert (clip[..., 0] == 5).all()
+        numbers = clip[:, 0, 0, 1]
+        assert (np.diff(numbers.astype(int)) > 0).all()
+        top, left = divmod(int(clip[0, 0, 0, 2]), 16)
+        rows, columns = np.mgrid[top : top + 8, left : left + 8]
+        np.testing.assert_array_equal(clip[..., 2], np.broadcast_to(16 * rows + columns, (4, 8, 8)))
+        corners.add((top, left))
+    assert corners == {(top, left) for top in range(5) for left in range(8)}
+
+
+def test_centres() -> None:
+    centres = samples(3, frames=3, side=8).centres()
+    assert centres.shape == (3, 3, 8, 8, 3) and centres.dtype == torch.uint8
+    assert centres[:, 0, 0, 0, 0].tolist() == [2, 4, 6]
+    assert centres[0, :, 0, 0, 1].tolist() == [0, 4, 8]
+    assert divmod(int(centres[0, 0, 0, 0, 2]), 16) == (2, 3)
+
+
+def test_span_reaches_the_frames() -> None:
+    rng = np.random.default_rng(0)
+    clips = [samples(1, frames=3, span=4).draw(2, rng)[:, 0, 0, 1].astype(int) for _ in range(50)]
+    assert max(numbers[-1] - numbers[0] for numbers in clips) == 3
+
+
+@pytest.mark.parametrize(("total", "batch_size"), [(10, 5), (10, 3), (10, 10), (3, 8), (1, 4), (7, 2)])
+def test_every_epoch_has_every_sample_once(total: int, batch_size: int) -> None:
+    batches = stream(total, batch_size)
+    epochs = 4
+    steps = -(-epochs * total // batch_size)
+    items = np.concatenate([batches.items(step) for step in range(steps)])[: epochs * total]
+    orders = items.reshape(epochs, total)
+    np.testing.assert_array_equal(np.sort(orders, axis=1), np.tile(np.arange(total) * 2 + 2, (epochs, 1)))
+    if total >= 7:
+        assert len({tuple(order) for order in orders.tolist()}) == epochs, "each epoch has its own order"
+
+
+def test_batches_are_a_function_of_seed_and_step() -> None:
+    forwards = [stream(5, 4).batch(step) for step in range(6)]
+    shared = stream(5, 4)
+    for step in (5, 0, 3, 1, 4, 2):
+        assert torch.equal(shared.batch(step), forwards[step])
+    assert forwards[0].shape == (4, 3, 8, 8, 3) and forwards[0].dtype == torch.uint8
+    for step in range(6):
+        assert forwards[step][:, 0, 0, 0, 0].tolist() == shared.items(step).tolist()
+
+
+@pytest.mark.parametrize("other", [stream(50, 20, seed=1), stream(50, 20, task="temporal")])
+def test_seeds_and_tasks_have_their_own_order(other: BatchStream) -> None:
+    assert stream(50, 20).items(0).tolist() != other.items(0).tolist()
+    assert not torch.equal(stream(50, 20).batch(0), other.batch(0))
+
+
+def test_the_same_item_looks_different_in_each_epoch() -> None:
+    looks = {stream(1, 1).batch(step).numpy().tobytes() for step in range(5)}
+    assert len(looks) > 1
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 5])
+def test_prefetcher_keeps_the_order(workers: int) -> None:
+    late = threading.Event()
+
+    def make(step: int) -> int:
+        if step == 3 and workers > 1:
+            late.wait(5)  # a slow one, which later ones overtake
+        if step == 4:
+            late.set()
+        return step * step
+
+    assert list(Prefetcher(make, 3, 30, workers)) == [step * step for step in range(3, 30)]
+    assert list(Prefetcher(make, 5, 5, workers)) == []
+
+
+def fail_at_four(step: int) -> int:
+    if step == 4:
+        raise RuntimeError("step 4 is broken")
+    return step
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_prefetcher_hands_on_errors_in_their_turn(workers: int) -> None:
+    before = threading.active_count()
+    received = []
+    with pytest.raises(RuntimeError, match="step 4 is broken"):
+        for result in Prefetcher(fail_at_four, 0, 20, workers):
+            received.append(result)
+    assert received == [0, 1, 2, 3]
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_prefetcher_stops_its_threads_and_does_not_run_far_ahead(workers: int) -> None:
+    before, made = threading.active_count(), []
+
+    def make(step: int) -> int:
+        made.append(step)
+        return step
+
+    results = iter(Prefetcher(make, 0, 1000, workers))
+    assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]
+    results.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == before
+    assert len(made) <= 5 + 2 * workers

@@ -1,0 +1,243 @@
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from unshuffle.config import Config, DataConfig, ShuffleConfig, SyntheticConfig
+from unshuffle.data.prepare import Data, prepare, split
+from unshuffle.errors import UserError
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(
+        data=DataConfig(val_size=2, image_short_side=32, frame_short_side=24, cache=tmp_path / "cache"),
+        synthetic=SyntheticConfig(images=6, clips=5, image_size=24, frame_size=16, clip_frames=4),
+        shuffle=ShuffleConfig(frames=4, image_size=30, crop_size=8),
+    )
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(5):
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 48 + number, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def videos(tmp_path: Path, write_video: Callable[..., Path]) -> Path:
+    for number in range(4):
+        write_video(tmp_path / "videos" / f"{number}.mp4", frames=4 + number)
+    return tmp_path / "videos"
+
+
+def summary(data: Data) -> dict[str, tuple[int, int, int, int]]:
+    """For each task: training samples, validation samples, frames, side."""
+    assert list(data.training) == list(data.validation)
+    result = {}
+    for task, training in data.training.items():
+        validation = data.validation[task]
+        assert not set(training.items.tolist()) & set(validation.items.tolist())
+        assert (training.frames, training.side, training.source) == (
+            validation.frames,
+            validation.side,
+            validation.source,
+        )
+        result[task] = (len(training), len(validation), training.frames, training.side)
+    return result
+
+
+SYNTHETIC_S = {"spatial": (4, 2, 1, 24)}
+SYNTHETIC_T = {"temporal": (3, 2, 4, 16)}
+IMAGES_S = {"spatial": (3, 2, 1, 30)}
+VIDEOS_S = {"spatial": (2, 2, 1, 24)}
+VIDEOS_T = {"temporal": (2, 2, 4, 24)}
+
+
+@pytest.mark.parametrize(
+    ("given", "tasks", "expected"),
+    [
+        ("", "auto", SYNTHETIC_S | SYNTHETIC_T),
+        ("", "S", SYNTHETIC_S),
+        ("", "T", SYNTHETIC_T),
+        ("", "S+T", SYNTHETIC_S | SYNTHETIC_T),
+        ("", "S&T", SYNTHETIC_S | SYNTHETIC_T),
+        ("images", "auto", IMAGES_S),
+        ("images", "S", IMAGES_S),
+        ("videos", "auto", VIDEOS_S | VIDEOS_T),
+        ("videos", "S", VIDEOS_S),
+        ("videos", "T", VIDEOS_T),
+        ("images videos", "auto", IMAGES_S | VIDEOS_T),
+        ("images videos", "S+T", IMAGES_S | VIDEOS_T),
+        ("images videos", "S&T", IMAGES_S | VIDEOS_T),
+        ("images videos", "S", IMAGES_S),
+        ("images videos", "T", VIDEOS_T),
+    ],
+)
+def test_what_is_given_decides_the_tasks(
+    given: str, tasks: Any, expected: dict[str, Any], config: Config, images: Path, videos: Path
+) -> None:
+    config = replace(
+        config,
+        tasks=tasks,
+        images=images if "images" in given else None,
+        videos=videos if "videos" in given else None,
+    )
+    data = prepare(config, progress=False)
+    assert summary(data) == expected
+    told = " ".join(data.found)
+    assert ("synthetic world" in told) == (not given)
+    assert ("takes the frames of the videos" in told) == (given == "videos" and "spatial" in expected)
+
+
+@pytest.mark.parametrize("tasks", ["T", "S+T", "S&T"])
+def test_the_temporal_task_needs_videos(tasks: Any, config: Config, images: Path) -> None:
+    with pytest.raises(UserError, match="needs videos"):
+        prepare(replace(config, images=images, tasks=tasks), progress=False)
+
+
+def test_samples_can_be_drawn_and_validated(config: Config, images: Path, videos: Path) -> None:
+    data = prepare(replace(config, images=images, videos=videos), progress=False)
+    for task, shape in {"spatial": (1, 30, 30, 3), "temporal": (4, 24, 24, 3)}.items():
+        drawn = data.training[task].draw(int(data.training[task].items[0]), np.random.default_rng(0))
+        assert drawn.shape == shape
+        assert data.validation[task].centres().shape == (2, *shape)
+
+
+def test_the_frame_span_is_handed_on(config: Config) -> None:
+    config = replace(config, data=replace(config.data, frame_span=7))
+    data = prepare(config, progress=False)
+    assert data.training["temporal"].span == data.validation["temporal"].span == 7
+
+
+def test_the_seed_decides_world_and_split(config: Config) -> None:
+    first, again = prepare(config).training["spatial"], prepare(config).training["spatial"]
+    other = prepare(replace(config, seed=1)).training["spatial"]
+    np.testing.assert_array_equal(first.items, again.items)
+    np.testing.assert_array_equal(first.source.read(0, [0]), again.source.read(0, [0]))
+    assert not np.array_equal(first.source.read(0, [0]), other.source.read(0, [0]))
+
+
+def test_skipped_files_are_listed_and_counted(config: Config, images: Path) -> None:
+    (images / "broken.png").write_text("no image")
+    config = replace(config, images=images, data=replace(config.data, max_bad_share=0.2))
+    data = prepare(config, progress=False)
+    assert [name for name, _ in data.skipped] == ["broken.png"]
+    assert "5 images" in data.found[0] and "1 files skipped" in data.found[0]
+
+
+def test_too_many_bad_files(config: Config, images: Path) -> None:
+    (images / "broken.png").write_text("no image")
+    with pytest.raises(UserError, match=r"1 of 6 images cannot be used \(17 %\).*max_bad_share = 0\.1"):
+        prepare(replace(config, images=images), progress=False)
+
+
+def test_short_clips_are_skipped_and_listed(config: Config, videos: Path) -> None:
+    config = replace(
+        config,
+        videos=videos,
+        shuffle=replace(config.shuffle, frames=6),
+        data=replace(config.data, max_bad_share=0.5, val_size=1),
+    )
+    data = prepare(config, progress=False)
+    assert data.skipped == [
+        ("0.mp4", "4 frames, and 6 are needed"),
+        ("1.mp4", "5 frames, and 6 are needed"),
+    ]
+    used = {int(item) for part in (data.training, data.validation) for item in part["temporal"].items}
+    assert {data.training["temporal"].source.names[item] for item in used} == {"2.mp4", "3.mp4"}
+    assert len(data.training["spatial"]) == 3, "the spatial task needs but one frame"
+    strict = replace(config, data=replace(config.data, max_bad_share=0.4))
+    with pytest.raises(UserError, match="2 of 4 clips cannot be used"):
+        prepare(strict, progress=False)
+
+
+@pytest.mark.parametrize("val_size", [5, 100])
+def test_validation_must_leave_something(val_size: int, config: Config, images: Path) -> None:
+    config = replace(config, images=images, data=replace(config.data, val_size=val_size))
+    with pytest.raises(UserError, match=f"val_size {val_size} leaves nothing.*only 5 samples"):
+        prepare(config, progress=False)
+
+
+def test_a_broken_pattern(config: Config) -> None:
+    with pytest.raises(UserError, match="sibling_pattern is not a regular expression"):
+        prepare(replace(config, data=replace(config.data, sibling_pattern="(")), progress=False)
+
+
+def test_siblings_are_kept_together_from_config(config: Config) -> None:
+    world = replace(config.synthetic, clips=18)
+    pattern = "clip/([a-z]+)/"  # all clips of a motion are siblings
+    config = replace(config, synthetic=world, data=replace(config.data, sibling_pattern=pattern), tasks="T")
+    data = prepare(config, progress=False)
+    names = data.training["temporal"].source.names
+    motions = [
+        {names[item].split("/")[1] for item in part["temporal"].items} for part in (data.training, data.validation)
+    ]
+    assert not motions[0] & motions[1] and len(data.training["temporal"]) == 15
+
+
+@given(total=st.integers(2, 60), share=st.floats(0, 1), seed=st.integers(0, 2**40))
+@settings(max_examples=60, deadline=None)
+def test_split_without_a_pattern(total: int, share: float, seed: int) -> None:
+    names = [f"{number}.png" for number in range(total)]
+    size = max(1, min(total - 1, round(share * total)))
+    training, validation = split(names, size, "", seed)
+    assert len(validation) == size
+    assert sorted([*training.tolist(), *validation.tolist()]) == list(range(total))
+
+
+@given(
+    families=st.lists(st.integers(1, 5), min_size=4, max_size=15),
+    size=st.integers(1, 5),
+    grouped=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=80, deadline=None)
+def test_split_keeps_siblings_on_one_side(families: list[int], size: int, grouped: bool, seed: int) -> None:
+    names = [f"v_Run_g{group:02}_c{clip}.avi" for group, count in enumerate(families) for clip in range(count)]
+    pattern = r"(v_.*_g\d+)_c\d+" if grouped else r"g\d+"
+    try:
+        training, validation = split(names, size, pattern, seed)
+    except UserError:
+        assert len(names) - max(families) < size, "only where the last family was needed"
+        return
+
+    def group_of(position: int) -> str:
+        found = re.search(r"g\d+", names[position])
+        assert found
+        return found[0]
+
+    assert len(validation) == size == len(set(validation.tolist()))
+    held_back = {group_of(position) for position in validation}
+    others = [position for position in range(len(names)) if group_of(position) not in held_back]
+    assert training.tolist() == others, "all that have no sibling in X_val"
+
+
+def test_names_without_a_match_are_on_their_own() -> None:
+    names = ["a_g1_c1", "a_g1_c2", "b", "c", "d"]
+    for seed in range(10):
+        training, validation = split(names, 1, "g[0-9]", seed)
+        assert len(training) == (3 if validation[0] < 2 else 4)
+
+
+def test_split_is_seeded() -> None:
+    names = [str(number) for number in range(100)]
+    first, again, other = (split(names, 20, "", seed)[1].tolist() for seed in (0, 0, 1))
+    assert first == again != other
+    chosen = {position for seed in range(60) for position in split(names, 10, "", seed)[1]}
+    assert chosen == set(range(100)), "any sample may be held back"
+
+
+def test_split_with_one_family() -> None:
+    with pytest.raises(UserError, match="siblings"):
+        split(["g1_c1", "g1_c2", "g1_c3"], 1, "g1", 0)

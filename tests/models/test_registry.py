@@ -1,0 +1,83 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from unshuffle.errors import UserError
+from unshuffle.models import BACKBONES, Backbone, build_backbone, register_backbone
+from unshuffle.models.ordering import trunk_features
+
+CROP = {"caffenet": 75}
+"""Side of the crops where 24 pixels are too few."""
+
+
+def crop_size(name: str) -> int:
+    return CROP.get(name, 24)
+
+
+@pytest.mark.parametrize("name", sorted(BACKBONES))
+def test_every_backbone_makes_maps_of_its_channels(name: str) -> None:
+    trunk = build_backbone(name).eval()
+    side = crop_size(name)
+    with torch.no_grad():
+        maps = trunk(torch.randn(2, 3, side, side))
+    assert maps.ndim == 4 and maps.shape[:2] == (2, trunk.channels)
+    assert maps.isfinite().all() and not torch.equal(maps[0], maps[1])
+    assert trunk_features(trunk, side) == maps[0].numel()
+
+
+@pytest.mark.parametrize("name", sorted(BACKBONES))
+def test_every_backbone_takes_its_evaluation_size(name: str) -> None:
+    trunk = build_backbone(name).for_evaluation()
+    assert not trunk.training
+    with torch.no_grad():
+        maps = trunk(torch.randn(1, 3, trunk.eval_size, trunk.eval_size))
+    assert maps.shape[:2] == (1, trunk.channels)
+
+
+@pytest.mark.parametrize("name", ["caffenet", "resnet18", "tiny"])
+def test_gradients_reach_every_weight(name: str) -> None:
+    trunk = build_backbone(name)
+    trunk(torch.randn(2, 3, crop_size(name), crop_size(name))).square().sum().backward()
+    assert all(weight.grad is not None for weight in trunk.parameters())
+
+
+def test_measuring_the_features_leaves_no_trace() -> None:
+    trunk = build_backbone("tiny").train()
+    before = {key: value.clone() for key, value in trunk.state_dict().items()}
+    trunk_features(trunk, 24)
+    assert trunk.training
+    assert all(torch.equal(value, before[key]) for key, value in trunk.state_dict().items())
+
+
+def test_two_builds_have_their_own_weights() -> None:
+    one, other = (next(build_backbone("tiny").parameters()) for _ in range(2))
+    assert not torch.equal(one, other)
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(UserError, match=r"no backbone 'cafenet'; there are caffenet, .*tiny"):
+        build_backbone("cafenet")
+
+
+class Mean(Backbone):
+    """The mean colour through one layer."""
+
+    channels = 5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 5, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        mapped: Tensor = self.layer(images.mean(dim=(2, 3), keepdim=True))
+        return mapped
+
+
+def test_one_line_registers_a_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unshuffle.models.registry.BACKBONES", registry := dict(BACKBONES))
+    assert register_backbone("mean")(Mean) is Mean
+    assert registry["mean"] is Mean and "mean" not in BACKBONES
+    trunk = build_backbone("mean")
+    assert isinstance(trunk, Mean) and trunk_features(trunk, 9) == 5
+    with pytest.raises(AssertionError, match="twice"):
+        register_backbone("mean")(Mean)

@@ -1,0 +1,124 @@
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unshuffle.config import PRESETS, Config, check, demo, paper, with_out
+from unshuffle.config_file import merge
+from unshuffle.errors import UserError
+
+
+def test_the_paper_preset_holds_the_papers_numbers() -> None:
+    config = paper()
+    assert config.preset == "paper"
+    assert (config.permutations.spatial, config.permutations.temporal) == (1000, 1000)
+    assert config.permutations.per_sample == 1 and not config.permutations.include_identity
+    assert config.optim.batch_size == 128
+    for group in (config.optim.trunk, config.optim.spatial, config.optim.temporal):
+        assert (group.optimiser, group.lr, group.momentum, group.weight_decay) == ("sgd", 0.001, 0.9, 5e-4)
+    assert (config.optim.iterations, config.optim.milestones, config.optim.decay) == (350_000, (200_000,), 0.1)
+    assert config.optim.warmup == 0
+    assert (config.shuffle.grid, config.shuffle.tiles, config.shuffle.frames) == (3, 9, 8)
+    assert config.shuffle.crop_size == 75 and not config.shuffle.shared_crop
+    assert config.shuffle.image_size == 255
+    assert round(config.shuffle.tile_share * (255 // 3)) == 64 and config.shuffle.frame_share * 256 == 224
+    assert config.model.backbone == "caffenet"
+    spatial, temporal = config.model.spatial, config.model.temporal
+    assert (spatial.kind, spatial.fc6, spatial.hidden) == ("concat", 1024, 4096)
+    assert (temporal.kind, temporal.fc6, temporal.hidden) == ("lstm", 512, 256)
+    assert config.data.val_size == 100 and config.data.frame_span == 0
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_possible_and_named(name: Any) -> None:
+    config = PRESETS[name]()
+    assert config.preset == name
+    check(config)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"shuffle": {"grid": 1}}, "shuffle.grid is 1"),
+        ({"shuffle": {"grid": 0}}, "shuffle.grid is 0"),
+        ({"shuffle": {"grid": -1}}, "shuffle.grid is -1"),
+        ({"shuffle": {"frames": 1}}, "shuffle.frames is 1"),
+        ({"shuffle": {"frames": -3}}, "shuffle.frames is -3"),
+        ({"shuffle": {"image_size": 9}}, "too small for the grid"),
+        ({"shuffle": {"tile_share": 0.0}}, "tile_share|too small"),
+        ({"shuffle": {"tile_share": 1.1}}, "shuffle.tile_share is 1.1"),
+        ({"shuffle": {"frame_share": 0.0}}, "shuffle.frame_share is 0"),
+        ({"shuffle": {"frame_share": 1.5}}, "shuffle.frame_share is 1.5"),
+        ({"shuffle": {"grey": -0.1}}, "shuffle.grey is -0.1"),
+        ({"shuffle": {"grey": 1.1}}, "shuffle.grey is 1.1"),
+        ({"data": {"val_size": 0}}, "data.val_size"),
+        ({"data": {"max_bad_share": 2.0}}, "data.max_bad_share is 2"),
+        ({"optim": {"iterations": 0}}, "optim.iterations"),
+        ({"optim": {"batch_size": 1}}, "optim.batch_size"),
+        ({"optim": {"decay": 0.0}}, "optim.decay is 0"),
+        ({"optim": {"decay": 1.5}}, "optim.decay is 1.5"),
+        ({"optim": {"trunk": {"lr": 0.0}}}, "optim.trunk.lr is 0"),
+        ({"optim": {"spatial": {"lr": -1.0}}}, "optim.spatial.lr is -1"),
+        ({"optim": {"temporal": {"lr": float("nan")}}}, "optim.temporal.lr is nan"),
+        ({"permutations": {"per_sample": 0}}, "permutations.per_sample"),
+        ({"permutations": {"spatial": 1}}, "permutations.spatial is 1,"),
+        ({"permutations": {"temporal": 0}}, "permutations.temporal is 0,"),
+        ({"permutations": {"temporal": 720}}, "6 parts have only 719"),
+        ({"permutations": {"temporal": 721, "include_identity": True}}, "6 parts have only 720"),
+        ({"permutations": {"spatial": 24}, "shuffle": {"grid": 2}}, "4 parts have only 23"),
+        ({"model": {"spatial": {"dropout": 1.5}}}, "model.spatial.dropout is 1.5"),
+        ({"model": {"temporal": {"dropout": -0.5}}}, "model.temporal.dropout is -0.5"),
+        ({"model": {"spatial": {"fc6": 0}}}, "model.spatial: fc6 and hidden"),
+        ({"model": {"temporal": {"hidden": 0}}}, "model.temporal: fc6 and hidden"),
+        ({"monitor": {"gallery": "somewhere"}}, "go together"),
+        ({"monitor": {"queries": "somewhere"}}, "go together"),
+        ({"log": {"train_every": 0}}, "log.train_every"),
+        ({"log": {"validate_every": 0}}, "log.validate_every"),
+        ({"log": {"monitor_every": 0}}, "log.monitor_every"),
+        ({"log": {"checkpoint_every": 0}}, "log.checkpoint_every"),
+        ({"log": {"keep_checkpoints": 0}}, "log.keep_checkpoints"),
+    ],
+)
+def test_the_impossible_is_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check(merge(demo(), values))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"shuffle": {"grid": 2}, "permutations": {"spatial": 23}},
+        {"permutations": {"temporal": 719}},
+        {"permutations": {"temporal": 720, "include_identity": True}},
+        {"shuffle": {"tile_share": 1.0, "frame_share": 1.0, "grey": 0.0}},
+        {"optim": {"batch_size": 2, "iterations": 1, "decay": 1.0}},
+        {"data": {"val_size": 1, "max_bad_share": 1.0}},
+        {"monitor": {"gallery": "one", "queries": "other"}},
+    ],
+)
+def test_the_limits_themselves_are_possible(values: dict[str, Any]) -> None:
+    check(merge(demo(), values))
+
+
+def test_a_run_folder_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert with_out(demo()).out == Path("runs/demo-1")
+    for name in ("demo-1", "demo-2", "paper-1"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    assert with_out(demo()).out == Path("runs/demo-3")
+    assert with_out(paper()).out == Path("runs/paper-2")
+    mine = replace(demo(), out=Path("mine"))
+    assert with_out(mine) is mine
+
+
+def test_configs_cannot_be_changed_in_place() -> None:
+    def check_frozen(config: Any) -> None:
+        name = fields(config)[0].name
+        with pytest.raises(AttributeError):
+            setattr(config, name, None)
+        for field in fields(config):
+            if is_dataclass(value := getattr(config, field.name)):
+                check_frozen(value)
+
+    check_frozen(Config())

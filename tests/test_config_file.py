@@ -1,0 +1,136 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from unshuffle.config import PRESETS, Config, demo, paper, small
+from unshuffle.config_file import differences, merge, read_config, to_dict, write_config
+from unshuffle.errors import UserError
+
+
+def read(text: str, folder: Path) -> Config:
+    (folder / "config.yaml").write_text(text)
+    return read_config(folder / "config.yaml")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_round_trip(name: Any, tmp_path: Path) -> None:
+    config = PRESETS[name]()
+    write_config(config, tmp_path / "config.yaml")
+    assert read_config(tmp_path / "config.yaml") == config
+
+
+def test_round_trip_of_paths_and_oddities(tmp_path: Path) -> None:
+    config = merge(
+        small(),
+        {
+            "images": "~/Bilder/ä b",
+            "out": "runs/x",
+            "tasks": "S&T",
+            "seed": 7,
+            "data": {"sibling_pattern": r"(v_.*_g\d+): 'c'", "max_bad_share": 1e-9},
+            "optim": {"milestones": [], "trunk": {"lr": 5e-4}},
+        },
+    )
+    write_config(config, tmp_path / "config.yaml")
+    again = read_config(tmp_path / "config.yaml")
+    assert again == config
+    assert again.images == Path("~/Bilder/ä b") and again.optim.milestones == () and again.videos is None
+
+
+def test_the_dictionary_is_plain() -> None:
+    def plain(value: Any) -> bool:
+        if isinstance(value, dict):
+            return all(isinstance(key, str) and plain(entry) for key, entry in value.items())
+        if type(value) is list:
+            return all(plain(entry) for entry in value)
+        return value is None or type(value) in (str, int, float, bool)
+
+    values = to_dict(replace(paper(), images=Path("a")))
+    assert plain(values)
+    assert values["images"] == "a" and values["optim"]["milestones"] == [200_000]
+    assert yaml.safe_load(yaml.safe_dump(values)) == values
+
+
+def test_missing_keys_take_the_presets_values(tmp_path: Path) -> None:
+    assert read("preset: paper\n", tmp_path) == paper()
+    assert read("seed: 3\n", tmp_path) == replace(demo(), seed=3)
+    config = read("preset: small\noptim: {trunk: {lr: 0.5}}\n", tmp_path)
+    assert differences(small(), config) == ["optim.trunk.lr"] and config.optim.trunk.lr == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sed: 1", r"unknown key sed \(did you mean seed\?\)"),
+        ("optim: {batchsize: 1}", r"unknown key optim\.batchsize \(did you mean optim\.batch_size\?\)"),
+        ("optim: {trunk: {rate_of_learning: 1}}", r"unknown key optim\.trunk\.rate_of_learning$"),
+        ("7: 1", "unknown key 7"),
+        ("seed: one", "seed is 'one', but must be a whole number"),
+        ("seed: 1.5", "seed is 1.5, but must be a whole number"),
+        ("seed: true", "seed is True, but must be a whole number"),
+        ("seed: null", "seed is None, but must be a whole number"),
+        ("optim: {trunk: {lr: fast}}", "optim.trunk.lr is 'fast', but must be a number"),
+        ("optim: {trunk: {lr: false}}", "optim.trunk.lr is False, but must be a number"),
+        ("shuffle: {shared_crop: 1}", "shuffle.shared_crop is 1, but must be true or false"),
+        ("device: 3", "device is 3, but must be text"),
+        ("images: 3", "images is 3, but must be a path"),
+        ("images: [a, b]", "images is .*, but must be a path"),
+        ("tasks: X", "tasks is 'X', but must be one of auto, S, T, S\\+T, S&T"),
+        ("optim: {trunk: {optimiser: adam}}", "optim.trunk.optimiser is 'adam', but must be one of sgd, adamw"),
+        ("optim: {precision: [fp32]}", "optim.precision is .*, but must be one of"),
+        ("optim: {milestones: 5}", "optim.milestones is 5, but must be a list"),
+        ("optim: {milestones: [5, x]}", "optim.milestones is 'x', but must be a whole number"),
+        ("optim: 5", "optim must hold keys and values"),
+        ("optim: null", "optim must hold keys and values"),
+        ("preset: huge", "preset is 'huge', but must be one of demo, small, paper"),
+        ("preset: [demo]", "preset is .*, but must be one of demo, small, paper"),
+        ("just words", "must hold keys and values"),
+        ("", "must hold keys and values"),
+        ("a: [", "cannot be read as YAML"),
+    ],
+)
+def test_nothing_wrong_gets_through(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        read(text, tmp_path)
+    assert "config.yaml" in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no config file .*absent\.yaml"):
+        read_config(tmp_path / "absent.yaml")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_config(tmp_path)
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x81")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_config(tmp_path / "binary.yaml")
+
+
+@pytest.mark.parametrize(("text", "rate"), [("5e-4", 5e-4), ("1e3", 1000.0), ("1", 1.0), ("'0.25'", 0.25)])
+def test_numbers_as_people_write_them(text: str, rate: float, tmp_path: Path) -> None:
+    lr = read(f"optim: {{trunk: {{lr: {text}}}}}", tmp_path).optim.trunk.lr
+    assert lr == rate and type(lr) is float
+
+
+def test_lists_become_tuples(tmp_path: Path) -> None:
+    assert read("optim: {milestones: [10, 20]}", tmp_path).optim.milestones == (10, 20)
+
+
+def test_null_clears_a_path(tmp_path: Path) -> None:
+    assert read("images: null", tmp_path).images is None
+    assert merge(replace(demo(), images=Path("a")), {"images": None}).images is None
+
+
+def test_merge_leaves_the_original() -> None:
+    config = demo()
+    merged = merge(config, {"optim": {"batch_size": 99}})
+    assert merged.optim.batch_size == 99 and config == demo()
+
+
+def test_differences() -> None:
+    assert differences(demo(), demo()) == []
+    changed = merge(demo(), {"seed": 1, "images": "x", "optim": {"milestones": [1], "trunk": {"lr": 9.0}}})
+    assert differences(demo(), changed) == ["images", "seed", "optim.milestones", "optim.trunk.lr"]
+    assert differences(changed, demo()) == ["images", "seed", "optim.milestones", "optim.trunk.lr"]

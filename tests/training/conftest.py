@@ -1,0 +1,40 @@
+"""A run so small that a test can have several."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unshuffle.config import Config, demo
+from unshuffle.config_file import merge
+
+
+def small_config(out: Path, **changes: Any) -> Config:
+    values: dict[str, Any] = {
+        "out": str(out),
+        "device": "cpu",
+        "data": {"val_size": 6, "workers": 1},
+        "synthetic": {
+            "gallery": 24,
+            "queries": 12,
+            "images": 24,
+            "clips": 18,
+            "clip_frames": 8,
+            "image_size": 48,
+            "frame_size": 16,
+        },
+        "permutations": {"spatial": 6, "temporal": 5, "per_sample": 2},
+        "shuffle": {"frames": 4, "crop_size": 16, "image_size": 48},
+        "model": {
+            "spatial": {"fc6": 8, "hidden": 12, "dropout": 0.2},
+            "temporal": {"kind": "lstm", "fc6": 8, "hidden": 12, "dropout": 0.2},
+        },
+        "optim": {"iterations": 9, "batch_size": 4, "warmup": 2, "milestones": [6]},
+        "log": {"train_every": 2, "validate_every": 3, "monitor_every": 9, "checkpoint_every": 4, "pictures": False},
+    }
+    return merge(merge(demo(), values), changes)
+
+
+@pytest.fixture
+def small() -> Any:
+    return small_config

@@ -1,0 +1,151 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unshuffle.config import GroupConfig, HeadConfig, OptimConfig
+from unshuffle.models import build_backbone
+from unshuffle.models.heads import build_head
+from unshuffle.models.ordering import OrderingNetwork
+from unshuffle.training.optim import Optimisers, rate_factor
+
+TASKS = ["spatial", "temporal"]
+RATES = OptimConfig(
+    warmup=2,
+    milestones=(3,),
+    trunk=GroupConfig("sgd", lr=0.1, momentum=0.9, weight_decay=0.01),
+    spatial=GroupConfig("sgd", lr=0.03, momentum=0.5, weight_decay=0.0),
+    temporal=GroupConfig("adamw", lr=0.02, momentum=0.8, weight_decay=0.1),
+)
+
+
+def network() -> OrderingNetwork:
+    torch.manual_seed(0)
+    config = HeadConfig("concat", fc6=4, hidden=5)
+    return OrderingNetwork(build_backbone("tiny"), {task: build_head(6, 2, 3, config) for task in TASKS})
+
+
+def group_of(name: str) -> str:
+    return "trunk" if name.startswith("trunk.") else name.split(".")[1]
+
+
+def set_gradients(net: OrderingNetwork, step: int, groups: list[str]) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for name, weight in net.named_parameters():
+        gradient = torch.randn(weight.shape, generator=generator)
+        weight.grad = gradient if group_of(name) in groups else None
+
+
+def weights(net: OrderingNetwork) -> dict[str, np.ndarray]:
+    return {name: weight.detach().double().numpy().copy() for name, weight in net.named_parameters()}
+
+
+def slow_rate(config: OptimConfig, iteration: int) -> float:
+    """Step by step from the beginning."""
+    factor = 1.0
+    for now in range(iteration + 1):
+        for milestone in config.milestones:
+            if now == milestone:
+                factor *= config.decay
+    if iteration < config.warmup:
+        factor *= (iteration + 1) / config.warmup
+    return factor
+
+
+@given(
+    warmup=st.integers(0, 20),
+    milestones=st.lists(st.integers(1, 60), max_size=3, unique=True),
+    decay=st.sampled_from([0.1, 0.5, 1.0]),
+    iteration=st.integers(0, 80),
+)
+@settings(max_examples=200, deadline=None)
+def test_rate_against_steps(warmup: int, milestones: list[int], decay: float, iteration: int) -> None:
+    config = OptimConfig(warmup=warmup, milestones=tuple(milestones), decay=decay)
+    assert rate_factor(config, iteration) == pytest.approx(slow_rate(config, iteration))
+
+
+@pytest.mark.parametrize(("iteration", "factor"), [(0, 1), (199_999, 1), (200_000, 0.1), (349_999, 0.1)])
+def test_the_papers_rates(iteration: int, factor: float) -> None:
+    assert rate_factor(OptimConfig(), iteration) == pytest.approx(factor)
+
+
+def test_the_first_step_of_a_warmup_moves_and_the_last_is_full() -> None:
+    config = OptimConfig(warmup=4, milestones=())
+    assert [rate_factor(config, iteration) for iteration in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+
+
+def test_steps_against_the_formulas() -> None:
+    net = network()
+    optimisers = Optimisers(net, RATES)
+    expected = weights(net)
+    memory: dict[str, Any] = dict.fromkeys(expected, (0.0, 0.0))
+    for step in range(5):
+        set_gradients(net, step, ["trunk", *TASKS])
+        gradients = {name: weight.grad.double().numpy() for name, weight in net.named_parameters()}  # type: ignore[union-attr]
+        optimisers.step(step)
+        for name, value in expected.items():
+            first, second = memory[name]
+            if group_of(name) == "temporal":
+                rate = 0.02 * slow_rate(RATES, step)
+                first = 0.8 * first + 0.2 * gradients[name]
+                second = 0.999 * second + 0.001 * gradients[name] ** 2
+                direction = first / (1 - 0.8 ** (step + 1))
+                size = np.sqrt(second / (1 - 0.999 ** (step + 1))) + 1e-8
+                expected[name] = value - rate * 0.1 * value - rate * direction / size
+            else:
+                lr, momentum, decay = (0.1, 0.9, 0.01) if group_of(name) == "trunk" else (0.03, 0.5, 0.0)
+                first = momentum * first + gradients[name] + decay * value
+                expected[name] = value - lr * slow_rate(RATES, step) * first
+            memory[name] = (first, second)
+        for name, value in weights(net).items():
+            np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_every_weight_is_in_exactly_one_group() -> None:
+    net = network()
+    groups = Optimisers(net, RATES).groups
+    assert list(groups) == ["trunk", *TASKS]
+    held = [id(w) for optimiser in groups.values() for group in optimiser.param_groups for w in group["params"]]
+    assert len(held) == len(set(held)) and set(held) == {id(weight) for weight in net.parameters()}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_head_without_gradient_stays_as_it_is(task: str) -> None:
+    """Not even momentum or weight decay of earlier steps may move it: in S&T the heads take turns."""
+    net = network()
+    optimisers = Optimisers(net, RATES)
+    set_gradients(net, 0, ["trunk", *TASKS])
+    optimisers.step(0)
+    before = weights(net)
+    for step in (1, 2):
+        optimisers.zero_grad()
+        set_gradients(net, step, ["trunk", *(other for other in TASKS if other != task)])
+        optimisers.step(step)
+    for name, value in weights(net).items():
+        assert np.array_equal(value, before[name]) == (group_of(name) == task), name
+
+
+def test_zero_grad_forgets() -> None:
+    net = network()
+    set_gradients(net, 0, ["trunk", *TASKS])
+    Optimisers(net, RATES).zero_grad()
+    assert all(weight.grad is None for weight in net.parameters())
+
+
+def test_the_state_resumes() -> None:
+    straight, resumed = network(), network()
+    one, other = Optimisers(straight, RATES), Optimisers(resumed, RATES)
+    for step in range(2):
+        for net, optimisers in ((straight, one), (resumed, other)):
+            set_gradients(net, step, ["trunk", *TASKS])
+            optimisers.step(step)
+    fresh = Optimisers(resumed, RATES)
+    fresh.load_state_dict(other.state_dict())
+    for net, optimisers in ((straight, one), (resumed, fresh)):
+        set_gradients(net, 2, ["trunk", *TASKS])
+        optimisers.step(2)
+    for name, value in weights(straight).items():
+        np.testing.assert_array_equal(value, weights(resumed)[name])

@@ -1,0 +1,178 @@
+"""A run that is broken off and resumed ends exactly where an unbroken one does."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from unshuffle.errors import UserError
+from unshuffle.models.weights import read_weights
+from unshuffle.pretraining import run_pretraining
+from unshuffle.run import Run
+from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
+from unshuffle.training.trainer import Stopped, Trainer
+
+
+def final_state(run: Run) -> dict[str, Any]:
+    return load_checkpoint(list_checkpoints(run.checkpoints)[-1])
+
+
+def assert_same(one: Any, other: Any, where: str = "") -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_same(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for place, (left, right) in enumerate(zip(one, other, strict=True)):
+            assert_same(left, right, f"{where}[{place}]")
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    else:
+        assert one == other, where
+
+
+def comparable_metrics(run: Run) -> list[dict[str, Any]]:
+    """All that was logged, less what depends on the clock and train averages, whose windows restart."""
+    return [entry for entry in run.metrics() if entry["kind"] not in ("train", "start")]
+
+
+@pytest.fixture
+def unbroken(small: Any, tmp_path: Path) -> Run:
+    return run_pretraining(small(tmp_path / "unbroken"))
+
+
+class Killed(BaseException):
+    """As sudden as a SIGKILL: nothing in the program catches it."""
+
+
+@pytest.mark.parametrize("kill_at", [0, 1, 4, 5, 8])
+def test_a_killed_run_resumes_bit_exactly(
+    small: Any, tmp_path: Path, unbroken: Run, monkeypatch: pytest.MonkeyPatch, kill_at: int
+) -> None:
+    step = Trainer.step
+
+    def dying_step(self: Trainer, *args: Any) -> None:
+        if self.iteration == kill_at:
+            raise Killed
+        step(self, *args)
+
+    config = small(tmp_path / "broken")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", dying_step)
+        with pytest.raises(Killed):
+            run_pretraining(config)
+    run = run_pretraining(config, resume=True)
+    assert_same(final_state(run), final_state(unbroken))
+    assert_same(read_weights(run.weights), read_weights(unbroken.weights))
+    assert comparable_metrics(run) == comparable_metrics(unbroken)
+
+
+def test_a_run_killed_twice_resumes_bit_exactly_in_sequence(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run_pretraining(small(tmp_path / "whole", tasks="S&T"))
+    config = small(tmp_path / "broken", tasks="S&T")
+    step = Trainer.step
+    for number, kill_at in enumerate((5, 7)):
+
+        def dying_step(self: Trainer, *args: Any, kill_at: int = kill_at) -> None:
+            if self.iteration == kill_at:
+                raise Killed
+            step(self, *args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "step", dying_step)
+            with pytest.raises(Killed):
+                run_pretraining(config, resume=number > 0)
+    assert_same(final_state(run_pretraining(config, resume=True)), final_state(whole))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_leaves(
+    small: Any, tmp_path: Path, unbroken: Run, monkeypatch: pytest.MonkeyPatch, signum: int
+) -> None:
+    step = Trainer.step
+
+    def interrupted_step(self: Trainer, *args: Any) -> None:
+        if self.iteration == 5:
+            os.kill(os.getpid(), signum)
+        step(self, *args)
+
+    config = small(tmp_path / "stopped")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", interrupted_step)
+        with pytest.raises(Stopped) as stop:
+            run_pretraining(config)
+    assert stop.value.iteration == 6
+    assert [path.stem for path in list_checkpoints(Run(config.out).checkpoints)] == ["00000004", "00000006"]
+    assert_same(final_state(run_pretraining(config, resume=True)), final_state(unbroken))
+
+
+@pytest.mark.slow
+def test_a_process_killed_by_the_system_resumes_bit_exactly(small: Any, tmp_path: Path) -> None:
+    options = ["--device", "cpu", "--data.val_size", "6", "--data.workers", "1", "--synthetic.images", "24"]
+    options += ["--synthetic.gallery", "24", "--synthetic.queries", "12"]
+    options += ["--synthetic.clips", "18", "--optim.batch_size", "4", "--optim.iterations", "40"]
+    options += ["--log.checkpoint_every", "5", "--permutations.spatial", "6", "--permutations.temporal", "6"]
+    command = [sys.executable, "-m", "unshuffle", "pretrain", *options, "--out"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    whole, broken = Run(tmp_path / "whole"), Run(tmp_path / "broken")
+    subprocess.run([*command, str(whole.folder)], check=True, env=environment, capture_output=True)
+    process = subprocess.Popen([*command, str(broken.folder)], env=environment, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list_checkpoints(broken.checkpoints) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    resume = [sys.executable, "-m", "unshuffle", "pretrain", "--out", str(broken.folder), "--resume"]
+    subprocess.run(resume, check=True, env=environment, capture_output=True)
+    assert_same(final_state(broken), final_state(whole))
+
+
+def test_only_what_does_not_change_the_result_may_change_on_resume(small: Any, tmp_path: Path) -> None:
+    config = small(tmp_path / "run")
+    run_pretraining(config)
+    run_pretraining(small(tmp_path / "run", log={"train_every": 1}), resume=True)
+    with pytest.raises(UserError, match=r"optim\.iterations would change"):
+        run_pretraining(small(tmp_path / "run", optim={"iterations": 12}), resume=True)
+
+
+def test_a_finished_or_foreign_folder_is_not_overwritten(small: Any, tmp_path: Path) -> None:
+    run_pretraining(small(tmp_path / "run"))
+    with pytest.raises(UserError, match="already holds a run"):
+        run_pretraining(small(tmp_path / "run"))
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_bytes(b"mine")
+    with pytest.raises(UserError, match="not empty"):
+        run_pretraining(small(tmp_path / "photos"))
+    assert (tmp_path / "photos" / "a.jpg").read_bytes() == b"mine"
+
+
+def test_metrics_hold_no_line_twice_after_a_resume(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(tmp_path / "run")
+    step = Trainer.step
+
+    def dying_step(self: Trainer, *args: Any) -> None:
+        if self.iteration == 7:
+            raise Killed
+        step(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", dying_step)
+        with pytest.raises(Killed):
+            run_pretraining(config)
+    run = Run(config.out)
+    with run.metrics_file.open("a") as file:
+        file.write('{"iteration": 7, "ki')  # killed in the middle of a line
+    run_pretraining(config, resume=True)
+    entries = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    keys = [(entry["kind"], entry["iteration"], entry.get("task"), entry.get("name")) for entry in entries]
+    assert len(keys) == len(set(keys))

@@ -1,0 +1,155 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from unshuffle.config import Config
+from unshuffle.data.prepare import prepare
+from unshuffle.errors import UserError
+from unshuffle.pretraining import build_trainer, run_pretraining
+from unshuffle.run import Run
+from unshuffle.training.trainer import Tally, Trainer
+
+
+def make(config: Config) -> Trainer:
+    return build_trainer(config, prepare(config))
+
+
+def assert_same_weights(one: Run, other: Run) -> None:
+    left, right = one.backbone().state_dict(), other.backbone().state_dict()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "first", "last"),
+    [
+        ("S", ["spatial"], ["spatial"]),
+        ("T", ["temporal"], ["temporal"]),
+        ("S+T", ["spatial", "temporal"], ["spatial", "temporal"]),
+        ("S&T", ["spatial"], ["temporal"]),
+    ],
+)
+def test_which_tasks_are_trained_when(
+    small: Any, tmp_path: Path, tasks: str, first: list[str], last: list[str]
+) -> None:
+    trainer = make(small(tmp_path / "run", tasks=tasks))
+    assert trainer.active_tasks(0) == first
+    assert trainer.active_tasks(8) == last
+    run = run_pretraining(small(tmp_path / "run", tasks=tasks, log={"train_every": 1}))
+    logged = [sorted(entry["loss"]) for entry in run.metrics("train")]
+    assert logged[0] == first
+    assert logged[-1] == last
+
+
+def test_s_and_t_changes_over_at_half_of_the_iterations(small: Any, tmp_path: Path) -> None:
+    trainer = make(small(tmp_path / "run", tasks="S&T", optim={"iterations": 10, "milestones": []}))
+    assert [trainer.active_tasks(step) for step in (4, 5)] == [["spatial"], ["temporal"]]
+
+
+def test_one_step_sums_the_losses_of_both_tasks(small: Any, tmp_path: Path) -> None:
+    """The gradient of a step on both tasks is the sum of the two gradients, trunk in evaluation mode."""
+    head = {"dropout": 0.0}
+    config = small(tmp_path / "run", model={"spatial": head, "temporal": head}, optim={"warmup": 0, "milestones": []})
+    trainer = make(config)
+    trainer.network.eval()
+    pixels = {task: stream.batch(0) for task, stream in trainer.streams.items()}
+    gradients = {}
+    for name, tasks in {"spatial": ["spatial"], "temporal": ["temporal"], "both": ["spatial", "temporal"]}.items():
+        trainer.iteration = 0
+        trainer.optimisers.step = lambda iteration: None  # type: ignore[method-assign]
+        trainer.step({task: pixels[task] for task in tasks}, Tally())
+        gradients[name] = trainer.network.trunk.conv1[0].weight.grad.clone()  # type: ignore[union-attr,index,operator]
+    torch.testing.assert_close(gradients["both"], gradients["spatial"] + gradients["temporal"])
+
+
+def test_the_tally_counts_what_a_loop_counts() -> None:
+    torch.manual_seed(0)
+    tally, losses, hits = Tally(), [], []
+    for _ in range(3):
+        logits, labels = torch.randn(4, 2, 5), torch.randint(5, (4, 2))
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        tally.add("spatial", logits, labels, loss)
+        losses.append(loss.item())
+        hits += [int(logits[i, j].argmax() == labels[i, j]) for i in range(4) for j in range(2)]
+    assert tally.steps["spatial"] == 3
+    assert float(tally.losses["spatial"]) == pytest.approx(sum(losses))
+    assert float(tally.hits["spatial"]) / 3 == pytest.approx(np.mean(hits))
+
+
+def test_the_run_folder_has_what_the_design_promises(small: Any, tmp_path: Path) -> None:
+    run = run_pretraining(small(tmp_path / "run"))
+    for name in ("config.yaml", "metrics.jsonl", "backbone.safetensors", "skipped.csv", "tensorboard", "checkpoints"):
+        assert (run.folder / name).exists(), name
+    monitors = list(run.metrics("monitor"))
+    assert [entry["iteration"] for entry in monitors] == [0, 9]
+    assert {"top1", "top5"} <= monitors[0].keys()
+    assert {entry["name"] for entry in run.metrics("baseline")} == {"raw pixels", "colour histograms"}
+    validations = [(entry["task"], entry["iteration"]) for entry in run.metrics("validation")]
+    assert validations == [(task, step) for step in (0, 3, 6, 9) for task in ("spatial", "temporal")]
+    last = list(run.metrics("validation"))[-1]
+    assert last["chance"] == pytest.approx(1 - 1 / 5)
+    errors = np.load(run.states / "temporal-00000009.npz")["permutation_errors"]
+    assert errors.shape == (5,)
+    assert errors.mean() == pytest.approx(last["error"])
+
+
+def test_the_same_config_gives_the_same_run(small: Any, tmp_path: Path) -> None:
+    one, other = (run_pretraining(small(tmp_path / name)) for name in ("one", "other"))
+    assert_same_weights(one, other)
+    different = run_pretraining(small(tmp_path / "different", seed=1))
+    assert any(
+        not torch.equal(a, b) for a, b in zip(*(run.backbone().parameters() for run in (one, different)), strict=True)
+    )
+
+
+def test_threads_do_not_change_the_run(small: Any, tmp_path: Path) -> None:
+    one = run_pretraining(small(tmp_path / "one"))
+    several = run_pretraining(small(tmp_path / "several", data={"workers": 4}))
+    assert_same_weights(one, several)
+
+
+def test_init_starts_from_given_weights(small: Any, tmp_path: Path) -> None:
+    first = run_pretraining(small(tmp_path / "first"))
+    trainer = make(small(tmp_path / "second", init=str(first.folder), seed=5))
+    for name, value in first.backbone().state_dict().items():
+        assert torch.equal(trainer.network.trunk.state_dict()[name], value), name
+    with pytest.raises(UserError, match="not of caffenet"):
+        make(
+            small(
+                tmp_path / "third", init=str(first.weights), model={"backbone": "caffenet"}, shuffle={"crop_size": 75}
+            )
+        )
+
+
+def test_a_loss_that_is_not_a_number_is_one_sentence(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(tmp_path / "run", optim={"spatial": {"lr": 1e30, "optimiser": "sgd"}})
+    with pytest.raises(UserError, match="no longer a number"):
+        run_pretraining(config)
+
+
+def test_training_leaves_chance_on_the_synthetic_world(small: Any, tmp_path: Path) -> None:
+    config = small(
+        tmp_path / "run",
+        synthetic={"images": 120, "clips": 100},
+        permutations={"per_sample": 5},
+        model={
+            "spatial": {"fc6": 64, "hidden": 128, "dropout": 0},
+            "temporal": {"fc6": 64, "hidden": 64, "dropout": 0},
+        },
+        optim={"iterations": 80, "batch_size": 16, "milestones": []},
+        log={"validate_every": 80, "monitor_every": 80, "checkpoint_every": 80},
+    )
+    run = run_pretraining(config)
+    last = {entry["task"]: entry for entry in run.metrics("validation")}
+    assert last["spatial"]["error"] < 0.3
+    assert last["temporal"]["error"] < 0.6
+
+
+def test_a_run_opens_only_where_there_is_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run folder"):
+        Run.open(tmp_path)
