@@ -48,6 +48,8 @@ class DataConfig:
 class SyntheticConfig:
     """The world that is drawn when no data is given."""
 
+    version: Literal[1] = 1
+    """Version of the drawing: a run of another one would not see the same world again."""
     images: int = 1500
     """Number of images."""
     clips: int = 600
@@ -263,6 +265,7 @@ def small() -> Config:
     """One GPU, about 20 minutes, a few thousand real images and videos."""
     return Config(
         preset="small",
+        data=DataConfig(workers=8),
         permutations=PermutationConfig(spatial=100, temporal=100, per_sample=8),
         shuffle=ShuffleConfig(shared_crop=True, frame_jitter=False),
         optim=OptimConfig(
@@ -282,7 +285,7 @@ def demo() -> Config:
     """Two CPU cores, a few minutes, the synthetic world."""
     return Config(
         preset="demo",
-        permutations=PermutationConfig(spatial=64, temporal=64, per_sample=8),
+        permutations=PermutationConfig(spatial=100, temporal=100, per_sample=8),
         shuffle=ShuffleConfig(frames=6, crop_size=24, image_size=96, shared_crop=True, frame_jitter=False),
         model=ModelConfig(
             backbone="tiny",
@@ -290,15 +293,15 @@ def demo() -> Config:
             temporal=HeadConfig("concat", fc6=128, hidden=512),
         ),
         optim=OptimConfig(
-            iterations=900,
+            iterations=600,
             batch_size=32,
             warmup=50,
-            milestones=(700,),
+            milestones=(450,),
             trunk=GroupConfig("adamw", lr=2e-3, weight_decay=0.01),
             spatial=GroupConfig("adamw", lr=2e-3, weight_decay=0.01),
             temporal=GroupConfig("adamw", lr=2e-3, weight_decay=0.01),
         ),
-        log=LogConfig(train_every=10, validate_every=150, monitor_every=300, checkpoint_every=300),
+        log=LogConfig(train_every=10, validate_every=100, monitor_every=200, checkpoint_every=200),
     )
 
 
@@ -329,9 +332,9 @@ def _problems(config: Config) -> list[tuple[bool, str]]:
         (shuffle.grid < 2, f"shuffle.grid is {shuffle.grid}, but a puzzle needs a grid of 2 or more"),
         (shuffle.frames < 2, f"shuffle.frames is {shuffle.frames}, but an order needs 2 frames or more"),
         (cell * shuffle.tile_share < 4, f"shuffle.image_size {shuffle.image_size} is too small for the grid"),
-        (permutations.per_sample < 1, "permutations.per_sample must be 1 or more"),
-        (data.val_size < 1, "data.val_size must be 1 or more"),
-        (optim.iterations < 1, "optim.iterations must be 1 or more"),
+        (config.seed < 0, f"seed is {config.seed}, but must be 0 or more"),
+        (optim.warmup < 0, f"optim.warmup is {optim.warmup}, but must be 0 or more"),
+        (data.frame_span < 0, f"data.frame_span is {data.frame_span}, but must be 0 or more"),
         (optim.batch_size < 2, "optim.batch_size must be 2 or more: batch normalisation needs it"),
         ((config.monitor.gallery is None) != (config.monitor.queries is None),
          "monitor.gallery and monitor.queries go together: give both or neither"),
@@ -362,6 +365,19 @@ def _problems(config: Config) -> list[tuple[bool, str]]:
         )
     rates = (("trunk", optim.trunk), ("spatial", optim.spatial), ("temporal", optim.temporal))
     found += [(not group.lr > 0, f"optim.{name}.lr is {group.lr}, but must be above 0") for name, group in rates]
-    intervals = ("train_every", "validate_every", "monitor_every", "checkpoint_every", "keep_checkpoints")
-    found += [(getattr(config.log, name) < 1, f"log.{name} must be 1 or more") for name in intervals]
+    found += [(math.isinf(group.lr), f"optim.{name}.lr must be finite") for name, group in rates]
+    found += [(value < 1, f"{name} is {value}, but must be 1 or more") for name, value in _counts(config).items()]
     return found
+
+
+def _counts(config: Config) -> dict[str, int]:
+    return {
+        "data.val_size": config.data.val_size,
+        "data.workers": config.data.workers,
+        "permutations.per_sample": config.permutations.per_sample,
+        "optim.iterations": config.optim.iterations,
+        "shuffle.crop_size": config.shuffle.crop_size,
+        "monitor.limit": config.monitor.limit,
+        **{f"synthetic.{name}": value for name, value in vars(config.synthetic).items()},
+        **{f"log.{name}": value for name, value in vars(config.log).items() if name != "pictures"},
+    }

@@ -27,7 +27,7 @@ from unshuffle.models.ordering import OrderingNetwork, trunk_features
 from unshuffle.models.weights import load_into, save_backbone
 from unshuffle.permutations import load_permutations, permutation_set, save_permutations
 from unshuffle.policy.samplers import build_sampler
-from unshuffle.randomness import stream_seed
+from unshuffle.randomness import seed_everything, stream_seed
 from unshuffle.report.pictures import draw_pictures
 from unshuffle.run import Run
 from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
@@ -89,7 +89,7 @@ def run_pretraining(config: Config, resume: bool = False, console: Console | Non
 def build_trainer(config: Config, data: Data, run: Run | None = None) -> Trainer:
     """Network, permutation sets, samplers and monitor for a config and its data."""
     device = choose_device(config.device)
-    torch.manual_seed(config.seed)
+    seed_everything(config.seed)
     permutations = _permutation_sets(config, list(data.training), run)
     trunk = build_backbone(config.model.backbone)
     if config.init is not None:
@@ -233,25 +233,40 @@ def _finish(trainer: Trainer, run: Run, console: Console) -> None:
         permutations={task: rows.cpu().numpy() for task, rows in trainer.permutations.items()},
     )
     pictures = draw_pictures(trainer, run) if config.log.pictures else []
-    console.print(_results(run))
-    console.print("Open these:", highlight=False)
+    console.print(_errors(run))
+    if trainer.monitor is not None:
+        console.print("", _retrieval(run), sep="\n")
+    console.print("\nOpen these:", highlight=False)
     for path in (*pictures, run.weights, run.metrics_file):
         console.print(f"  {path}", highlight=False, soft_wrap=True)
 
 
-def _results(run: Run) -> Table:
-    """Errors against chance; retrieval against the untrained network and against features nobody learned."""
-    table = Table(box=None, padding=(0, 2))
-    for column in ("", "first", "last", "chance"):
-        table.add_column(column, justify="left" if not column else "right")
+def _errors(run: Run) -> Table:
+    """Validation errors before and after, beside those of blind guessing."""
+    table = _table("validation error", "untrained", "trained", "guessing")
     entries = list(run.metrics("validation"))
     for task in dict.fromkeys(entry["task"] for entry in entries):
         errors = [entry for entry in entries if entry["task"] == task]
-        figures = (errors[0]["error"], errors[-1]["error"], errors[0]["chance"])
-        table.add_row(f"{task} validation error", *(f"{figure:.3f}" for figure in figures))
+        table.add_row(
+            task, *(f"{value:.3f}" for value in (errors[0]["error"], errors[-1]["error"], errors[0]["chance"]))
+        )
+    return table
+
+
+def _retrieval(run: Run) -> Table:
+    """Retrieval of the trained network, of the same one untrained, and of features that nobody had to learn."""
     monitors = list(run.metrics("monitor"))
-    for key in ("top1", "top5") if monitors else ():
-        table.add_row(f"retrieval {key} [%]", f"{monitors[0][key]:.1f}", f"{monitors[-1][key]:.1f}", "")
-        for baseline in run.metrics("baseline"):
-            table.add_row(f"  {baseline['name']}", "", f"{baseline[key]:.1f}", "")
+    rows = {"this network": monitors[-1], "untrained network": monitors[0]}
+    rows |= {entry["name"]: entry for entry in run.metrics("baseline")}
+    columns = [key for key in monitors[0] if key.startswith("top")]
+    table = _table("retrieval [%]", *(key.replace("top", "top ") for key in columns))
+    for name, scores in rows.items():
+        table.add_row(name, *(f"{scores[key]:.1f}" for key in columns))
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
     return table

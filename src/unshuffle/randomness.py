@@ -4,6 +4,7 @@ Nothing here advances a hidden state: the draws of iteration 7,000 are the same 
 or not, and however many threads prepare batches ahead of time.
 """
 
+import random
 import zlib
 
 import numpy as np
@@ -12,7 +13,16 @@ import torch
 
 def stream_seed(seed: int, *where: str | int) -> np.random.SeedSequence:
     """The seed of the stream named by `where`, such as ("batch", "spatial", iteration)."""
-    return np.random.SeedSequence([seed, *(zlib.crc32(w.encode()) if isinstance(w, str) else w for w in where)])
+    path = [zlib.crc32(w.encode()) if isinstance(w, str) else w for w in where]
+    # the length tells ("a",) from ("a", 0), which numpy would pad to the same seed
+    return np.random.SeedSequence([seed, len(path), *path])
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global generators, for what draws from them: the weights of a new network, dropout."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    random.seed(seed)
 
 
 def numpy_rng(seed: int, *where: str | int) -> np.random.Generator:

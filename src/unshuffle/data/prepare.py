@@ -35,7 +35,8 @@ class Data:
 def prepare(config: Config, progress: bool = True) -> Data:
     """Open or pack or draw the data, and hold back X_val for each task."""
     data = Data({}, {})
-    images, clips = _images(config, data, progress), _clips(config, data, progress)
+    clips = _clips(config, data, progress)
+    images = _images(config, data, progress)
     wanted = _wanted(config.tasks, images is not None, clips is not None)
     if "spatial" in wanted:
         source = images or clips
@@ -67,9 +68,11 @@ def _wanted(tasks: Tasks, images: bool, clips: bool) -> list[str]:
 
 
 def _images(config: Config, data: Data, progress: bool) -> Source | None:
+    if config.tasks == "T":
+        return None
     if config.images is not None:
         return _open("images", config.images, config.data.image_short_side, config.data, data, progress)
-    if config.videos is not None or config.tasks == "T":
+    if config.videos is not None:
         return None
     world = config.synthetic
     data.found.append(f"{world.images} images of the synthetic world, {world.image_size} px")
@@ -77,6 +80,8 @@ def _images(config: Config, data: Data, progress: bool) -> Source | None:
 
 
 def _clips(config: Config, data: Data, progress: bool) -> Source | None:
+    if config.tasks == "S" and config.images is not None:
+        return None
     if config.videos is not None:
         return _open("videos", config.videos, config.data.frame_short_side, config.data, data, progress)
     if config.images is not None or config.tasks == "S":

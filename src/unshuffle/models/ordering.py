@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from unshuffle.data.shuffle import permute
+from unshuffle.errors import UserError
 from unshuffle.models.heads import Head
 from unshuffle.models.registry import Backbone
 
@@ -52,6 +53,9 @@ def trunk_features(trunk: Backbone, crop_size: int) -> int:
     was_training = trunk.training
     trunk.eval()  # a probe must not touch BN's running statistics
     with torch.no_grad():
-        features: Tensor = trunk(torch.zeros(1, 3, crop_size, crop_size))
+        try:
+            features: Tensor = trunk(torch.zeros(1, 3, crop_size, crop_size))
+        except RuntimeError:
+            raise UserError(f"shuffle.crop_size {crop_size} is too small for this backbone") from None
     trunk.train(was_training)
     return features.numel()

@@ -46,7 +46,7 @@ def validate(network: OrderingNetwork, task: str, crops: Iterable[Tensor], permu
         correct += _recognised(network, task, vectors, permutations)
         samples += len(chunk)
     network.train(was_training)
-    return Validation(1 - (correct / samples).double().cpu())
+    return Validation(1 - correct.cpu().double() / samples)
 
 
 def _recognised(network: OrderingNetwork, task: str, vectors: Tensor, permutations: Tensor) -> Tensor:
