@@ -220,9 +220,9 @@ def _usage() -> str:
 def _parse_run(command: type[T], args: Sequence[str]) -> T:
     """Parse the options of a run on top of a preset, a config file or, with --resume, the run's own config."""
     name = command.__name__.removesuffix("Command").lower()
-    base = PRESETS["demo"]()
-    if not {"-h", "--help"} & set(args):
-        base = _base_config(_option(args, "preset"), _option(args, "config"), _option(args, "out"), "--resume" in args)
+    asks_for_help = {"-h", "--help"} & set(args)
+    resume = "--resume" in args and not asks_for_help
+    base = _base_config(_option(args, "preset"), _option(args, "config"), _option(args, "out"), resume)
     fields = {field: getattr(base, field) for field in Config.__dataclass_fields__}
     return _parse(command, name, args, command(**fields))
 
@@ -270,10 +270,10 @@ def _parse(command: type[T], name: str, args: Sequence[str], default: T | None =
 def _sentence(box: str) -> str:
     """The first paragraph of tyro's box, and the nearest option if it names one."""
     rows = [line.strip().strip("│|").strip() for line in box.splitlines()]
-    rows = [row for row in rows if row and not row.startswith(("╭", "╰"))]
+    rows = [row for row in rows if row and not row.startswith(("╭", "╰", "+"))]  # "+": its boxes in plain ASCII
     end = next((place for place, row in enumerate(rows) if set(row) <= set("─-")), len(rows))
     sentence = " ".join(rows[:end])
-    nearest = next((row.split()[0] for row in rows[end:] if row.startswith("--")), None)
+    nearest = next((row.split()[0] for row in rows[end:] if row.startswith("--") and row.strip("-")), None)
     return f"{sentence} (did you mean {nearest}?)" if nearest and "nrecognized" in sentence else sentence
 
 

@@ -24,8 +24,7 @@ class DataConfig:
     val_size: int = 100
     """|X_val|: samples per task drawn from the training samples and excluded from training."""
     sibling_pattern: str = ""
-    """Regular expression searched in each file name; samples whose match (or first group) is equal stay on one side of
-    the split. UCF-101: '(v_.*_g[0-9]+)_c[0-9]+'."""
+    """Regular expression; files whose match (or first group) is equal stay on one side. UCF-101: '(v_.*_g[0-9]+)_c'."""
     max_bad_share: float = 0.1
     """Stop before training when more than this share of the files cannot be used."""
     image_short_side: int = 256
@@ -132,8 +131,7 @@ class HeadConfig:
     dropout: float = 0.0
     """Dropout after fc6 and after the hidden layer; the paper names none, and with 0.5 it hardly leaves chance."""
     centre: bool = True
-    """Subtract a sample's mean from its fc6 vectors and divide by their rms; without it the temporal task stays at
-    chance."""
+    """Subtract a sample's mean from its fc6 vectors and divide by their rms; without it T stays at chance."""
 
 
 @dataclass(frozen=True)
@@ -239,8 +237,7 @@ class Config:
     init: Path | None = None
     """Start the trunk from these weights: a backbone.safetensors or a run folder."""
     tasks: Tasks = "auto"
-    """S: tiles; T: frames; S+T: both in each step; S&T: tiles for the first half, then frames; auto: what the data
-    allows."""
+    """S: tiles; T: frames; S+T: both in each step; S&T: tiles first, then frames; auto: what the data allows."""
     seed: int = 0
     """Seed of everything random."""
     device: str = "auto"
@@ -285,6 +282,7 @@ def demo() -> Config:
     """Two CPU cores, a few minutes, the synthetic world."""
     return Config(
         preset="demo",
+        data=DataConfig(image_short_side=96, frame_short_side=32),
         permutations=PermutationConfig(spatial=100, temporal=100, per_sample=8),
         shuffle=ShuffleConfig(frames=6, crop_size=24, image_size=96, shared_crop=True, frame_jitter=False),
         model=ModelConfig(

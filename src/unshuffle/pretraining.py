@@ -21,7 +21,7 @@ from unshuffle.data.synthetic import synthetic_images
 from unshuffle.errors import UserError
 from unshuffle.evaluation.labelled import from_folder, from_synthetic
 from unshuffle.evaluation.retrieval import RetrievalMonitor
-from unshuffle.models import build_backbone
+from unshuffle.models import Backbone, build_backbone
 from unshuffle.models.heads import build_head
 from unshuffle.models.ordering import OrderingNetwork, trunk_features
 from unshuffle.models.weights import load_into, save_backbone
@@ -70,6 +70,8 @@ def run_pretraining(config: Config, resume: bool = False, console: Console | Non
     run = Run(config.out)
     console = console or Console()
     _claim(run, config, resume)
+    choose_device(config.device)
+    build_trunk(config)  # what is misspelt should be found before the data is read
     data = prepare(config)
     for sentence in data.found:
         console.print(sentence, highlight=False)
@@ -91,9 +93,7 @@ def build_trainer(config: Config, data: Data, run: Run | None = None) -> Trainer
     device = choose_device(config.device)
     seed_everything(config.seed)
     permutations = _permutation_sets(config, list(data.training), run)
-    trunk = build_backbone(config.model.backbone)
-    if config.init is not None:
-        load_into(trunk, config.model.backbone, config.init.expanduser())
+    trunk = build_trunk(config)
     features = trunk_features(trunk, config.shuffle.crop_size)
     heads = {
         task: build_head(features, rows.shape[1], len(rows), getattr(config.model, task))
@@ -108,6 +108,14 @@ def build_trainer(config: Config, data: Data, run: Run | None = None) -> Trainer
         device,
         build_monitor(config, trunk.eval_size, device),
     )
+
+
+def build_trunk(config: Config) -> Backbone:
+    """A new trunk, with the given weights if there are some."""
+    trunk = build_backbone(config.model.backbone)
+    if config.init is not None:
+        load_into(trunk, config.model.backbone, config.init.expanduser())
+    return trunk
 
 
 def choose_device(name: str) -> torch.device:

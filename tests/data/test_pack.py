@@ -244,7 +244,7 @@ def test_nothing_readable_is_a_user_error_that_gives_a_reason(kind: str, tmp_pat
             pack(kind, src, tmp_path / "out", **OPTIONS)
 
 
-@pytest.mark.parametrize(("kind", "suffix"), [("images", r"\.jpeg"), ("videos", r"\.mkv")])
+@pytest.mark.parametrize(("kind", "suffix"), [("images", r"\.jpg"), ("videos", r"\.mkv")])
 def test_no_candidate_is_a_user_error_that_names_the_suffixes(kind: str, suffix: str, tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     with pytest.raises(UserError, match=rf"no {kind} in .*src .*{suffix}"):

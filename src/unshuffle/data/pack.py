@@ -24,7 +24,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from unshuffle.data.images import find_images, image_suffixes, read_image
+from unshuffle.data.images import find_images, read_image
 from unshuffle.data.media import MIN_SIDE, BadMedia
 from unshuffle.data.source import Pixels
 from unshuffle.data.store import DATA, HEADER, INDEX, SKIPPED, Encoding, Header, Kind, Record, Store, Writer
@@ -119,8 +119,10 @@ def _check_options(short_side: int, quality: int, every: int) -> None:
 def _find(kind: Kind, src: Path) -> dict[str, Path]:
     paths = find_images(src) if kind == "images" else find_videos(src)
     if not paths:
-        suffixes = image_suffixes() if kind == "images" else VIDEO_SUFFIXES
-        raise UserError(f"there are no {kind} in {src} (looked for {' '.join(sorted(suffixes))})")
+        looked_for = ".jpg, .png, .webp and all else that Pillow reads"
+        if kind == "videos":
+            looked_for = ", ".join(sorted(VIDEO_SUFFIXES))
+        raise UserError(f"there are no {kind} in {src} (looked for {looked_for})")
     return {path.relative_to(src).as_posix(): path for path in paths}
 
 

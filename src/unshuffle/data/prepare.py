@@ -49,8 +49,9 @@ def prepare(config: Config, progress: bool = True) -> Data:
     if "temporal" in wanted:
         if clips is None:
             raise UserError("the temporal task needs videos: give --videos, or choose --tasks S")
-        usable = _long_enough(clips, config.shuffle.frames, data)
-        _check_bad_share(len(usable), len(clips), "clips", config.data)
+        usable, too_short = _long_enough(clips, config.shuffle.frames)
+        data.skipped.extend(too_short)
+        _check_bad_share(too_short, len(clips), "clips", config.data)
         side = min(clips.size(0))
         _add(
             data,
@@ -109,24 +110,24 @@ def _open(kind: Kind, path: Path, short_side: int, config: DataConfig, data: Dat
     )
     data.skipped.extend(store.skipped)
     data.found.append(f"{len(store)} {kind} in {path}, {len(store.skipped)} files skipped")
-    _check_bad_share(len(store), len(store) + len(store.skipped), kind, config)
+    _check_bad_share(store.skipped, len(store) + len(store.skipped), kind, config)
     return store
 
 
-def _check_bad_share(good: int, total: int, kind: str, config: DataConfig) -> None:
-    bad = total - good
-    if bad > config.max_bad_share * total:
+def _check_bad_share(bad: Sequence[Skipped], total: int, kind: str, config: DataConfig) -> None:
+    if len(bad) > config.max_bad_share * total:
+        name, reason = bad[0]
         raise UserError(
-            f"{bad} of {total} {kind} cannot be used ({100 * bad / total:.0f} %): "
-            f"more than data.max_bad_share = {config.max_bad_share:g} allows"
+            f"{len(bad)} of {total} {kind} cannot be used, more than data.max_bad_share = {config.max_bad_share:g} "
+            f"allows; the first is {name}: {reason}"
         )
 
 
-def _long_enough(clips: Source, frames: int, data: Data) -> Items:
+def _long_enough(clips: Source, frames: int) -> tuple[Items, list[Skipped]]:
     counts = np.array([clips.num_frames(item) for item in range(len(clips))])
-    for item in np.flatnonzero(counts < frames).tolist():
-        data.skipped.append((clips.names[item], f"{counts[item]} frames, and {frames} are needed"))
-    return np.flatnonzero(counts >= frames)
+    short = np.flatnonzero(counts < frames).tolist()
+    skipped = [(clips.names[item], f"{counts[item]} frames, and {frames} are needed") for item in short]
+    return np.flatnonzero(counts >= frames), skipped
 
 
 def _add(data: Data, task: str, samples: Samples, config: Config) -> None:

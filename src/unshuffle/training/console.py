@@ -39,7 +39,8 @@ class Display:
     total: int
     start: int = 0
     console: Console = field(default_factory=Console)
-    images_per_second: float = 0.0
+    samples_per_second: float = 0.0
+    crops_per_second: float = 0.0
     waiting: float = 0.0
     top1: float | None = None
     iteration: int = 0
@@ -68,10 +69,8 @@ class Display:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._live.stop()
-
-    def note(self, text: str) -> None:
-        """A line that stays."""
-        self.console.print(text, highlight=False)
+        if not self.console.is_terminal:
+            self._print_line()
 
     def update(self, iteration: int) -> None:
         """Show the figures as they now are."""
@@ -79,24 +78,27 @@ class Display:
         self._progress.update(self._bar, completed=iteration)
         if self.console.is_terminal:
             self._live.update(self._render(), refresh=True)
-        elif time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES or iteration == self.total:
-            self._last_line = time.monotonic()
-            self.console.print(self._line(), highlight=False, soft_wrap=True)
+        elif self.start < iteration < self.total and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
+            self._print_line()
+
+    def _print_line(self) -> None:
+        self._last_line = time.monotonic()
+        self.console.print(self._line(), highlight=False, soft_wrap=True)
 
     def _speed(self) -> str:
         monitor = "" if self.top1 is None else f" · retrieval top-1 {self.top1:.1f} %"
-        return f"{self.images_per_second:.0f} images/s · waiting for data {100 * self.waiting:.0f} %{monitor}"
+        speed = f"{self.samples_per_second:.0f} images and clips/s ({self.crops_per_second:.0f} crops/s)"
+        return f"{speed} · waiting for data {100 * self.waiting:.0f} %{monitor}"
 
     def _line(self) -> str:
         done = max(1, self.iteration - self.start)
         left = (time.monotonic() - self._begin) / done * (self.total - self.iteration)
-        parts = [f"{self.iteration}/{self.total}"]
-        for name, task in self.tasks.items():
-            parts.append(
-                f"{name}: loss {_number(task.loss)}, accuracy {_number(task.accuracy)} "
-                f"(chance {task.chance:.3f}), error {_number(task.error)}"
-            )
-        return " | ".join([*parts, self._speed(), f"{left:.0f} s left"])
+        tasks = [
+            f"{name}: loss {_number(task.loss)}, accuracy {_number(task.accuracy)} (chance {task.chance:.3f}), "
+            f"validation error {_number(task.error)}"
+            for name, task in self.tasks.items()
+        ]
+        return " | ".join([f"{self.iteration}/{self.total}", *tasks, self._speed(), f"{left:.0f} s left"])
 
     def _render(self) -> Group:
         table = Table(box=None, padding=(0, 2))

@@ -49,6 +49,7 @@ class Tally:
     losses: dict[str, Tensor] = field(default_factory=dict)
     hits: dict[str, Tensor] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
+    samples: int = 0
     crops: int = 0
     begin: float = field(default_factory=time.perf_counter)
     waited_before: float = 0.0
@@ -115,7 +116,8 @@ class Trainer:
             generator = torch_generator(self.device, self.config.seed, "step", task, self.iteration)
             crops[task] = self.crops(task, some, generator)
             labels[task] = self.samplers[task].propose(len(some), self.config.permutations.per_sample, generator)
-            tally.crops += crops[task].shape[0] * crops[task].shape[1]
+            tally.samples += len(some)
+            tally.crops += len(some) * crops[task].shape[1]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.optim.precision == "bf16"):
             logits = self.network(crops, {task: self.permutations[task][rows] for task, rows in labels.items()})
         losses = {task: _cross_entropy(logits[task], labels[task]) for task in logits}
@@ -189,13 +191,20 @@ class Trainer:
                 f"the loss is no longer a number near iteration {self.iteration}: "
                 "lower optim.*.lr or raise optim.warmup; the last checkpoint is intact"
             )
-        display.images_per_second = tally.crops / seconds
+        display.samples_per_second, display.crops_per_second = tally.samples / seconds, tally.crops / seconds
         display.waiting = (waited - tally.waited_before) / seconds
         for task in loss:
             display.tasks[task].loss, display.tasks[task].accuracy = loss[task], accuracy[task]
         display.update(self.iteration)
-        speed = {"crops_per_second": display.images_per_second, "waiting_for_data": display.waiting}
-        log.write("train", self.iteration, loss=loss, accuracy=accuracy, **speed)
+        log.write(
+            "train",
+            self.iteration,
+            loss=loss,
+            accuracy=accuracy,
+            samples_per_second=display.samples_per_second,
+            crops_per_second=display.crops_per_second,
+            waiting_for_data=display.waiting,
+        )
         return Tally(waited_before=waited)
 
     def _validate(self, log: RunLog, display: Display) -> None:

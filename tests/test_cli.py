@@ -1,0 +1,207 @@
+"""The command line as a person uses it: its surface, its errors, its exit codes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from unshuffle import cli
+
+TINY = [
+    *("--device", "cpu", "--data.val_size", "4", "--data.workers", "1", "--log.no_pictures"),
+    *("--synthetic.images", "16", "--synthetic.clips", "12", "--synthetic.gallery", "12", "--synthetic.queries", "6"),
+    *("--optim.iterations", "2", "--optim.batch_size", "2", "--permutations.spatial", "4"),
+    *("--permutations.temporal", "4", "--permutations.per_sample", "1"),
+]
+
+
+def photos(folder: Path, count: int) -> Path:
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("pretrian", "there is no command 'pretrian'"),
+        ("pretrain --optim.iteratons 3", "did you mean --optim.iterations?"),
+        ("pretrain --optim.iterations many", "--optim.iterations"),
+        ("pretrain --shuffle.grid 1", "a puzzle needs a grid of 2 or more"),
+        ("pretrain --permutations.temporal 5000", "6 parts have only 719 permutations"),
+        ("pretrain --preset huge", "there is no preset 'huge'"),
+        ("pretrain --images nowhere", "nowhere does not exist"),
+        ("pretrain --videos nowhere", "nowhere does not exist"),
+        ("pretrain --resume", "--resume needs the run folder"),
+        ("pretrain --resume --out nowhere", "there is no run to resume in nowhere"),
+        ("pretrain --config nowhere.yaml", "there is no config file nowhere.yaml"),
+        ("pretrain --config a.yaml --preset demo", "not both"),
+        ("pretrain --model.backbone vgg", "there is no backbone 'vgg'"),
+        ("pretrain --device gpu", "device gpu cannot be used"),
+        ("pretrain --init nowhere", "there are no weights at nowhere"),
+        ("pretrain --monitor.gallery somewhere", "go together"),
+        ("permutations --parts 1 --out x.npy", "at least 2 parts"),
+        ("permutations --parts 3 --count 100 --out x.npy", "5"),
+        ("pack images nowhere store", "nowhere does not exist"),
+        ("pack sounds here there", "sounds"),
+        ("doctor --shuffle.frames 1", "an order needs 2 frames or more"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    line: str, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text("seed: 1\n")
+    assert cli.run(line.split()) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.startswith("unshuffle: ")
+    assert len(said.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("optim:\n  iteratons: 3\n", "unknown key optim.iteratons (did you mean optim.iterations?)"),
+        ("optim:\n  iterations: many\n", "optim.iterations is 'many', but must be a whole number"),
+        ("- 1\n", "must hold keys and values"),
+        ("a: [\n", "cannot be read as YAML"),
+    ],
+)
+def test_a_mistake_in_a_config_file_is_one_sentence(
+    text: str, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    assert cli.run(["pretrain", "--config", str(tmp_path / "mine.yaml")]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_folder_without_a_readable_image(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_text("this is no picture")
+    options = ["--data.cache", str(tmp_path / "cache"), "--out", str(tmp_path / "run")]
+    assert cli.run(["pretrain", "--images", str(tmp_path), *options]) == 2
+    assert "no readable image" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_pretrain_resume_and_repeat_from_its_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert cli.run(["pretrain", *TINY, "--out", str(first)]) == 0
+    printed = capsys.readouterr().out
+    assert "validation error" in printed
+    assert "untrained network" in printed
+    assert str(first / "backbone.safetensors") in printed.replace("\n", "")
+    assert cli.run(["pretrain", "--out", str(first), "--resume"]) == 0
+    assert cli.run(["pretrain", "--config", str(first / "config.yaml"), "--out", str(second)]) == 0
+    errors = [[json.loads(line) for line in (run / "metrics.jsonl").open()] for run in (first, second)]
+    one, other = ([entry for entry in entries if entry["kind"] == "validation"] for entries in errors)
+    assert one == other
+    assert cli.run(["pretrain", *TINY, "--out", str(first)]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_the_default_folder_is_the_next_free_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert cli.run(["pretrain", *TINY]) == 0
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["demo-1", "demo-2"]
+
+
+def test_permutations_command_writes_the_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--out", str(tmp_path / "p.npy"), "--json", str(tmp_path / "p.json")]
+    assert cli.run(["permutations", "--parts", "4", "--count", "6", *options]) == 0
+    assert np.load(tmp_path / "p.npy").shape == (6, 4)
+    document = json.loads((tmp_path / "p.json").read_text())
+    assert document["command"] == "permutations"
+    assert document["metrics"]["minimum"] >= 2
+    assert "minimum" in capsys.readouterr().out
+
+
+def test_pack_command_then_training_on_the_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = photos(tmp_path / "photos", 8)
+    (folder / "broken.jpg").write_bytes(b"")
+    store = tmp_path / "store"
+    assert cli.run(["pack", "images", str(folder), str(store), "--short_side", "96"]) == 0
+    assert "8 images" in capsys.readouterr().out
+    options = ["--images", str(store), "--out", str(tmp_path / "run"), "--data.max_bad_share", "0.5"]
+    assert cli.run(["pretrain", *TINY, *options]) == 0
+    assert "broken.jpg" in (tmp_path / "run" / "skipped.csv").read_text()
+
+
+def test_doctor_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--steps", "60", "--json", str(tmp_path / "found.json")]
+    sizes = ["--synthetic.images", "24", "--synthetic.clips", "24", "--synthetic.gallery", "12"]
+    assert cli.run(["doctor", "--device", "cpu", "--data.val_size", "4", *sizes, *options]) == 0
+    printed = capsys.readouterr().out
+    assert "spatial: learns" in printed
+    assert "temporal: learns" in printed
+    metrics = json.loads((tmp_path / "found.json").read_text())["metrics"]
+    assert metrics["spatial"]["accuracy"] >= 0.95
+
+
+def test_doctor_sees_a_set_up_that_cannot_learn(capsys: pytest.CaptureFixture[str]) -> None:
+    rates = [f"--optim.{group}.lr=1e-9" for group in ("trunk", "spatial", "temporal")]
+    sizes = ["--synthetic.images", "24", "--synthetic.clips", "24", "--synthetic.gallery", "12"]
+    assert cli.run(["doctor", "--device", "cpu", "--data.val_size", "4", "--steps", "10", *sizes, *rates]) == 1
+    assert "does not learn" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--help"]) == 0
+    usage = capsys.readouterr().out
+    assert all(command in usage for command in cli.COMMANDS)
+    assert cli.run([]) == 2
+    assert cli.run(["--version"]) == 0
+    for command in cli.COMMANDS:
+        with pytest.raises(SystemExit) as stop:
+            cli.run([command, "--help"])
+        assert stop.value.code == 0
+
+
+def test_help_shows_the_values_of_the_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.run(["pretrain", "--preset", "paper", "--help"])
+    assert "default: 350000" in capsys.readouterr().out
+
+
+def test_the_surface_of_the_command_line_is_a_contract() -> None:
+    assert list(cli.COMMANDS) == ["pretrain", "doctor", "permutations", "pack"]
+    sections = {"data", "synthetic", "permutations", "shuffle", "model", "optim", "policy", "monitor", "log"}
+    top = {"preset", "images", "videos", "out", "init", "tasks", "seed", "device"}
+    assert set(cli.Config.__dataclass_fields__) == sections | top
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "unshuffle", "pretrain", *TINY, "--optim.iterations", "100000", "--out", str(out)]
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if (out / "metrics.jsonl").exists() and '"train"' in (out / "metrics.jsonl").read_text():
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"unshuffle pretrain --out {out} --resume" in said
+    assert "Traceback" not in said
+    assert list((out / "checkpoints").glob("*.pt"))

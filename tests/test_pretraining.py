@@ -1,0 +1,74 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import unshuffle
+from unshuffle.config import SyntheticConfig
+
+TINY = {
+    "device": "cpu",
+    "data": {"val_size": 4, "workers": 1},
+    "synthetic": {"images": 16, "clips": 12, "gallery": 12, "queries": 6},
+    "permutations": {"spatial": 4, "temporal": 4},
+    "optim": {"iterations": 2, "batch_size": 2},
+    "log": {"pictures": False},
+}
+
+
+def photos(folder: Path, count: int, classes: int = 1) -> Path:
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        path = folder / f"class{number % classes}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (60, 80, 3), dtype=np.uint8)).save(path)
+    return folder
+
+
+def test_pretrain_from_python_returns_the_run(tmp_path: Path) -> None:
+    run = unshuffle.pretrain(out=tmp_path / "run", **TINY)
+    assert run.folder == tmp_path / "run"
+    assert run.config.optim.iterations == 2
+    assert {entry["kind"] for entry in run.metrics()} >= {"start", "train", "validation", "monitor", "baseline"}
+    backbone = unshuffle.load_backbone(run.folder)
+    image = unshuffle.preprocess(Image.new("RGB", (120, 100), "red"), backbone.eval_size)
+    assert backbone(image[None]).flatten(1).shape == (1, 96 * 12 * 12)
+    assert not backbone.training
+
+
+def test_a_folder_of_images_trains_the_spatial_task_alone(tmp_path: Path) -> None:
+    folder = photos(tmp_path / "photos", 12, classes=2)
+    options = {**TINY, "data": {**TINY["data"], "cache": str(tmp_path / "cache")}}  # type: ignore[dict-item]
+    monitor = {"gallery": str(folder), "queries": str(folder)}
+    run = unshuffle.pretrain(images=folder, out=tmp_path / "run", monitor=monitor, **options)
+    assert {entry["task"] for entry in run.metrics("validation")} == {"spatial"}
+    assert [entry["top1"] for entry in run.metrics("monitor")] == [100.0, 100.0]  # every query is in the gallery
+
+
+def test_resume_from_python(tmp_path: Path) -> None:
+    unshuffle.pretrain(out=tmp_path / "run", **TINY)
+    run = unshuffle.pretrain(out=tmp_path / "run", resume=True)
+    assert run.config.synthetic == SyntheticConfig(images=16, clips=12, gallery=12, queries=6)
+    with pytest.raises(unshuffle.UserError, match="give out"):
+        unshuffle.pretrain(resume=True)
+
+
+def test_wrong_options_are_user_errors(tmp_path: Path) -> None:
+    with pytest.raises(unshuffle.UserError, match=r"unknown key optim\.iteratons"):
+        unshuffle.pretrain(out=tmp_path / "run", optim={"iteratons": 3})
+    with pytest.raises(unshuffle.UserError, match="unknown key colour"):
+        unshuffle.pretrain(out=tmp_path / "run", colour="blue")
+
+
+def test_only_what_is_public_is_there() -> None:
+    with pytest.raises(AttributeError):
+        _ = unshuffle.nothing  # type: ignore[attr-defined]
+    assert sorted(unshuffle.__all__) == ["UserError", "load_backbone", "preprocess", "pretrain"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_a_user_error(tmp_path: Path) -> None:
+    with pytest.raises(unshuffle.UserError, match="cannot be used"):
+        unshuffle.pretrain(out=tmp_path / "run", **{**TINY, "device": "cuda"})

@@ -1,0 +1,47 @@
+import io
+
+from rich.console import Console
+
+from unshuffle.training import console as module
+from unshuffle.training.console import Display, TaskStatus
+
+
+def make(terminal: bool) -> tuple[Display, io.StringIO]:
+    text = io.StringIO()
+    screen = Console(file=text, force_terminal=terminal, width=120, color_system=None)
+    return Display({"spatial": TaskStatus(chance=0.01)}, total=20, console=screen), text
+
+
+def test_plain_lines_come_now_and_then_and_once_at_the_end(monkeypatch: object) -> None:
+    display, text = make(terminal=False)
+    with display:
+        for iteration in range(1, 21):
+            display.tasks["spatial"].loss = 4.0
+            display.tasks["spatial"].error = 0.5
+            display.update(iteration)
+    lines = text.getvalue().splitlines()
+    assert [line.split(" ")[0] for line in lines] == ["1/20", "20/20"]
+    assert "loss 4.000" in lines[-1]
+    assert "chance 0.010" in lines[-1]
+    assert "validation error 0.500" in lines[-1]
+
+
+def test_every_line_is_printed_when_time_has_passed(monkeypatch: object) -> None:
+    monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", -1.0)  # type: ignore[attr-defined]
+    display, text = make(terminal=False)
+    with display:
+        for iteration in range(1, 4):
+            display.update(iteration)
+    assert len(text.getvalue().splitlines()) == 4
+
+
+def test_the_live_display_shows_figures_speed_and_chance() -> None:
+    display, text = make(terminal=True)
+    with display:
+        display.tasks["spatial"].accuracy = 0.25
+        display.samples_per_second, display.crops_per_second = 12, 108
+        display.waiting, display.top1 = 0.07, 33.3
+        display.update(10)
+        shown = text.getvalue()
+    for part in ("10/20", "0.250", "0.010", "0.990", "12 images and clips/s (108 crops/s)", "data 7 %", "33.3 %"):
+        assert part in shown
