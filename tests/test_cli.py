@@ -53,6 +53,8 @@ def photos(folder: Path, count: int) -> Path:
         ("permutations --parts 3 --count 100 --out x.npy", "5"),
         ("pack images nowhere store", "nowhere does not exist"),
         ("pack sounds here there", "sounds"),
+        ("permutations --parts 4 --count 4 --out no/such/p.npy", "no/such"),
+        ("permutations --parts 4 --count 4 --out /dev/null --json no/such/p.json", "no/such/p.json"),
         ("doctor --shuffle.frames 1", "an order needs 2 frames or more"),
     ],
 )

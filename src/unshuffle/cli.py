@@ -198,6 +198,9 @@ def run(args: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:  # no such folder, no permission, disk full: the system says it best
+        print(f"unshuffle: {error}", file=sys.stderr)
+        return 2
 
 
 def _usage() -> str:
@@ -263,18 +266,29 @@ def _parse(command: type[T], name: str, args: Sequence[str], default: T | None =
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise UserError(f"{_sentence(complaints.getvalue())}; see unshuffle {name} --help") from None
+        raise UserError(f"{_sentence(complaints.getvalue()).rstrip('.')}; see unshuffle {name} --help") from None
     return parsed
 
 
 def _sentence(box: str) -> str:
-    """The first paragraph of tyro's box, and the nearest option if it names one."""
-    rows = [line.strip().strip("│|").strip() for line in box.splitlines()]
-    rows = [row for row in rows if row and not row.startswith(("╭", "╰", "+"))]  # "+": its boxes in plain ASCII
-    end = next((place for place, row in enumerate(rows) if set(row) <= set("─-")), len(rows))
-    sentence = " ".join(rows[:end])
-    nearest = next((row.split()[0] for row in rows[end:] if row.startswith("--") and row.strip("-")), None)
-    return f"{sentence} (did you mean {nearest}?)" if nearest and "nrecognized" in sentence else sentence
+    """The complaint in tyro's box, and the nearest option if it names one.
+
+    The box has paragraphs between lines; its title stands in the frame, or in plain ASCII is the first paragraph.
+    """
+    rows = [line.strip().strip("│").strip() for line in box.splitlines()]
+    rows = [row for row in rows if row and not row.startswith(("╭", "╰"))]
+    paragraphs: list[list[str]] = [[]]
+    for row in rows:
+        if set(row) <= set("─-"):
+            paragraphs.append([])
+        else:
+            paragraphs[-1].append(row)
+    if "╭" not in box:
+        paragraphs = paragraphs[1:]
+    sentence = " ".join(paragraphs[0]) if paragraphs else "the options cannot be read"
+    options = [row.split()[0] for paragraph in paragraphs[1:] for row in paragraph if row.startswith("--")]
+    is_unknown = sentence.startswith("Unrecognized")
+    return f"{sentence} (did you mean {options[0]}?)" if options and is_unknown else sentence
 
 
 def _write_json(
