@@ -1,0 +1,59 @@
+"""Where there is no order to be seen, none may be found: nothing but the content tells the permutation."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from unshuffle.data.prepare import Data, prepare
+from unshuffle.data.source import Pixels
+from unshuffle.data.synthetic import SyntheticSource
+from unshuffle.pretraining import build_trainer
+from unshuffle.training.trainer import Tally
+
+
+class TimelessSource(SyntheticSource):
+    """Clips whose frames come in another order each time they are read."""
+
+    def read(self, item: int, frames: Sequence[int]) -> Pixels:
+        shuffled = np.random.default_rng([item, *frames]).permutation(frames)
+        return super().read(item, shuffled.tolist())
+
+
+def hidden_order(task: str, data: Data) -> Data:
+    source = data.training[task].source
+    assert isinstance(source, SyntheticSource)
+    if task == "temporal":
+        blind: SyntheticSource = TimelessSource(**vars(source))
+    else:
+        noise = np.random.default_rng(0).integers(0, 256, source.pixels.shape, dtype=np.uint8)
+        blind = replace(source, pixels=noise)
+    parts = (data.training[task], data.validation[task])
+    training, validation = ({task: replace(samples, source=blind)} for samples in parts)
+    return Data(training, validation)
+
+
+@pytest.mark.parametrize(("task", "tasks"), [("spatial", "S"), ("temporal", "T")])
+def test_no_order_is_found_where_there_is_none(small: Any, tmp_path: Path, task: str, tasks: str) -> None:
+    config = small(
+        tmp_path / "run",
+        tasks=tasks,
+        data={"val_size": 40},
+        synthetic={"images": 200, "clips": 200},
+        permutations={"per_sample": 5},
+        shuffle={"tile_share": 1.0, "brightness": 0.0, "contrast": 0.0},
+        model={name: {"fc6": 64, "hidden": 64, "dropout": 0.0} for name in ("spatial", "temporal")},
+        optim={"batch_size": 16, "milestones": []},
+    )
+    errors = {}
+    for name, data in {"seen": prepare(config), "hidden": hidden_order(task, prepare(config))}.items():
+        trainer = build_trainer(config, data)
+        for step in range(150):
+            trainer.step({task: trainer.streams[task].batch(step)}, Tally())
+        validation = trainer.validate(task)
+        errors[name] = validation.error
+    assert errors["hidden"] > validation.chance - 0.08  # 200 or 240 guesses: three standard errors
+    assert errors["seen"] < validation.chance - 0.3
