@@ -45,12 +45,17 @@ def photos(folder: Path, count: int) -> Path:
         ("pretrain --resume --out nowhere", "there is no run to resume in nowhere"),
         ("pretrain --config nowhere.yaml", "there is no config file nowhere.yaml"),
         ("pretrain --config a.yaml --preset demo", "not both"),
+        ("pretrain --config a.yaml --resume --out b", "not both"),
+        ("pretrain --seed 5000000000", "seed is 5000000000"),
+        ("pretrain --shuffle.crop_size 4", "too small for this backbone"),
+        ("doctor --steps 0", "steps is 0"),
+        ("doctor --choices 1", "choices is 1"),
         ("pretrain --model.backbone vgg", "there is no backbone 'vgg'"),
         ("pretrain --device gpu", "device gpu cannot be used"),
         ("pretrain --init nowhere", "there are no weights at nowhere"),
         ("pretrain --monitor.gallery somewhere", "go together"),
         ("permutations --parts 1 --out x.npy", "at least 2 parts"),
-        ("permutations --parts 3 --count 100 --out x.npy", "5"),
+        ("permutations --parts 3 --count 100 --out x.npy", "only 5"),
         ("pack images nowhere store", "nowhere does not exist"),
         ("pack sounds here there", "sounds"),
         ("permutations --parts 4 --count 4 --out no/such/p.npy", "no/such"),
@@ -187,10 +192,11 @@ def test_the_surface_of_the_command_line_is_a_contract() -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    command = [sys.executable, "-m", "unshuffle", "pretrain", *TINY, "--optim.iterations", "100000", "--out", str(out)]
+    out = tmp_path / "runs" / "demo-1"
+    command = [sys.executable, "-m", "unshuffle", "pretrain", *TINY, "--optim.iterations", "100000"]
     process = subprocess.Popen(
         command,
+        cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -204,6 +210,6 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"unshuffle pretrain --out {out} --resume" in said
+    assert "unshuffle pretrain --out runs/demo-1 --resume" in said
     assert "Traceback" not in said
     assert list((out / "checkpoints").glob("*.pt"))

@@ -21,7 +21,7 @@ def test_the_paper_preset_holds_the_papers_numbers() -> None:
     assert config.optim.warmup == 0
     assert (config.shuffle.grid, config.shuffle.tiles, config.shuffle.frames) == (3, 9, 8)
     assert config.shuffle.crop_size == 75 and not config.shuffle.shared_crop
-    assert config.shuffle.image_size == 255
+    assert round(config.shuffle.image_share * config.data.image_short_side) == 255
     assert round(config.shuffle.tile_share * (255 // 3)) == 64 and config.shuffle.frame_share * 256 == 224
     assert config.model.backbone == "caffenet"
     spatial, temporal = config.model.spatial, config.model.temporal
@@ -45,7 +45,12 @@ def test_every_preset_is_possible_and_named(name: Any) -> None:
         ({"shuffle": {"grid": -1}}, "shuffle.grid is -1"),
         ({"shuffle": {"frames": 1}}, "shuffle.frames is 1"),
         ({"shuffle": {"frames": -3}}, "shuffle.frames is -3"),
-        ({"shuffle": {"image_size": 9}}, "too small for the grid"),
+        ({"shuffle": {"image_share": 0}}, "must be in"),
+        ({"optim": {"trunk": {"momentum": 1.5}}}, "momentum"),
+        ({"optim": {"spatial": {"weight_decay": -1}}}, "weight_decay"),
+        ({"shuffle": {"gamma": float("nan")}}, "gamma"),
+        ({"seed": 2**32}, "below 2"),
+        ({"data": {"frame_every": 0}}, "frame_every"),
         ({"shuffle": {"tile_share": 0.0}}, "tile_share|too small"),
         ({"shuffle": {"tile_share": 1.1}}, "shuffle.tile_share is 1.1"),
         ({"shuffle": {"frame_share": 0.0}}, "shuffle.frame_share is 0"),
@@ -109,7 +114,7 @@ def test_a_run_folder_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert with_out(demo()).out == Path("runs/demo-3")
     assert with_out(paper()).out == Path("runs/paper-2")
     mine = replace(demo(), out=Path("mine"))
-    assert with_out(mine) is mine
+    assert with_out(mine) == mine
 
 
 def test_configs_cannot_be_changed_in_place() -> None:

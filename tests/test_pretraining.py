@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,24 @@ def test_wrong_options_are_user_errors(tmp_path: Path) -> None:
         unshuffle.pretrain(out=tmp_path / "run", optim={"iteratons": 3})
     with pytest.raises(unshuffle.UserError, match="unknown key colour"):
         unshuffle.pretrain(out=tmp_path / "run", colour="blue")
+
+
+def test_a_preset_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(unshuffle.UserError, match="there is no preset 'huge'"):
+        unshuffle.pretrain(out=tmp_path / "run", preset="huge")
+
+
+def test_tuples_are_lists_from_python(tmp_path: Path) -> None:
+    run = unshuffle.pretrain(out=tmp_path / "run", **{**TINY, "optim": {**TINY["optim"], "milestones": (1,)}})  # type: ignore[dict-item]
+    assert run.config.optim.milestones == (1,)
+
+
+def test_a_file_name_that_is_not_text_is_listed(tmp_path: Path) -> None:
+    folder = photos(tmp_path / "photos", 12)
+    Path(os.fsdecode(bytes(folder) + b"/\xff\n.jpg")).write_bytes(b"no image")
+    options = {**TINY, "data": {**TINY["data"], "cache": str(tmp_path / "cache")}}  # type: ignore[dict-item]
+    run = unshuffle.pretrain(images=folder, out=tmp_path / "run", **options)
+    assert "udcff" in (run.folder / "skipped.csv").read_text()
 
 
 def test_only_what_is_public_is_there() -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 
 from unshuffle import __version__
-from unshuffle.config import PRESETS, Config
+from unshuffle.config import Config, preset_config
 from unshuffle.config_file import read_config, to_dict
 from unshuffle.errors import UserError
 from unshuffle.permutations import Criterion
@@ -95,7 +95,7 @@ def pretrain(args: Sequence[str]) -> int:
     from unshuffle.pretraining import run_pretraining
     from unshuffle.training.trainer import Stopped
 
-    config = Config(**{name: getattr(command, name) for name in Config.__dataclass_fields__})
+    config = _config_of(command)
     try:
         run_pretraining(config, resume=command.resume)
     except Stopped as stop:
@@ -113,7 +113,7 @@ def doctor(args: Sequence[str]) -> int:
     command = _parse_run(DoctorCommand, args)
     from unshuffle.doctor import examine
 
-    config = Config(**{name: getattr(command, name) for name in Config.__dataclass_fields__})
+    config = _config_of(command)
     findings = examine(config, samples=command.samples, choices=command.choices, steps=command.steps)
     _write_json(command.json, "doctor", "overfit a handful", to_dict(config), findings)
     return 0 if all(task["learns"] for task in findings.values()) else 1
@@ -164,11 +164,11 @@ def pack(args: Sequence[str]) -> int:
     return 0
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "pretrain": pretrain,
-    "doctor": doctor,
-    "permutations": permutations,
-    "pack": pack,
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], type[Any]]] = {
+    "pretrain": (pretrain, PretrainCommand),
+    "doctor": (doctor, DoctorCommand),
+    "permutations": (permutations, PermutationsCommand),
+    "pack": (pack, PackCommand),
 }
 
 
@@ -188,7 +188,8 @@ def run(args: Sequence[str]) -> int:
             return 0
         if args[0] not in COMMANDS:
             raise UserError(f"there is no command '{args[0]}'; there are {', '.join(COMMANDS)}")
-        return COMMANDS[args[0]](args[1:])
+        command, _ = COMMANDS[args[0]]
+        return command(args[1:])
     except UserError as error:
         print(f"unshuffle: {error}", file=sys.stderr)
         return 2
@@ -198,6 +199,14 @@ def run(args: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except MemoryError:
+        print("unshuffle: out of memory: lower optim.batch_size or permutations.per_sample", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not worth importing torch for
+            raise
+        print("unshuffle: out of GPU memory: lower optim.batch_size or permutations.per_sample", file=sys.stderr)
+        return 2
     except OSError as error:  # no such folder, no permission, disk full: the system says it best
         print(f"unshuffle: {error}", file=sys.stderr)
         return 2
@@ -210,14 +219,13 @@ def _usage() -> str:
         "Learn visual features by putting things back in order.",
         "",
     ]
-    descriptions = {
-        "pretrain": PretrainCommand,
-        "doctor": DoctorCommand,
-        "permutations": PermutationsCommand,
-        "pack": PackCommand,
-    }
-    lines += [f"  {name:14}{command.__doc__}" for name, command in descriptions.items()]
+    lines += [f"  {name:14}{options.__doc__}" for name, (_, options) in COMMANDS.items()]
     return "\n".join([*lines, "", "unshuffle COMMAND --help lists the options of a command."])
+
+
+def _config_of(command: Config) -> Config:
+    """The config alone, without the options that only the command has."""
+    return Config(**{name: getattr(command, name) for name in Config.__dataclass_fields__})
 
 
 def _parse_run(command: type[T], args: Sequence[str]) -> T:
@@ -233,6 +241,8 @@ def _parse_run(command: type[T], args: Sequence[str]) -> T:
 def _base_config(preset: str | None, config: str | None, out: str | None, resume: bool) -> Config:
     if preset is not None and config is not None:
         raise UserError("give --preset or --config, not both: a config file names its preset")
+    if resume and config is not None:
+        raise UserError("give --resume or --config, not both: a resumed run has its own config")
     if resume:
         if out is None:
             raise UserError("--resume needs the run folder: give --out")
@@ -241,9 +251,7 @@ def _base_config(preset: str | None, config: str | None, out: str | None, resume
         return replace(read_config(Path(out, "config.yaml")), out=Path(out))
     if config is not None:
         return replace(read_config(Path(config)), out=None)
-    if preset is not None and preset not in PRESETS:
-        raise UserError(f"there is no preset '{preset}'; there are {', '.join(PRESETS)}")
-    return PRESETS[preset or "demo"]()  # type: ignore[index]
+    return preset_config(preset or "demo")
 
 
 def _option(args: Sequence[str], name: str) -> str | None:

@@ -1,7 +1,7 @@
 """One tree of dataclasses: the config of a run, its command line and its help.
 
-Every number of the paper that the paper states is the default of `paper()`; what it leaves open is a field here whose
-docstring says so, and `docs/decisions.md` gives the reason.
+The field defaults are the preset `paper`: every number that the paper states, and a choice of ours where it states
+none. `docs/decisions.md` lists those choices with their reasons.
 """
 
 import math
@@ -77,6 +77,10 @@ class PermutationConfig:
     """maxmin: largest minimum Hamming distance; mean: largest mean distance, the paper's words."""
     include_identity: bool = False
     """Let the unshuffled order be one of the permutations."""
+    spatial_file: Path | None = None
+    """Take the spatial set from this .npy instead, as `unshuffle permutations` writes it."""
+    temporal_file: Path | None = None
+    """Take the temporal set from this .npy instead."""
     per_sample: int = 1
     """M: permutations of each sample that share one trunk pass; the paper uses 1."""
 
@@ -91,8 +95,8 @@ class ShuffleConfig:
     """u: frames of a clip."""
     crop_size: int = 75
     """Side in pixels of a tile or frame as the network sees it."""
-    image_size: int = 255
-    """Side of the square that is cut out of an image before it is tiled."""
+    image_share: float = 255 / 256
+    """Side of the square that is cut out of an image before it is tiled, as a share of its short side."""
     tile_share: float = 64 / 85
     """Side of the random crop in a cell, as a share of the cell."""
     frame_share: float = 224 / 256
@@ -101,10 +105,8 @@ class ShuffleConfig:
     """One crop and one jitter for all frames of a clip instead of one for each; the paper draws one for each."""
     grey: float = 0.3
     """Share of the images that turn grey; from the author's public jigsaw, the paper does not say."""
-    brightness: float = 0.2
-    """Jitter: largest offset, as a share of the range."""
-    contrast: float = 0.2
-    """Jitter: largest change of the contrast."""
+    gamma: float = 0.3
+    """Jitter: largest change of the logarithm of the exponent that lightens or darkens."""
     saturation: float = 0.3
     """Jitter: largest change of the saturation."""
     hue: float = 0.05
@@ -129,9 +131,9 @@ class HeadConfig:
     hidden: int
     """Width of fc7 or of the LSTM's state."""
     dropout: float = 0.0
-    """Dropout after fc6 and after the hidden layer; the paper names none, and with 0.5 it hardly leaves chance."""
+    """Dropout after fc6 and after the hidden layer; the paper names none."""
     centre: bool = True
-    """Subtract a sample's mean from its fc6 vectors and divide by their rms; without it T stays at chance."""
+    """Subtract a sample's mean from its fc6 vectors and divide by their rms; the LSTM hardly learns without it."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,11 @@ class Config:
 
 
 def paper() -> Config:
-    """The paper's numbers: section 4.1 and appendix B; the field defaults are exactly those."""
+    """The paper's numbers, from section 4.1 and appendix B.
+
+    Ours where the paper is silent: fc6 vectors are centred, momentum and weight decay, the max-min criterion, the crop
+    of a tile as a share of its cell, grey images, the strength of the colour jitter.
+    """
     return Config(preset="paper")
 
 
@@ -284,7 +290,7 @@ def demo() -> Config:
         preset="demo",
         data=DataConfig(image_short_side=96, frame_short_side=32),
         permutations=PermutationConfig(spatial=100, temporal=100, per_sample=8),
-        shuffle=ShuffleConfig(frames=6, crop_size=24, image_size=96, shared_crop=True, frame_jitter=False),
+        shuffle=ShuffleConfig(frames=6, crop_size=24, image_share=1.0, shared_crop=True, frame_jitter=False),
         model=ModelConfig(
             backbone="tiny",
             spatial=HeadConfig("concat", fc6=128, hidden=512),
@@ -306,10 +312,18 @@ def demo() -> Config:
 PRESETS: dict[Preset, Callable[[], Config]] = {"demo": demo, "small": small, "paper": paper}
 
 
+def preset_config(name: str) -> Config:
+    """The preset of that name."""
+    for preset, build in PRESETS.items():
+        if preset == name:
+            return build()
+    raise UserError(f"there is no preset '{name}'; there are {', '.join(PRESETS)}")
+
+
 def with_out(config: Config) -> Config:
     """The config with a run folder chosen, if it had none."""
     if config.out is not None:
-        return config
+        return replace(config, out=config.out.expanduser())
     number = 1
     while Path("runs", f"{config.preset}-{number}").exists():
         number += 1
@@ -318,60 +332,89 @@ def with_out(config: Config) -> Config:
 
 def check(config: Config) -> None:
     """Refuse what cannot work, in one sentence."""
-    for problem, sentence in _problems(config):
+    for problem, sentence in [*_problems(config), *_impossible_sets(config), *_out_of_range(config)]:
         if problem:
             raise UserError(sentence)
 
 
 def _problems(config: Config) -> list[tuple[bool, str]]:
-    shuffle, optim, permutations, data = config.shuffle, config.optim, config.permutations, config.data
-    cell = shuffle.image_size // max(shuffle.grid, 1)
-    found = [
+    shuffle, monitor = config.shuffle, config.monitor
+    heads = (("spatial", config.model.spatial), ("temporal", config.model.temporal))
+    return [
         (shuffle.grid < 2, f"shuffle.grid is {shuffle.grid}, but a puzzle needs a grid of 2 or more"),
         (shuffle.frames < 2, f"shuffle.frames is {shuffle.frames}, but an order needs 2 frames or more"),
-        (cell * shuffle.tile_share < 4, f"shuffle.image_size {shuffle.image_size} is too small for the grid"),
-        (config.seed < 0, f"seed is {config.seed}, but must be 0 or more"),
-        (optim.warmup < 0, f"optim.warmup is {optim.warmup}, but must be 0 or more"),
-        (data.frame_span < 0, f"data.frame_span is {data.frame_span}, but must be 0 or more"),
-        (optim.batch_size < 2, "optim.batch_size must be 2 or more: batch normalisation needs it"),
-        ((config.monitor.gallery is None) != (config.monitor.queries is None),
-         "monitor.gallery and monitor.queries go together: give both or neither"),
-    ]  # fmt: skip
-    shares = {
-        "shuffle.tile_share": shuffle.tile_share,
-        "shuffle.frame_share": shuffle.frame_share,
-        "optim.decay": optim.decay,
-    }
-    found += [(not 0 < share <= 1, f"{name} is {share}, but must be in (0, 1]") for name, share in shares.items()]
-    probabilities = {"shuffle.grey": shuffle.grey, "data.max_bad_share": data.max_bad_share}
-    for task, head in (("spatial", config.model.spatial), ("temporal", config.model.temporal)):
-        probabilities[f"model.{task}.dropout"] = head.dropout
-        found.append((min(head.fc6, head.hidden) < 1, f"model.{task}: fc6 and hidden must be 1 or more"))
-    found += [(not 0 <= p <= 1, f"{name} is {p}, but must be in [0, 1]") for name, p in probabilities.items()]
-    counts = (
+        (config.optim.batch_size < 2, "optim.batch_size must be 2 or more: batch normalisation needs it"),
+        (
+            (monitor.gallery is None) != (monitor.queries is None),
+            "monitor.gallery and monitor.queries go together: give both or neither",
+        ),
+        *((min(head.fc6, head.hidden) < 1, f"model.{task}: fc6 and hidden must be 1 or more") for task, head in heads),
+    ]
+
+
+def _impossible_sets(config: Config) -> list[tuple[bool, str]]:
+    permutations, shuffle = config.permutations, config.shuffle
+    found = []
+    for task, count, parts in (
         ("spatial", permutations.spatial, shuffle.tiles),
         ("temporal", permutations.temporal, shuffle.frames),
-    )
-    for task, count, parts in counts:
+    ):
         existing = math.factorial(max(parts, 0)) - (not permutations.include_identity)
         found.append((count < 2, f"permutations.{task} is {count}, but a choice needs 2 or more"))
         found.append(
-            (
-                count > existing,
-                f"permutations.{task} is {count}, but {parts} parts have only {existing} permutations",
-            )
+            (count > existing, f"permutations.{task} is {count}, but {parts} parts have only {existing} permutations")
         )
-    rates = (("trunk", optim.trunk), ("spatial", optim.spatial), ("temporal", optim.temporal))
-    found += [(not group.lr > 0, f"optim.{name}.lr is {group.lr}, but must be above 0") for name, group in rates]
-    found += [(math.isinf(group.lr), f"optim.{name}.lr must be finite") for name, group in rates]
-    found += [(value < 1, f"{name} is {value}, but must be 1 or more") for name, value in _counts(config).items()]
     return found
+
+
+def _out_of_range(config: Config) -> list[tuple[bool, str]]:
+    found = [(value < 1, f"{name} is {value}, but must be 1 or more") for name, value in _counts(config).items()]
+    for name, value in _amounts(config).items():
+        found.append((not 0 <= value < math.inf, f"{name} is {value}, but must be 0 or more"))
+    for name, value in _shares(config).items():
+        found.append((not 0 < value <= 1, f"{name} is {value}, but must be in (0, 1]"))
+    for name, value in _probabilities(config).items():
+        found.append((not 0 <= value <= 1, f"{name} is {value}, but must be in [0, 1]"))
+    for name, group in _rates(config).items():
+        found.append((not 0 < group.lr < math.inf, f"optim.{name}.lr is {group.lr}, but must be above 0"))
+        found.append((not 0 <= group.momentum < 1, f"optim.{name}.momentum is {group.momentum}, but must be in [0, 1)"))
+    found.append((config.seed >= 2**32, f"seed is {config.seed}, but must be below 2 to the power of 32"))
+    return found
+
+
+def _rates(config: Config) -> dict[str, GroupConfig]:
+    return {"trunk": config.optim.trunk, "spatial": config.optim.spatial, "temporal": config.optim.temporal}
+
+
+def _amounts(config: Config) -> dict[str, float]:
+    return {
+        "seed": config.seed,
+        "optim.warmup": config.optim.warmup,
+        "data.frame_span": config.data.frame_span,
+        **{f"shuffle.{name}": getattr(config.shuffle, name) for name in ("gamma", "saturation", "hue")},
+        **{f"optim.{name}.weight_decay": group.weight_decay for name, group in _rates(config).items()},
+    }
+
+
+def _shares(config: Config) -> dict[str, float]:
+    names = ("image_share", "tile_share", "frame_share")
+    return {"optim.decay": config.optim.decay, **{f"shuffle.{name}": getattr(config.shuffle, name) for name in names}}
+
+
+def _probabilities(config: Config) -> dict[str, float]:
+    return {
+        "shuffle.grey": config.shuffle.grey,
+        "data.max_bad_share": config.data.max_bad_share,
+        "model.spatial.dropout": config.model.spatial.dropout,
+        "model.temporal.dropout": config.model.temporal.dropout,
+    }
 
 
 def _counts(config: Config) -> dict[str, int]:
     return {
         "data.val_size": config.data.val_size,
         "data.workers": config.data.workers,
+        "data.frame_every": config.data.frame_every,
         "permutations.per_sample": config.permutations.per_sample,
         "optim.iterations": config.optim.iterations,
         "shuffle.crop_size": config.shuffle.crop_size,

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 
-from unshuffle.config import Config
+from unshuffle.config import Config, preset_config
 from unshuffle.errors import UserError
 
 T = TypeVar("T")
@@ -30,26 +30,21 @@ def _plain(value: Any) -> Any:
 
 def write_config(config: Config, path: Path) -> None:
     """Write the whole config."""
-    path.write_text(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True))
+    path.write_text(yaml.safe_dump(to_dict(config), sort_keys=False), encoding="utf-8")
 
 
 def read_config(path: Path) -> Config:
     """Read a config that `write_config` wrote or a person did; missing keys take the preset's values."""
-    from unshuffle.config import PRESETS
-
     try:
-        values = yaml.safe_load(path.read_text())
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"there is no config file {path}") from None
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold keys and values, like the config.yaml of a run")
-    preset = values.get("preset", "demo")
-    if preset not in tuple(PRESETS):  # not in the dict itself: a list has no hash
-        raise UserError(f"{path}: preset is {preset!r}, but must be one of {', '.join(PRESETS)}")
     try:
-        return merge(PRESETS[preset](), values)
+        return merge(preset_config(values.get("preset", "demo")), values)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -83,7 +78,7 @@ def _typed(value: Any, hint: Any, current: Any, where: str) -> Any:
             raise UserError(f"{where} is {value!r}, but must be one of {', '.join(map(str, get_args(hint)))}")
         return value
     if origin is tuple:
-        if not isinstance(value, list):
+        if not isinstance(value, list | tuple):
             raise UserError(f"{where} is {value!r}, but must be a list")
         return tuple(_typed(entry, get_args(hint)[0], None, where) for entry in value)
     return _scalar(value, hint, where)

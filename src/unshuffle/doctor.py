@@ -5,13 +5,15 @@ from typing import Any
 
 from rich.console import Console
 
+from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, check
 from unshuffle.config_file import merge
 from unshuffle.data.prepare import Data, prepare
-from unshuffle.pretraining import build_trainer
+from unshuffle.errors import UserError
 from unshuffle.training.trainer import Tally, Trainer
 
 ENOUGH = 0.95  # accuracy at which a handful counts as learned
+VALIDATE_EVERY = 10
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ def examine(
     """Read the data, overfit a handful of samples with each task, and say what was found."""
     console = console or Console()
     check(config)
+    for name, value, least in (("samples", samples, 2), ("choices", choices, 2), ("steps", steps, 1)):
+        if value < least:
+            raise UserError(f"{name} is {value}, but must be {least} or more")
     data = prepare(config)
     _show_data(data, console)
     findings = {}
@@ -77,20 +82,20 @@ def overfit(config: Config, data: Data, task: str, samples: int, choices: int, s
     """Train one task on a handful until it knows every permutation of every sample, or the steps run out."""
     trainer = _small_trainer(config, data, task, samples, choices)
     pixels = trainer.validation_pixels[task]
-    tally, accuracy = Tally(), 0.0
-    for _ in range(steps):
+    accuracy = 0.0
+    while accuracy < ENOUGH and trainer.iteration < steps:
         tally = Tally()
         trainer.step({task: pixels}, tally)
-        if trainer.iteration % 10 == 0:
+        if trainer.iteration % VALIDATE_EVERY == 0 or trainer.iteration == steps:
             accuracy = 1 - trainer.validate(task).error
-            if accuracy >= ENOUGH:
-                break
-    loss = float(tally.losses[task])
-    return Overfit(accuracy, 1 / choices, trainer.iteration, loss)
+    return Overfit(accuracy, 1 / choices, trainer.iteration, float(tally.losses[task]))
 
 
 def _small_trainer(config: Config, data: Data, task: str, samples: int, choices: int) -> Trainer:
-    """The user's set-up with a handful of samples, few permutations, no jitter and no schedule."""
+    """The user's set-up with a handful of samples, few permutations, centre squares and no schedule."""
+    available = len(data.training[task])
+    if available < 2:
+        raise UserError(f"the {task} task has only {available} sample to train on, and doctor needs 2 or more")
     handful = replace(data.training[task], items=data.training[task].items[:samples])
     small = replace(
         config,

@@ -1,18 +1,25 @@
+import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
 import threading
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 import unshuffle.data.pack
 from unshuffle.data.media import BadMedia
 from unshuffle.data.pack import cached_store, pack
-from unshuffle.data.store import Store
+from unshuffle.data.store import Record, Store
 from unshuffle.errors import UserError
 
 OPTIONS: dict[str, Any] = {"short_side": 16, "progress": False, "workers": 2}
@@ -320,3 +327,206 @@ def test_a_bad_file_does_not_stop_the_others(
     monkeypatch.setattr("unshuffle.data.pack.read_image", read_failing_at("a.png", BadMedia("odd")))
     store = pack("images", image_folder, tmp_path / "out", **OPTIONS)
     assert store.skipped[0] == ("a.png", "odd") and len(store) == 5
+
+
+def test_a_long_video_is_not_held_in_memory(
+    video_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_frames(path: Path, short_side: int, every: int) -> Iterator[np.ndarray]:
+        return (np.full((128, 160, 3), number % 256, np.uint8) for number in range(400))
+
+    monkeypatch.setattr("unshuffle.data.pack.read_frames", read_frames)
+    monkeypatch.setattr("unshuffle.data.store.SPOOL_BYTES", 1 << 20)
+    tracemalloc.start()
+    try:
+        store = pack("videos", video_folder, tmp_path / "out", **OPTIONS)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    one_video = 400 * 128 * 160 * 3
+    assert (store.path / "data.bin").stat().st_size == 4 * one_video
+    assert peak < one_video / 2
+
+
+@pytest.mark.parametrize("encoding", ["raw", "jpeg"])
+def test_frames_that_wait_on_the_disk_give_the_same_bytes(
+    encoding: str, video_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = OPTIONS | {"encoding": encoding}
+    rolled_into = []
+    real = tempfile.TemporaryFile
+
+    def temporary_file(*args: Any, **kwargs: Any) -> Any:
+        rolled_into.append(kwargs["dir"])
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr("tempfile.TemporaryFile", temporary_file)
+    in_memory = contents(pack("videos", video_folder, tmp_path / "memory", **options).path)
+    assert not rolled_into
+    monkeypatch.setattr("unshuffle.data.store.SPOOL_BYTES", 1)
+    on_disk = contents(pack("videos", video_folder, tmp_path / "disk", **options).path)
+    assert rolled_into == [str(tmp_path / "disk")] * 3
+    assert on_disk == in_memory
+
+
+def test_a_kill_with_frames_waiting_on_the_disk_leaves_nothing_behind(video_folder: Path, tmp_path: Path) -> None:
+    killed = """
+import os, signal, sys
+from pathlib import Path
+import unshuffle.data.pack, unshuffle.data.store
+
+def add(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+unshuffle.data.store.SPOOL_BYTES = 1
+unshuffle.data.store.Writer.add = add
+unshuffle.data.pack.pack("videos", Path(sys.argv[1]), Path(sys.argv[2]), short_side=16, progress=False)
+"""
+    out = tmp_path / "out"
+    assert subprocess.run([sys.executable, "-c", killed, str(video_folder), str(out)]).returncode == -9
+    assert set(contents(out)) == {"store.json", "data.bin", "index.jsonl", "skipped.jsonl"}
+    pack("videos", video_folder, out, **OPTIONS)
+    pack("videos", video_folder, tmp_path / "whole", **OPTIONS)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def set_free_space(monkeypatch: pytest.MonkeyPatch, free: Callable[[], int]) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free()))
+
+
+def command_line_pack(kind: str, src: Path, out: Path, **options: Any) -> Store:
+    return pack(kind, src, out, **OPTIONS | options)
+
+
+def pack_into_cache(kind: str, src: Path, out: Path, **options: Any) -> Store:
+    return cached_store(kind, src, out, **OPTIONS | options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "packer", "encoding", "remedies"),
+    [
+        ("images", command_line_pack, "raw", "--encoding jpeg, a smaller --short-side or an output folder"),
+        ("images", command_line_pack, "jpeg", "choose a smaller --short-side or an output folder"),
+        ("images", pack_into_cache, "raw", "--data.encoding jpeg, a smaller --data.image-short-side or a --data.cache"),
+        ("videos", pack_into_cache, "jpeg", "choose a smaller --data.frame-short-side or a --data.cache"),
+    ],
+)
+def test_a_store_that_will_not_fit_stops_early_and_can_be_finished(
+    kind: str,
+    packer: Callable[..., Store],
+    encoding: str,
+    remedies: str,
+    image_folder: Path,
+    video_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    src = image_folder if kind == "images" else video_folder
+    suffix = "png" if kind == "images" else "mp4"
+    for number in range(30):
+        shutil.copy2(next(src.glob(f"*0.{suffix}"), src / "a.png"), src / f"copy{number:02}.{suffix}")
+    whole = packer(kind, src, tmp_path / "whole", encoding=encoding).path
+    size = (whole / "data.bin").stat().st_size
+    with monkeypatch.context() as patch:
+        set_free_space(patch, lambda: size // 2)
+        with pytest.raises(UserError, match=r"needs about [\d.]+ kB as a store .* only [\d.]+ kB are free") as caught:
+            packer(kind, src, tmp_path / "out", encoding=encoding)
+    assert remedies in str(caught.value)
+    out = tmp_path / "out" / (whole.name if packer is pack_into_cache else "")
+    assert str(out) in str(caught.value)
+    assert 0 < (out / "data.bin").stat().st_size < size // 2
+    packer(kind, src, tmp_path / "out", encoding=encoding)
+    assert contents(out) == contents(whole)
+
+
+def test_room_made_while_packing_counts(image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = iter([100, 10**9])
+    set_free_space(monkeypatch, lambda: next(free))
+    assert len(pack("images", image_folder, tmp_path / "out", **OPTIONS)) == 6
+    assert not list(free)
+
+
+def test_a_store_that_just_about_fits_is_packed(
+    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = (pack("images", image_folder, tmp_path / "first", **OPTIONS).path / "data.bin").stat().st_size
+    set_free_space(monkeypatch, lambda: size)
+    pack("images", image_folder, tmp_path / "second", **OPTIONS)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("method", ["append", "move_to"])
+def test_a_full_disk_is_a_user_error_and_the_store_can_be_finished(
+    method: str, code: int, image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    real = getattr(Record, method)
+
+    def write(record: Record, *args: Any) -> None:
+        calls.append(1)
+        if len(calls) == 4:
+            if method == "move_to":
+                args[0].write(b"half of a record")
+            raise OSError(code, os.strerror(code))
+        real(record, *args)
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(Record, method, write)
+        with pytest.raises(UserError, match=r"no space left .*out: make room .* or delete .*out and choose --encoding"):
+            pack("images", image_folder, out, **OPTIONS)
+    pack("images", image_folder, out, **OPTIONS)
+    pack("images", image_folder, tmp_path / "whole", **OPTIONS)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_other_errors_of_the_disk_are_left_as_they_are(
+    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*_: object) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(Record, "move_to", write)
+    with pytest.raises(OSError, match="input/output error"):
+        pack("images", image_folder, tmp_path / "out", **OPTIONS)
+
+
+def test_the_bar_shows_the_expected_size(
+    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    store = pack("images", image_folder, tmp_path / "out", **OPTIONS | {"progress": True})
+    size = (store.path / "data.bin").stat().st_size
+    assert f"2 skipped, about {size / 1000:.1f} kB" in capsys.readouterr().err
+
+
+ODD_NAMES = [os.fsdecode(name) for name in (b"a\nb", b"\r\n", b"caf\xe9 \xff", "\u2028 \x85".encode(), b'"\\')]
+
+
+@pytest.mark.parametrize("packer", [command_line_pack, pack_into_cache])
+@pytest.mark.parametrize("kind", ["images", "videos"])
+def test_any_name_that_the_system_allows_comes_back(
+    kind: str,
+    packer: Callable[..., Store],
+    tmp_path: Path,
+    image_folder: Path,
+    video_folder: Path,
+) -> None:
+    good = image_folder / "a.png" if kind == "images" else video_folder / "clip0.mp4"
+    src = tmp_path / ODD_NAMES[2]
+    src.mkdir()
+    try:
+        for name in ODD_NAMES:
+            (src / name).mkdir()
+            shutil.copy(good, src / name / f"{name}{good.suffix}")
+            (src / name / f"{name} bad{good.suffix}").touch()
+    except OSError:
+        pytest.skip("the file system refuses such names")
+    store = packer(kind, src, tmp_path / "out")
+    assert set(store.names) == {f"{name}/{name}{good.suffix}" for name in ODD_NAMES}
+    assert {name for name, _ in store.skipped} == {f"{name}/{name} bad{good.suffix}" for name in ODD_NAMES}
+    whole = contents(store.path)
+    pretend_unfinished(store.path)
+    os.truncate(store.path / "data.bin", len(whole["data.bin"]) // 2)
+    packer(kind, src, tmp_path / "out")
+    assert contents(store.path) == whole

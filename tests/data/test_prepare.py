@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from unshuffle.config import Config, DataConfig, ShuffleConfig, SyntheticConfig
+from unshuffle.data.pack import pack
 from unshuffle.data.prepare import Data, prepare, split
 from unshuffle.errors import UserError
 
@@ -20,7 +21,7 @@ def config(tmp_path: Path) -> Config:
     return Config(
         data=DataConfig(val_size=2, image_short_side=32, frame_short_side=24, cache=tmp_path / "cache"),
         synthetic=SyntheticConfig(images=6, clips=5, image_size=24, frame_size=16, clip_frames=4),
-        shuffle=ShuffleConfig(frames=4, image_size=30, crop_size=8),
+        shuffle=ShuffleConfig(frames=4, image_share=15 / 16, crop_size=8),
     )
 
 
@@ -57,10 +58,10 @@ def summary(data: Data) -> dict[str, tuple[int, int, int, int]]:
     return result
 
 
-SYNTHETIC_S = {"spatial": (4, 2, 1, 24)}
+SYNTHETIC_S = {"spatial": (4, 2, 1, 22)}
 SYNTHETIC_T = {"temporal": (3, 2, 4, 16)}
 IMAGES_S = {"spatial": (3, 2, 1, 30)}
-VIDEOS_S = {"spatial": (2, 2, 1, 24)}
+VIDEOS_S = {"spatial": (2, 2, 1, 22)}
 VIDEOS_T = {"temporal": (2, 2, 4, 24)}
 
 
@@ -156,7 +157,9 @@ def test_short_clips_are_skipped_and_listed(config: Config, videos: Path) -> Non
     ]
     used = {int(item) for part in (data.training, data.validation) for item in part["temporal"].items}
     assert {data.training["temporal"].source.names[item] for item in used} == {"2.mp4", "3.mp4"}
-    assert len(data.training["spatial"]) == 3, "the spatial task needs but one frame"
+    assert data.training["spatial"].items.tolist() == data.training["temporal"].items.tolist()
+    alone = prepare(replace(config, tasks="S"), progress=False)
+    assert len(alone.training["spatial"]) == 3, "the spatial task by itself needs but one frame"
     strict = replace(config, data=replace(config.data, max_bad_share=0.4))
     with pytest.raises(UserError, match="2 of 4 clips cannot be used"):
         prepare(strict, progress=False)
@@ -241,3 +244,21 @@ def test_split_is_seeded() -> None:
 def test_split_with_one_family() -> None:
     with pytest.raises(UserError, match="siblings"):
         split(["g1_c1", "g1_c2", "g1_c3"], 1, "g1", 0)
+
+
+def test_a_store_and_its_folder_give_the_same_share_of_an_image(config: Config, images: Path, tmp_path: Path) -> None:
+    pack("images", images, tmp_path / "store", short_side=64, progress=False)
+    folder, store = (prepare(replace(config, images=path), progress=False) for path in (images, tmp_path / "store"))
+    assert (folder.training["spatial"].side, store.training["spatial"].side) == (30, 60)
+
+
+def test_the_two_tasks_hold_back_the_same_clips(config: Config, videos: Path, write_video: Callable[..., Path]) -> None:
+    write_video(videos / "0a.mp4", frames=3)  # too short for the temporal task
+    data = prepare(replace(config, videos=videos, data=replace(config.data, max_bad_share=0.5)), progress=False)
+    spatial, temporal = data.validation["spatial"], data.validation["temporal"]
+    assert spatial.items.tolist() == temporal.items.tolist()
+
+
+def test_a_group_that_does_not_take_part_in_the_match_is_no_family() -> None:
+    training, validation = split(["a1", "b1", "b2", "b3"], 1, "(a)|b", seed=0)
+    assert len(training) + len(validation) == 4

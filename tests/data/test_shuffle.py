@@ -14,7 +14,7 @@ from unshuffle.data import shuffle
 from unshuffle.data.shuffle import frames, normalise, permute, tiles
 from unshuffle.permutations import inverse
 
-STILL = ShuffleConfig(grey=0, brightness=0, contrast=0, saturation=0, hue=0)
+STILL = ShuffleConfig(grey=0, gamma=0, saturation=0, hue=0)
 """Random crops, but the colours stay."""
 
 
@@ -253,30 +253,28 @@ def test_without_jitter_the_colours_stay() -> None:
 
 
 @pytest.mark.usefixtures("unnormalised")
-def test_brightness_moves_all_pixels_by_up_to_its_amount() -> None:
-    images = torch.full((200, 6, 6, 3), 128, dtype=torch.uint8)
-    config = replace(STILL, brightness=0.2, crop_size=2)
-    levels = tiles(images, config, generator()).flatten(2)
-    assert (levels.amax(dim=2) - levels.amin(dim=2)).max() < 1e-5
-    offsets = levels[:, :, 0] - 128 / 255
-    assert -0.2 <= offsets.min() < -0.19 and 0.19 < offsets.max() <= 0.2001
-    assert (offsets.amax(dim=1) - offsets.amin(dim=1)).min() > 0.01, "each tile has its own jitter"
-
-
-@pytest.mark.usefixtures("unnormalised")
-def test_contrast_scales_around_the_middle() -> None:
+def test_gamma_is_an_exponent_of_each_tile_within_its_range() -> None:
     images = torch.tensor([77, 178], dtype=torch.uint8).repeat(3)[None, :, None, None].expand(200, 6, 6, 3)
-    crops = tiles(images, replace(STILL, contrast=0.2, tile_share=1, crop_size=2), generator()).flatten(0, 1)
-    top, bottom = crops[:, 0, 0, 0] - 0.5, crops[:, 0, 1, 0] - 0.5
-    np.testing.assert_allclose(top, -bottom, atol=1e-5)
-    gain = bottom / (178 / 255 - 0.5)
-    assert 0.7999 <= gain.min() < 0.81 and 1.19 < gain.max() <= 1.2001
+    crops = tiles(images, replace(STILL, gamma=0.3, tile_share=1, crop_size=2), generator())
+    exponents = crops[..., 0, 0].log() / np.log(77 / 255)
+    np.testing.assert_allclose(crops[..., 1, 0].log() / np.log(178 / 255), exponents, rtol=1e-4)
+    assert (exponents.amax(dim=2) - exponents.amin(dim=2)).max() < 1e-4, "all channels of a tile alike"
+    logs = exponents[..., 0].log()
+    assert -0.3001 <= logs.min() < -0.29 and 0.29 < logs.max() <= 0.3001
+    assert (logs.amax(dim=1) - logs.amin(dim=1)).min() > 0.01, "each tile has its own jitter"
+
+
+def test_gamma_survives_the_normalisation() -> None:
+    images = random_bytes(4, 12, 12, 3)
+    config = replace(STILL, tile_share=1, crop_size=4)
+    still, moved = (tiles(images, changed, generator()) for changed in (config, replace(config, gamma=0.5)))
+    assert (still - moved).abs().mean() > 0.05
 
 
 @pytest.mark.usefixtures("unnormalised")
 def test_colours_stay_in_their_range() -> None:
     images = random_bytes(4, 12, 12, 3) // 128 * 255
-    crops = tiles(images, ShuffleConfig(brightness=0.9, contrast=0.9, crop_size=4), generator())
+    crops = tiles(images, ShuffleConfig(gamma=2.0, saturation=3.0, crop_size=4), generator())
     assert crops.min() == 0 and crops.max() == 1
 
 

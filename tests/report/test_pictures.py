@@ -8,10 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
+from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, demo
 from unshuffle.data import shuffle
 from unshuffle.data.prepare import prepare
-from unshuffle.pretraining import build_trainer, run_pretraining
+from unshuffle.pretraining import run_pretraining
 from unshuffle.report.pictures import attempt, draw_pictures, in_place, mosaic, one_of_each, restored_order
 from unshuffle.run import Run
 from unshuffle.training.trainer import Trainer
@@ -36,7 +37,6 @@ def tiny_config(**changes: object) -> Config:
         data=replace(config.data, val_size=6, workers=1),
         synthetic=replace(config.synthetic, **world),
         permutations=replace(config.permutations, spatial=5, temporal=5, per_sample=2),
-        shuffle=replace(config.shuffle, image_size=48),
         optim=replace(config.optim, iterations=2, batch_size=4, warmup=0, milestones=()),
         log=replace(config.log, train_every=1),
         **changes,  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ def small_config(out: Path, **changes: Any) -> Config:
             "frame_size": 16,
         },
         "permutations": {"spatial": 6, "temporal": 5, "per_sample": 2},
-        "shuffle": {"frames": 4, "crop_size": 16, "image_size": 48},
+        "shuffle": {"frames": 4, "crop_size": 16},
         "model": {
             "spatial": {"fc6": 8, "hidden": 12, "dropout": 0.2},
             "temporal": {"kind": "lstm", "fc6": 8, "hidden": 12, "dropout": 0.2},

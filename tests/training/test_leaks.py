@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from unshuffle.assembly import build_trainer
 from unshuffle.data.prepare import Data, prepare
 from unshuffle.data.source import Pixels
 from unshuffle.data.synthetic import SyntheticSource
-from unshuffle.pretraining import build_trainer
 from unshuffle.training.trainer import Tally
 
 
@@ -45,7 +45,7 @@ def test_no_order_is_found_where_there_is_none(small: Any, tmp_path: Path, task:
         data={"val_size": 40},
         synthetic={"images": 200, "clips": 200, "frame_size": 32},
         permutations={"per_sample": 5},
-        shuffle={"crop_size": 24, "tile_share": 1.0, "brightness": 0.0, "contrast": 0.0},
+        shuffle={"crop_size": 24, "tile_share": 1.0, "gamma": 0.0},
         model={name: {"fc6": 64, "hidden": 64, "dropout": 0.0} for name in ("spatial", "temporal")},
         optim={"batch_size": 16, "milestones": []},
     )

@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from unshuffle.errors import UserError
 from unshuffle.models.weights import read_weights
@@ -176,3 +178,36 @@ def test_metrics_hold_no_line_twice_after_a_resume(small: Any, tmp_path: Path, m
     entries = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
     keys = [(entry["kind"], entry["iteration"], entry.get("task"), entry.get("name")) for entry in entries]
     assert len(keys) == len(set(keys))
+
+
+def test_a_resumed_run_needs_the_data_it_began_with(small: Any, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(12):
+        Image.fromarray(rng.integers(0, 256, (96, 96, 3), dtype=np.uint8)).save(photos / f"{number}.png")
+    config = small(tmp_path / "run", images=str(photos), data={"cache": str(tmp_path / "cache")})
+    run_pretraining(config)
+    run_pretraining(config, resume=True)
+    (photos / "11.png").rename(photos / "one more.png")
+    with pytest.raises(UserError, match="the data is not what the run began with"):
+        run_pretraining(config, resume=True)
+
+
+def test_a_resumed_run_does_not_need_the_weights_it_began_with(small: Any, tmp_path: Path) -> None:
+    first = run_pretraining(small(tmp_path / "first"))
+    config = small(tmp_path / "second", init=str(first.weights), seed=3)
+    second = run_pretraining(config)
+    first.weights.unlink()
+    assert_same(final_state(run_pretraining(config, resume=True)), final_state(second))
+
+
+def test_a_start_that_fails_leaves_no_folder_behind(small: Any, tmp_path: Path) -> None:
+    for wrong in (
+        {"monitor": {"gallery": "nowhere", "queries": "nowhere"}},
+        {"permutations": {"spatial_file": "no.npy"}},
+    ):
+        with pytest.raises(UserError):
+            run_pretraining(small(tmp_path / "run", **wrong))
+        assert not (tmp_path / "run").exists()
+    run_pretraining(small(tmp_path / "run"))

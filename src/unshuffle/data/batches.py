@@ -3,9 +3,11 @@
 A batch is a function of the seed and the iteration alone, so any thread may make it at any time.
 """
 
+import hashlib
+import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -54,6 +56,11 @@ class Samples:
 
     def _square(self, item: int, frames: Sequence[int], top: int, left: int) -> Pixels:
         return self.source.read(item, frames)[:, top : top + self.side, left : left + self.side]
+
+    def digest(self) -> str:
+        """A fingerprint of the names of the samples, to tell whether they are still the same."""
+        names = "\n".join(self.source.names[item] for item in self.items.tolist())
+        return hashlib.sha256(os.fsencode(names)).hexdigest()
 
     def centres(self) -> Tensor:
         """All samples in their validation form, (N, frames, side, side, 3) bytes."""
@@ -116,7 +123,7 @@ class Prefetcher(Generic[T]):
         self.make, self.start, self.stop, self.workers = make, start, stop, max(1, workers)
         self.seconds_waited = 0.0
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Generator[T]:
         pending: deque[Future[T]] = deque()
         coming = iter(range(self.start, self.stop))
         with ThreadPoolExecutor(self.workers, thread_name_prefix="batch") as pool:

@@ -46,7 +46,7 @@ def read_image(path: Path, short_side: int | None = None) -> Pixels:
         check_not_empty(path)
         with Image.open(path) as image:
             check_sides(*image.size)
-            return np.array(resize_short_side(_upright_rgb(image, short_side), short_side))
+            return np.array(resize_short_side(upright_rgb(image, short_side), short_side))
     except BadMedia:
         raise
     except UnidentifiedImageError as error:
@@ -55,7 +55,8 @@ def read_image(path: Path, short_side: int | None = None) -> Pixels:
         raise BadMedia(f"cannot be read as an image: {explain(error)}") from error
 
 
-def _upright_rgb(image: Image.Image, short_side: int | None) -> Image.Image:
+def upright_rgb(image: Image.Image, short_side: int | None = None) -> Image.Image:
+    """An opened image turned upright, in RGB; `short_side` lets the decoder take short cuts to that size."""
     if short_side is not None:
         # Lets a JPEG decode at a fraction of its size; twice the target keeps the antialiasing honest.
         image.draft(None, (2 * short_side, 2 * short_side))

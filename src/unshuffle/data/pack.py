@@ -1,8 +1,10 @@
 """Packing a folder of images or videos into a store, once, in parallel, and resumed if it was interrupted."""
 
+import errno
 import hashlib
 import io
 import os
+import shutil
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -10,9 +12,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from PIL import Image
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -22,6 +26,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from unshuffle.data.images import find_images, read_image
@@ -32,6 +37,20 @@ from unshuffle.data.videos import VIDEO_SUFFIXES, find_videos, read_frames
 from unshuffle.errors import UserError
 
 DEFAULT_SHORT_SIDE: dict[Kind, int] = {"images": 256, "videos": 128}
+CLEARLY = 1.1  # a forecast is only trusted to say that a store is too large when it is so by this factor
+
+
+class PackOptions(TypedDict, total=False):
+    """How files become items; what is left out has its default."""
+
+    short_side: int | None
+    """Pixels of the short side: 256 for images and 128 for videos unless said otherwise."""
+    encoding: Encoding
+    """"raw", the default, or "jpeg"."""
+    quality: int
+    """Quality of the JPEGs: 90."""
+    every: int
+    """Keep every n-th frame of a video: 1."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +59,11 @@ class _Job:
 
     folder: Path
     files: dict[str, Path]
+    weights: dict[str, int]
+    """What each file is expected to add to the store, in proportion to the others."""
     header: Header
+    cached: bool
+    """Whether the store goes into the cache of a run, and not where `unshuffle pack` was told to put it."""
 
 
 def pack(
@@ -48,19 +71,16 @@ def pack(
     src: Path,
     out: Path,
     *,
-    short_side: int | None = None,
-    encoding: Encoding = "raw",
-    quality: int = 90,
-    every: int = 1,
     workers: int | None = None,
     progress: bool = True,
+    **options: Unpack[PackOptions],
 ) -> Store:
     """Decode every image or video of `src` into a store at `out`, or carry on with one begun earlier.
 
     The bytes do not depend on the number of workers nor on interruptions. Files that cannot be used are
     left out and listed in `Store.skipped`. A finished store of the same files and options is given at once.
     """
-    return _run(_plan(kind, src, short_side, encoding, quality, every), out, workers, progress)
+    return _run(_plan(kind, src, cached=False, **options), out, workers, progress)
 
 
 def cached_store(
@@ -68,17 +88,14 @@ def cached_store(
     folder: Path,
     cache: Path,
     *,
-    short_side: int | None = None,
-    encoding: Encoding = "raw",
-    quality: int = 90,
-    every: int = 1,
     workers: int | None = None,
     progress: bool = True,
+    **options: Unpack[PackOptions],
 ) -> Store:
     """The store that `folder` is, or the one that it packs into, kept under `cache` for the next time."""
     if Store.is_store(folder):
         return _open_as(kind, folder)
-    job = _plan(kind, folder, short_side, encoding, quality, every)
+    job = _plan(kind, folder, cached=True, **options)
     identity = f"{folder.resolve()}\n{sorted(asdict(job.header).items())}"
     digest = hashlib.sha256(os.fsencode(identity)).hexdigest()[:12]
     return _run(job, cache / f"{folder.resolve().name}-{kind}-{digest}", workers, progress)
@@ -91,10 +108,20 @@ def _open_as(kind: Kind, folder: Path) -> Store:
     return store
 
 
-def _plan(kind: Kind, src: Path, short_side: int | None, encoding: Encoding, quality: int, every: int) -> _Job:
+def _plan(
+    kind: Kind,
+    src: Path,
+    *,
+    cached: bool,
+    short_side: int | None = None,
+    encoding: Encoding = "raw",
+    quality: int = 90,
+    every: int = 1,
+) -> _Job:
     short_side = DEFAULT_SHORT_SIDE[kind] if short_side is None else short_side
     _check_options(short_side, quality, every)
     files = _find(kind, src)
+    found = {name: path.stat() for name, path in files.items()}
     header = Header(
         kind=kind,
         encoding=encoding,
@@ -102,9 +129,11 @@ def _plan(kind: Kind, src: Path, short_side: int | None, encoding: Encoding, qua
         quality=quality if encoding == "jpeg" else None,
         short_side=short_side,
         every=every if kind == "videos" else 1,
-        source=_fingerprint(files),
+        source=_fingerprint(found),
     )
-    return _Job(src, files, header)
+    # Images come out about equally large; a video is as long as its file is large.
+    weights = {name: status.st_size if kind == "videos" else 1 for name, status in found.items()}
+    return _Job(src, files, weights, header, cached)
 
 
 def _check_options(short_side: int, quality: int, every: int) -> None:
@@ -126,10 +155,9 @@ def _find(kind: Kind, src: Path) -> dict[str, Path]:
     return {path.relative_to(src).as_posix(): path for path in paths}
 
 
-def _fingerprint(files: dict[str, Path]) -> str:
+def _fingerprint(found: dict[str, os.stat_result]) -> str:
     digest = hashlib.sha256()
-    for name, path in files.items():
-        status = path.stat()
+    for name, status in found.items():
         digest.update(os.fsencode(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"))
     return digest.hexdigest()
 
@@ -137,12 +165,41 @@ def _fingerprint(files: dict[str, Path]) -> str:
 def _run(job: _Job, out: Path, workers: int | None, progress: bool) -> Store:
     if workers is not None and workers < 1:
         raise UserError(f"{workers} workers cannot pack anything: give 1 or more")
-    _claim(out)
-    if not _is_finished(job, out):
-        with _only_packer(out):
-            if not _is_finished(job, out):  # by the packer that this one had to wait for
-                _fill(job, out, workers or os.cpu_count() or 1, progress)
+    with _full_disk_explained(job, out):
+        _claim(out)
+        if not _is_finished(job, out):
+            with _only_packer(out):
+                if not _is_finished(job, out):  # by the packer that this one had to wait for
+                    _fill(job, out, workers or os.cpu_count() or 1, progress)
     return Store(out)
+
+
+@contextmanager
+def _full_disk_explained(job: _Job, out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise _no_room(job, out, f"there is no space left on the disk of {out}") from error
+
+
+def _no_room(job: _Job, out: Path, problem: str) -> UserError:
+    return UserError(
+        f"{problem}: make room and run the same command again, which goes on where this one stopped, "
+        f"or delete {out} and choose {_savings(job)}"
+    )
+
+
+def _savings(job: _Job) -> str:
+    """What else the user can do, in the options of the command that packs."""
+    option, side, place = "--", "short-side", "an output folder"
+    if job.cached:
+        option, side, place = "--data.", "image-short-side", "a --data.cache"
+        if job.header.kind == "videos":
+            side = "frame-short-side"
+    jpeg = f"{option}encoding jpeg, " if job.header.encoding == "raw" else ""
+    return f"{jpeg}a smaller {option}{side} or {place} on a larger disk"
 
 
 def _claim(out: Path) -> None:
@@ -192,15 +249,54 @@ def _only_packer(out: Path) -> Iterator[None]:
 def _fill(job: _Job, out: Path, workers: int, progress: bool) -> None:
     job.header.save(out)
     with Writer(out, job.header) as writer, _progress_bar(job, writer, progress) as advance:
+        forecast = _Forecast(job, out, writer)
         left = {name: path for name, path in job.files.items() if name not in writer.done}
         # Closed at once on an error, or its threads would decode on for as long as the traceback lives.
-        with closing(_encode_all(left, job.header, workers)) as results:
+        with closing(_encode_all(left, job.header, out, workers)) as results:
             for name, result in results:
                 _put(writer, name, result)
-                advance()
-        if writer.is_empty:
+                advance(forecast.after(name))
+        if not writer.size:
             raise _nothing_readable(job, writer)
         writer.finish()
+
+
+class _Forecast:
+    """How large the store will be, told from the files that are done."""
+
+    def __init__(self, job: _Job, out: Path, writer: Writer):
+        self._job, self._out, self._writer = job, out, writer
+        self._done = sum(weight for name, weight in job.weights.items() if name in writer.done)
+        self._all = sum(job.weights.values())
+        self._room = 0
+        self._measure_room()
+
+    def after(self, name: str) -> int | None:
+        """The expected size, or None while too few files are done; an error if the disk is too small for it."""
+        self._done += self._job.weights[name]
+        if not self._done or len(self._writer.done) < min(50, 5 + len(self._job.files) // 20):
+            return None
+        expected = self._writer.size * self._all // self._done
+        if expected > CLEARLY * self._room:
+            self._measure_room()
+        if expected > CLEARLY * self._room:
+            raise self._too_large(expected)
+        return expected
+
+    def _measure_room(self) -> None:
+        """Note how large the store can get: more than before if somebody has made room.
+
+        It is never less than before, as files that wait to be written take space that they will give back.
+        """
+        self._room = max(self._room, self._writer.size + shutil.disk_usage(self._out).free)
+
+    def _too_large(self, expected: int) -> UserError:
+        written = self._writer.size
+        problem = (
+            f"{self._job.folder} needs about {decimal(expected)} as a store in {self._out}, "
+            f"{decimal(written)} of it are written, and only {decimal(self._room - written)} are free"
+        )
+        return _no_room(self._job, self._out, problem)
 
 
 def _put(writer: Writer, name: str, result: Record | BadMedia) -> None:
@@ -218,37 +314,46 @@ def _nothing_readable(job: _Job, writer: Writer) -> UserError:
     )
 
 
-def _encode_all(files: dict[str, Path], header: Header, workers: int) -> Generator[tuple[str, Record | BadMedia]]:
+_Waiting = tuple[str, Record, Future[BadMedia | None]]
+
+
+def _encode_all(
+    files: dict[str, Path], header: Header, out: Path, workers: int
+) -> Generator[tuple[str, Record | BadMedia]]:
     """Results in the files' order, with only a few files under way so that memory stays bounded."""
     pool = ThreadPoolExecutor(workers)
-    waiting: deque[tuple[str, Future[Record | BadMedia]]] = deque()
+    waiting: deque[_Waiting] = deque()
     try:
         for name, path in files.items():
-            waiting.append((name, pool.submit(_encode_file, path, header)))
+            record = Record(out)
+            waiting.append((name, record, pool.submit(_encode_file, path, header, record)))
             if len(waiting) >= 2 * workers:
                 yield _finished(waiting)
         while waiting:
             yield _finished(waiting)
     finally:
         pool.shutdown(cancel_futures=True)
+        for _, record, _ in waiting:
+            record.close()
 
 
-def _finished(
-    waiting: deque[tuple[str, Future[Record | BadMedia]]],
-) -> tuple[str, Record | BadMedia]:
-    name, future = waiting.popleft()
-    return name, future.result()
+def _finished(waiting: deque[_Waiting]) -> tuple[str, Record | BadMedia]:
+    name, record, future = waiting[0]
+    problem = future.result()
+    waiting.popleft()
+    return name, problem or record
 
 
-def _encode_file(path: Path, header: Header) -> Record | BadMedia:
+def _encode_file(path: Path, header: Header, record: Record) -> BadMedia | None:
+    """Fill the record, or say why that cannot be done."""
     try:
-        chunks: list[bytes] = []
         for frame in _read(path, header):
             height, width, _ = frame.shape
-            chunks.append(_encode_frame(frame, header))
-        return Record.seal(height, width, chunks)
+            record.append(height, width, _encode_frame(frame, header))
     except BadMedia as problem:
+        record.close()
         return problem
+    return None
 
 
 def _read(path: Path, header: Header) -> Iterator[Pixels]:
@@ -267,22 +372,28 @@ def _encode_frame(frame: Pixels, header: Header) -> bytes:
 
 class _SpeedColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text(f"{task.finished_speed or task.speed or 0:.1f} files/s")
+        return Text(f"{task.finished_speed or task.speed or 0:.1f}/s")
 
 
 @contextmanager
-def _progress_bar(job: _Job, writer: Writer, shown: bool) -> Iterator[Callable[[], None]]:
-    """A bar on the error stream; calling what it gives counts one more file."""
+def _progress_bar(job: _Job, writer: Writer, shown: bool) -> Iterator[Callable[[int | None], None]]:
+    """A bar on the error stream; calling what it gives counts one more file and shows the expected size."""
     bar = Progress(
         TextColumn("packing {task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
-        _SpeedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[skipped]} skipped"),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        _SpeedColumn(Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[skipped]} skipped{task.fields[size]}"),
         console=Console(stderr=True),
         disable=not shown,
     )
-    task = bar.add_task(job.header.kind, total=len(job.files), completed=len(writer.done), skipped=len(writer.skipped))
+    done, skipped = len(writer.done), len(writer.skipped)
+    task = bar.add_task(job.header.kind, total=len(job.files), completed=done, skipped=skipped, size="")
+
+    def advance(expected: int | None) -> None:
+        size = "" if expected is None else f", about {decimal(expected)}"
+        bar.update(task, advance=1, skipped=len(writer.skipped), size=size)
+
     with bar:
-        yield lambda: bar.update(task, advance=1, skipped=len(writer.skipped))
+        yield advance

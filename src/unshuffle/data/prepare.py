@@ -37,32 +37,41 @@ def prepare(config: Config, progress: bool = True) -> Data:
     data = Data({}, {})
     clips = _clips(config, data, progress)
     images = _images(config, data, progress)
-    wanted = _wanted(config.tasks, images is not None, clips is not None)
-    if "spatial" in wanted:
-        source = images or clips
-        if source is None:
-            raise UserError("the spatial task needs images or videos")
-        if images is None:
-            data.found.append("no images were given: the spatial task takes the frames of the videos")
-        side = min(config.shuffle.image_size, min(source.size(0)))
-        _add(data, "spatial", Samples(source, np.arange(len(source)), 1, side), config)
-    if "temporal" in wanted:
-        if clips is None:
-            raise UserError("the temporal task needs videos: give --videos, or choose --tasks S")
-        usable, too_short = _long_enough(clips, config.shuffle.frames)
-        data.skipped.extend(too_short)
-        _check_bad_share(too_short, len(clips), "clips", config.data)
-        side = min(clips.size(0))
-        _add(
-            data,
-            "temporal",
-            Samples(clips, usable, config.shuffle.frames, side, config.data.frame_span),
-            config,
-        )
+    wanted = _wanted(config.tasks, clips is not None)
+    if "temporal" in wanted and clips is None:
+        raise UserError("the temporal task needs videos: give --videos, or choose --tasks S")
+    usable = np.arange(0 if clips is None else len(clips))
+    if "temporal" in wanted and clips is not None:
+        usable = _usable(clips, config, data)
+    if "spatial" in wanted and images is not None:
+        _add(data, "spatial", _tiled(images, np.arange(len(images)), config), config)
+    elif "spatial" in wanted and clips is not None:
+        # the same clips as the temporal task, and so the same split: what one validates on the other does not train on
+        data.found.append("no images were given: the spatial task takes the frames of the videos")
+        _add(data, "spatial", _tiled(clips, usable, config), config)
+    if "temporal" in wanted and clips is not None:
+        span = config.data.frame_span
+        _add(data, "temporal", Samples(clips, usable, config.shuffle.frames, min(clips.size(0)), span), config)
     return data
 
 
-def _wanted(tasks: Tasks, images: bool, clips: bool) -> list[str]:
+def _tiled(source: Source, items: Items, config: Config) -> Samples:
+    short_side = min(source.size(0))
+    side = round(short_side * config.shuffle.image_share)
+    if side // config.shuffle.grid * config.shuffle.tile_share < 4:
+        raise UserError(f"images of {short_side} px are too small for shuffle.grid {config.shuffle.grid}")
+    return Samples(source, items, 1, side)
+
+
+def _usable(clips: Source, config: Config, data: Data) -> Items:
+    """The clips with enough frames; the others are listed as skipped."""
+    usable, too_short = _long_enough(clips, config.shuffle.frames)
+    data.skipped.extend(too_short)
+    _check_bad_share(too_short, len(clips), "clips", config.data)
+    return usable
+
+
+def _wanted(tasks: Tasks, clips: bool) -> list[str]:
     if tasks == "auto":
         return ["spatial", "temporal"] if clips else ["spatial"]
     return {"S": ["spatial"], "T": ["temporal"]}.get(tasks, ["spatial", "temporal"])
@@ -109,7 +118,8 @@ def _open(kind: Kind, path: Path, short_side: int, config: DataConfig, data: Dat
         progress=progress,
     )
     data.skipped.extend(store.skipped)
-    data.found.append(f"{len(store)} {kind} in {path}, {len(store.skipped)} files skipped")
+    packed = f"packed at short side {store.header.short_side} in {store.path}"
+    data.found.append(f"{len(store)} {kind} in {path}, {len(store.skipped)} files skipped; {packed}")
     _check_bad_share(store.skipped, len(store) + len(store.skipped), kind, config)
     return store
 
@@ -167,6 +177,6 @@ def _families(names: Sequence[str], pattern: str) -> dict[str, list[int]]:
     families: dict[str, list[int]] = defaultdict(list)
     for position, name in enumerate(names):
         match = expression.search(name) if pattern else None
-        key = name if match is None else match.group(1 if expression.groups else 0)
-        families[key].append(position)
+        key = match.group(1 if expression.groups else 0) if match else None
+        families[name if key is None else key].append(position)
     return families

@@ -108,16 +108,15 @@ def _recolour(
 ) -> Tensor:
     """Turn crops grey where asked, then jitter: one draw for each group of `repeats` crops."""
     draws = len(crops) // repeats
-    brightness, contrast, saturation, hue = (
-        (2 * _uniform((4, draws), generator, crops.device) - 1).repeat_interleave(repeats, 1).unbind()
+    gamma, saturation, hue = (
+        (2 * _uniform((3, draws), generator, crops.device) - 1).repeat_interleave(repeats, 1).unbind()
     )
     matrix = _saturation_matrix(1 + config.saturation * saturation) @ _hue_matrix(2 * math.pi * config.hue * hue)
     if grey is not None:
         matrix = matrix @ _saturation_matrix(1 - grey.float())
-    gain = (1 + config.contrast * contrast)[:, None, None]
-    offset = (0.5 + config.brightness * brightness)[:, None, None] - 0.5 * gain
-    mixed = torch.baddbmm(offset, gain * matrix, crops.flatten(2))
-    return mixed.clamp(0, 1).view_as(crops)
+    mixed = (matrix @ crops.flatten(2)).clamp(0, 1).view_as(crops)
+    # an exponent, because offsets and gains would be taken out again by the normalisation of each crop and channel
+    return mixed ** torch.exp(config.gamma * gamma)[:, None, None, None]
 
 
 def _saturation_matrix(amount: Tensor) -> Tensor:

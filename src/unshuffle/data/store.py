@@ -7,11 +7,14 @@ another, and `skipped.jsonl` a line per file that could not be used.
 import io
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -27,6 +30,8 @@ Row = dict[str, Any]
 
 FORMAT = 1
 HEADER, INDEX, DATA, SKIPPED = "store.json", "index.jsonl", "data.bin", "skipped.jsonl"
+SPOOL_BYTES = 32 << 20  # of an item that is not written yet are kept in memory; what is longer waits on the disk
+BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -64,22 +69,34 @@ class Header:
         raise UserError(f"{folder} has store format {found} and this version reads format {FORMAT} only")
 
 
-@dataclass(frozen=True)
 class Record:
-    """One item as it goes into a store: a chunk of bytes per frame."""
+    """One item on its way into a store, a chunk of bytes per frame.
 
-    height: int
-    width: int
-    chunks: list[bytes]
-    crc32: int
+    A long one waits in a file without a name in the store's own folder: it vanishes with the process, however
+    that ends, and takes neither memory nor the disk of /tmp.
+    """
 
-    @classmethod
-    def seal(cls, height: int, width: int, chunks: list[bytes]) -> Self:
-        """A record with the checksum of its chunks."""
-        crc = 0
-        for chunk in chunks:
-            crc = zlib.crc32(chunk, crc)
-        return cls(height, width, chunks, crc)
+    def __init__(self, folder: Path):
+        self.height = self.width = self.crc32 = 0
+        self.lengths: list[int] = []
+        self._spool = SpooledTemporaryFile(SPOOL_BYTES, dir=str(folder))  # noqa: SIM115
+
+    def append(self, height: int, width: int, chunk: bytes) -> None:
+        """Add a frame of the same size as those before it."""
+        self.height, self.width = height, width
+        self.lengths.append(len(chunk))
+        self.crc32 = zlib.crc32(chunk, self.crc32)
+        self._spool.write(chunk)
+
+    def move_to(self, file: io.BufferedWriter) -> None:
+        """Copy all frames in blocks, and let go of them."""
+        with self._spool:
+            self._spool.seek(0)
+            shutil.copyfileobj(self._spool, file, BLOCK_BYTES)
+
+    def close(self) -> None:
+        """Let go of the frames."""
+        self._spool.close()
 
 
 class Store:
@@ -190,11 +207,15 @@ class Writer:
             (folder / name).touch()
         stored = (folder / DATA).stat().st_size
         rows = _keep_whole_rows(folder / INDEX, lambda row: _end(row) <= stored)
-        self._offset = _end(rows[-1]) if rows else 0
-        os.truncate(folder / DATA, self._offset)
+        self.size = _end(rows[-1]) if rows else 0
+        """Bytes of all items so far."""
+        os.truncate(folder / DATA, self.size)
         self.skipped = [(row["name"], row["reason"]) for row in _keep_whole_rows(folder / SKIPPED)]
         self.done = {row["name"] for row in rows} | {name for name, _ in self.skipped}
-        self._data, self._index, self._skipped = ((folder / name).open("ab") for name in (DATA, INDEX, SKIPPED))
+        self._files = ExitStack()
+        self._data, self._index, self._skipped = (
+            self._files.enter_context((folder / name).open("ab")) for name in (DATA, INDEX, SKIPPED)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -202,23 +223,17 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for file in (self._data, self._index, self._skipped):
-            file.close()
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is no item yet."""
-        return self._offset == 0
+        self._files.close()
 
     def add(self, name: str, record: Record) -> None:
         """Append an item; its bytes are on their way before the index speaks of them."""
-        self._data.writelines(record.chunks)
+        record.move_to(self._data)
         self._data.flush()
-        row = {"name": name, "height": record.height, "width": record.width, "offset": self._offset}
-        lengths = [len(chunk) for chunk in record.chunks]
-        frames = {"frames": len(lengths)} if self._header.encoding == "raw" else {"lengths": lengths}
+        row = {"name": name, "height": record.height, "width": record.width, "offset": self.size}
+        raw = self._header.encoding == "raw"
+        frames = {"frames": len(record.lengths)} if raw else {"lengths": record.lengths}
         _append_row(self._index, row | frames | {"crc32": record.crc32})
-        self._offset += sum(lengths)
+        self.size += sum(record.lengths)
         self.done.add(name)
 
     def skip(self, name: str, reason: str) -> None:

@@ -8,6 +8,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from unshuffle.data.images import upright_rgb
 from unshuffle.data.media import resize_short_side
 from unshuffle.data.shuffle import normalise
 from unshuffle.data.source import Pixels
@@ -20,7 +21,7 @@ BATCH = 64
 def preprocess(image: Image.Image | Pixels, size: int) -> Tensor:
     """One image as a trunk expects it, (3, size, size): short side to size, centre square, normalised."""
     picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
-    pixels = np.asarray(resize_short_side(picture.convert("RGB"), size))
+    pixels = np.asarray(resize_short_side(upright_rgb(picture), size))
     return normalise(_to_floats(torch.from_numpy(centre_square(pixels, size).copy())[None]))[0]
 
 

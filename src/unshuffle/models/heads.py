@@ -34,6 +34,8 @@ def centred(vectors: Tensor) -> Tensor:
     What the parts share drowns what tells their order; both operations are symmetric in the parts, so they cannot
     leak it.
     """
+    # the difference of nearly equal numbers: in bf16 little would be left of it
+    vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     rest = vectors - vectors.mean(dim=1, keepdim=True)
     return rest * torch.rsqrt(rest.square().mean(dim=(1, 2), keepdim=True) + 1e-6)
 

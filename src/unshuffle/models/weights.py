@@ -34,7 +34,9 @@ def save_backbone(
         **{f"{task}_permutations": json.dumps(rows.tolist()) for task, rows in permutations.items()},
     }
     weights = {key: value.detach().cpu().contiguous() for key, value in trunk.state_dict().items()}
-    save_file(weights, path, metadata=metadata)
+    draft = path.with_suffix(".tmp")
+    save_file(weights, draft, metadata=metadata)
+    draft.replace(path)
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -30,7 +30,7 @@ class RunLog:
         entry = {"iteration": iteration, "kind": kind, **values}
         self._file.write(json.dumps(entry) + "\n")
         self._file.flush()
-        prefix = f"{kind}/{values['task']}" if "task" in values else kind
+        prefix = "/".join([kind, *(values[key] for key in ("task", "name") if key in values)])
         for name, value in values.items():
             self._scalar(f"{prefix}/{name}", value, iteration)
 

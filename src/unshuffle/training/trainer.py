@@ -1,10 +1,12 @@
 """The training loop: batches, shuffling, one step of the network, and now and then a validation."""
 
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -36,8 +38,11 @@ VALIDATION_CHUNK = 50  # samples that pass the trunk together
 class Stopped(Exception):
     """The run was asked to stop, and has saved where it stood."""
 
-    def __init__(self, signum: int, iteration: int) -> None:
-        super().__init__(f"stopped at iteration {iteration}")
+    def __init__(self, signum: int, iteration: int, folder: Path) -> None:
+        super().__init__(
+            f"stopped at iteration {iteration}; a checkpoint is saved. "
+            f"Go on with: unshuffle pretrain --out {shlex.quote(str(folder))} --resume"
+        )
         self.signum = signum
         self.iteration = iteration
 
@@ -53,6 +58,13 @@ class Tally:
     crops: int = 0
     begin: float = field(default_factory=time.perf_counter)
     waited_before: float = 0.0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out the time of what is not training."""
+        begin = time.perf_counter()
+        yield
+        self.begin += time.perf_counter() - begin
 
     def add(self, task: str, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
         """Count one step of a task."""
@@ -84,30 +96,37 @@ class Trainer:
             task: BatchStream(samples, config.optim.batch_size, config.seed, task)
             for task, samples in data.training.items()
         }
+        self.data_digests = {
+            task: [data.training[task].digest(), data.validation[task].digest()] for task in data.training
+        }
         self.validation_pixels = {task: samples.centres() for task, samples in data.validation.items()}
         self.iteration = 0
         self._asked_to_stop: int | None = None
 
     def train(self, run: Run, log: RunLog, display: Display) -> None:
         """Go on from the current iteration to the last, saving into the run folder."""
-        with display, self._catching_signals():
+        batches = Prefetcher(self._load, self.iteration, self.config.optim.iterations, self.config.data.workers)
+        with display, self._catching_signals(), closing(iter(batches)) as coming:
             if self.iteration == 0:
                 self._monitor(log, display)
                 self._validate(log, display)
-            batches = Prefetcher(self._load, self.iteration, self.config.optim.iterations, self.config.data.workers)
             tally = Tally()
-            for batch in batches:
+            for batch in coming:
                 self.step(batch, tally)
                 if self._due(self.config.log.train_every):
                     tally = self._log_training(log, display, tally, batches.seconds_waited)
-                if self._due(self.config.log.validate_every):
-                    self._validate(log, display)
-                if self._due(self.config.log.monitor_every):
-                    self._monitor(log, display)
-                if self._due(self.config.log.checkpoint_every) or self._asked_to_stop is not None:
-                    self.save(run)
+                with tally.paused():
+                    self._between_steps(run, log, display)
                 if self._asked_to_stop is not None:
-                    raise Stopped(self._asked_to_stop, self.iteration)
+                    raise Stopped(self._asked_to_stop, self.iteration, run.folder)
+
+    def _between_steps(self, run: Run, log: RunLog, display: Display) -> None:
+        if self._due(self.config.log.validate_every):
+            self._validate(log, display)
+        if self._due(self.config.log.monitor_every):
+            self._monitor(log, display)
+        if self._due(self.config.log.checkpoint_every) or self._asked_to_stop is not None:
+            self.save(run)
 
     def step(self, pixels: dict[str, Tensor], tally: Tally) -> None:
         """One step on a batch of each active task; the losses are summed."""
@@ -157,10 +176,13 @@ class Trainer:
             "optimisers": self.optimisers.state_dict(),
             "samplers": {task: sampler.state_dict() for task, sampler in self.samplers.items()},
             "random": random_state(),
+            "data": self.data_digests,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Stand where a checkpoint was written."""
+        if state["data"] != self.data_digests:
+            raise UserError("the data is not what the run began with: a resumed run needs the same files")
         self.iteration = state["iteration"]
         self.network.load_state_dict(state["network"])
         self.optimisers.load_state_dict(state["optimisers"])
@@ -169,7 +191,9 @@ class Trainer:
         restore_random_state(state["random"])
 
     def save(self, run: Run) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint, unless there is nothing left worth saving."""
+        if not all(bool(value.isfinite().all()) for value in self.network.state_dict().values()):
+            raise UserError(self._not_a_number())
         save_checkpoint(run.checkpoints, self.iteration, self.state_dict(), self.config.log.keep_checkpoints)
 
     def statuses(self) -> dict[str, TaskStatus]:
@@ -187,10 +211,7 @@ class Trainer:
         loss = {task: float(total) / tally.steps[task] for task, total in tally.losses.items()}
         accuracy = {task: float(total) / tally.steps[task] for task, total in tally.hits.items()}
         if not np.isfinite(list(loss.values())).all():
-            raise UserError(
-                f"the loss is no longer a number near iteration {self.iteration}: "
-                "lower optim.*.lr or raise optim.warmup; the last checkpoint is intact"
-            )
+            raise UserError(self._not_a_number())
         display.samples_per_second, display.crops_per_second = tally.samples / seconds, tally.crops / seconds
         display.waiting = (waited - tally.waited_before) / seconds
         for task in loss:
@@ -206,6 +227,12 @@ class Trainer:
             waiting_for_data=display.waiting,
         )
         return Tally(waited_before=waited)
+
+    def _not_a_number(self) -> str:
+        return (
+            f"the network's numbers overflowed before iteration {self.iteration}: "
+            "lower optim.*.lr or raise optim.warmup, and start again"
+        )
 
     def _validate(self, log: RunLog, display: Display) -> None:
         for task in self.permutations:

@@ -1,0 +1,115 @@
+"""Where data, network, permutation sets, samplers and monitor are put together."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from unshuffle.config import Config
+from unshuffle.data.prepare import Data
+from unshuffle.data.synthetic import synthetic_images
+from unshuffle.errors import UserError
+from unshuffle.evaluation.labelled import from_folder, from_synthetic
+from unshuffle.evaluation.retrieval import RetrievalMonitor
+from unshuffle.models import Backbone, build_backbone
+from unshuffle.models.heads import build_head
+from unshuffle.models.ordering import OrderingNetwork, trunk_features
+from unshuffle.models.weights import load_into
+from unshuffle.permutations import load_permutations, permutation_set
+from unshuffle.policy.samplers import build_sampler
+from unshuffle.randomness import seed_everything, stream_seed
+from unshuffle.run import Run
+from unshuffle.training.trainer import Monitor, Trainer
+
+PermutationSets = dict[str, npt.NDArray[np.int64]]
+
+
+def build_trainer(
+    config: Config, data: Data, permutations: PermutationSets | None = None, monitor: Monitor | None = None
+) -> Trainer:
+    """Network and samplers for a config and its data, on the config's device."""
+    device = choose_device(config.device)
+    seed_everything(config.seed)
+    if permutations is None:
+        permutations = permutation_sets(config, list(data.training))
+    trunk = build_trunk(config)
+    features = trunk_features(trunk, config.shuffle.crop_size)
+    heads = {
+        task: build_head(features, rows.shape[1], len(rows), getattr(config.model, task))
+        for task, rows in permutations.items()
+    }
+    return Trainer(
+        config,
+        data,
+        OrderingNetwork(trunk, heads),
+        {task: torch.from_numpy(rows) for task, rows in permutations.items()},
+        {task: build_sampler(config.policy, len(rows)) for task, rows in permutations.items()},
+        device,
+        monitor,
+    )
+
+
+def build_trunk(config: Config) -> Backbone:
+    """A new trunk, with the given weights if there are some."""
+    trunk = build_backbone(config.model.backbone)
+    if config.init is not None:
+        load_into(trunk, config.model.backbone, config.init.expanduser())
+    return trunk
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that the config names; auto is the GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {name} cannot be used: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def permutation_sets(config: Config, tasks: list[str]) -> PermutationSets:
+    """Ψ of each task, chosen by the config's criterion or read from the config's file."""
+    parts = {"spatial": config.shuffle.tiles, "temporal": config.shuffle.frames}
+    sets = {}
+    for task in tasks:
+        file = getattr(config.permutations, f"{task}_file")
+        if file is None:
+            sets[task] = permutation_set(
+                parts[task],
+                getattr(config.permutations, task),
+                criterion=config.permutations.criterion,
+                include_identity=config.permutations.include_identity,
+                seed=config.seed,
+            )
+            continue
+        sets[task] = load_permutations(file.expanduser())
+        if sets[task].shape[1] != parts[task]:
+            raise UserError(f"{file} is for {sets[task].shape[1]} parts, but the {task} task has {parts[task]}")
+    return sets
+
+
+def stored_permutation_sets(run: Run, tasks: list[str]) -> PermutationSets:
+    """Ψ as the run folder keeps it."""
+    return {task: load_permutations(run.permutations / f"{task}.npy") for task in tasks}
+
+
+def build_monitor(config: Config) -> RetrievalMonitor | None:
+    """Retrieval on the given labelled folders, on the synthetic world when that is trained on, or none."""
+    device, folders = choose_device(config.device), config.monitor
+    if folders.gallery is not None and folders.queries is not None:
+        side = build_backbone(config.model.backbone).eval_size
+        gallery = from_folder(folders.gallery.expanduser(), side, folders.limit)
+        queries = from_folder(folders.queries.expanduser(), side, folders.limit, gallery.classes)
+        return RetrievalMonitor(gallery, queries, device)
+    if config.images is not None or config.videos is not None:
+        return None
+    gallery, queries = (
+        from_synthetic(synthetic_images(count, config.synthetic.image_size, _monitor_seed(config, name)))
+        for name, count in (("gallery", config.synthetic.gallery), ("queries", config.synthetic.queries))
+    )
+    return RetrievalMonitor(gallery, queries, device)
+
+
+def _monitor_seed(config: Config, name: str) -> int:
+    return int(stream_seed(config.seed, "monitor", name).generate_state(1)[0])
