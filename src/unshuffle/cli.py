@@ -174,6 +174,9 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], type[Any]]] = {
 
 def main() -> None:
     """Entry point of the program."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names need not be valid text
     sys.exit(run(sys.argv[1:]))
 
 

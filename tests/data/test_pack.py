@@ -405,10 +405,10 @@ def pack_into_cache(kind: str, src: Path, out: Path, **options: Any) -> Store:
 @pytest.mark.parametrize(
     ("kind", "packer", "encoding", "remedies"),
     [
-        ("images", command_line_pack, "raw", "--encoding jpeg, a smaller --short-side or an output folder"),
-        ("images", command_line_pack, "jpeg", "choose a smaller --short-side or an output folder"),
-        ("images", pack_into_cache, "raw", "--data.encoding jpeg, a smaller --data.image-short-side or a --data.cache"),
-        ("videos", pack_into_cache, "jpeg", "choose a smaller --data.frame-short-side or a --data.cache"),
+        ("images", command_line_pack, "raw", "--encoding jpeg, a smaller --short_side or an output folder"),
+        ("images", command_line_pack, "jpeg", "choose a smaller --short_side or an output folder"),
+        ("images", pack_into_cache, "raw", "--data.encoding jpeg, a smaller --data.image_short_side or a --data.cache"),
+        ("videos", pack_into_cache, "jpeg", "choose a smaller --data.frame_short_side or a --data.cache"),
     ],
 )
 def test_a_store_that_will_not_fit_stops_early_and_can_be_finished(
