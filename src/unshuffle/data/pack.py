@@ -195,9 +195,9 @@ def _savings(job: _Job) -> str:
     """What else the user can do, in the options of the command that packs."""
     option, side, place = "--", "short_side", "an output folder"
     if job.cached:
-        option, side, place = "--data.", "image-short_side", "a --data.cache"
+        option, side, place = "--data.", "image_short_side", "a --data.cache"
         if job.header.kind == "videos":
-            side = "frame-short_side"
+            side = "frame_short_side"
     jpeg = f"{option}encoding jpeg, " if job.header.encoding == "raw" else ""
     return f"{jpeg}a smaller {option}{side} or {place} on a larger disk"
 
