@@ -42,7 +42,7 @@ def build_trainer(
         data,
         OrderingNetwork(trunk, heads),
         {task: torch.from_numpy(rows) for task, rows in permutations.items()},
-        {task: build_sampler(config.policy, len(rows)) for task, rows in permutations.items()},
+        {task: build_sampler(config.policy, len(rows), config.seed) for task, rows in permutations.items()},
         device,
         monitor,
     )

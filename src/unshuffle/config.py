@@ -13,7 +13,7 @@ from typing import Literal
 from unshuffle.errors import UserError
 from unshuffle.permutations import Criterion
 
-Preset = Literal["demo", "small", "paper"]
+Preset = Literal["demo", "small", "paper", "paper-literal"]
 Tasks = Literal["auto", "S", "T", "S+T", "S&T"]
 
 
@@ -188,10 +188,48 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """Who proposes the permutations."""
+    """Who proposes the permutations, and how the policy learns to."""
 
-    sampler: Literal["uniform"] = "uniform"
-    """uniform: every permutation equally often."""
+    sampler: Literal["uniform", "policy", "inverse", "hard-first", "easy-first", "exp3"] = "policy"
+    """uniform: every permutation equally often; policy: the paper's; the others are its controls and rivals."""
+    interval: int = 3889
+    """Iterations from the end of one episode to the end of the next; the paper's 90 episodes in 350,000."""
+    batches: int = 100
+    """K: batches of an episode, the last ones of the interval; the paper does not say how many."""
+    action: Literal["sample", "batch"] = "sample"
+    """Inside an episode, a group for each sample, or one for each batch as Algorithm 1 has it."""
+    groups: int = 10
+    """|C|: groups of equally hard permutations."""
+    lr: float = 0.01
+    """Adam's rate for the policy."""
+    entropy_weight: float = 0.01
+    """Weight of the entropy in the objective; the paper does not give it."""
+    average_decay: float = 0.9
+    """Decay of the moving average that is subtracted from the reward."""
+    scale_reward: bool = True
+    """Divide what is left of the reward by its moving deviation, so that the entropy keeps its proportion to it."""
+    least_deviation: float = 1e-3
+    """Floor of that deviation: smaller rewards count as noise."""
+    discount: float = 0.0
+    """γ: weight of later rewards in the return of an episode; 0 is the one-step form."""
+    horizon: int = 3
+    """With a discount, rewards that make a return; the update waits for them."""
+    size_prior: bool = True
+    """A new policy draws every permutation equally often; off: every group, whatever its size."""
+    start_below: float = 0.9
+    """The policy starts once the error is below this share of chance; before, groups mean nothing. 2: at once."""
+    prior_correction: bool = True
+    """Add log q(ψ) to the training logits, so that the network does not learn how often it is asked what."""
+    prior_floor: float = 0.1
+    """Floor of q in that correction, as a share of 1/|Ψ|."""
+    exploration: float = 0.1
+    """Share of the draws that stay uniform over Ψ."""
+    inverse_floor: float = 0.02
+    """The inverse policy takes π for at least this."""
+    least_spread: float = 0.5
+    """Say so when the entropy of the draws falls below this share of that of uniform ones."""
+    largest_share: float = 0.8
+    """Say so when one group takes more than this share of the draws, and more than twice its size."""
 
 
 @dataclass(frozen=True)
@@ -212,8 +250,6 @@ class LogConfig:
 
     train_every: int = 50
     """Losses and accuracies to metrics.jsonl and TensorBoard."""
-    validate_every: int = 1000
-    """Error of every permutation on X_val."""
     monitor_every: int = 5000
     """Retrieval of the monitor."""
     checkpoint_every: int = 1000
@@ -229,7 +265,7 @@ class Config:
     """Everything that decides a run."""
 
     preset: Preset = "demo"
-    """demo: 2 CPU cores, minutes. small: one GPU, about 20 minutes, real data. paper: the paper's numbers."""
+    """demo: 2 CPU cores, minutes. small: one GPU, about 20 minutes. paper: its numbers. paper-literal: its words."""
     images: Path | None = None
     """Folder of images (any, nested, no labels), or a packed store."""
     videos: Path | None = None
@@ -264,6 +300,19 @@ def paper() -> Config:
     return Config(preset="paper")
 
 
+def paper_literal() -> Config:
+    """The paper to the letter where it speaks of the policy: one group for a batch, from the start, uncorrected."""
+    policy = PolicyConfig(
+        action="batch",
+        size_prior=False,
+        scale_reward=False,
+        start_below=2.0,
+        prior_correction=False,
+        exploration=0.0,
+    )
+    return replace(paper(), preset="paper-literal", policy=policy)
+
+
 def small() -> Config:
     """One GPU, about 20 minutes, a few thousand real images and videos."""
     return Config(
@@ -280,7 +329,8 @@ def small() -> Config:
             temporal=GroupConfig("adamw", lr=5e-4, weight_decay=0.01),
             precision="bf16",
         ),
-        log=LogConfig(validate_every=500, monitor_every=2000),
+        policy=PolicyConfig(interval=250, batches=250),
+        log=LogConfig(monitor_every=2000),
     )
 
 
@@ -305,11 +355,17 @@ def demo() -> Config:
             spatial=GroupConfig("adamw", lr=2e-3, weight_decay=0.01),
             temporal=GroupConfig("adamw", lr=2e-3, weight_decay=0.01),
         ),
-        log=LogConfig(train_every=10, validate_every=100, monitor_every=200, checkpoint_every=200),
+        policy=PolicyConfig(interval=25, batches=25),
+        log=LogConfig(train_every=10, monitor_every=200, checkpoint_every=200),
     )
 
 
-PRESETS: dict[Preset, Callable[[], Config]] = {"demo": demo, "small": small, "paper": paper}
+PRESETS: dict[Preset, Callable[[], Config]] = {
+    "demo": demo,
+    "small": small,
+    "paper": paper,
+    "paper-literal": paper_literal,
+}
 
 
 def preset_config(name: str) -> Config:
@@ -338,15 +394,20 @@ def check(config: Config) -> None:
 
 
 def _problems(config: Config) -> list[tuple[bool, str]]:
-    shuffle, monitor = config.shuffle, config.monitor
+    shuffle, monitor, policy = config.shuffle, config.monitor, config.policy
     heads = (("spatial", config.model.spatial), ("temporal", config.model.temporal))
     return [
         (shuffle.grid < 2, f"shuffle.grid is {shuffle.grid}, but a puzzle needs a grid of 2 or more"),
+        (policy.groups < 2, f"policy.groups is {policy.groups}, but a choice needs 2 or more"),
         (shuffle.frames < 2, f"shuffle.frames is {shuffle.frames}, but an order needs 2 frames or more"),
         (config.optim.batch_size < 2, "optim.batch_size must be 2 or more: batch normalisation needs it"),
         (
             (monitor.gallery is None) != (monitor.queries is None),
             "monitor.gallery and monitor.queries go together: give both or neither",
+        ),
+        (
+            policy.batches > policy.interval,
+            f"policy.batches is {policy.batches}, but an episode cannot be longer than policy.interval {policy.interval}",
         ),
         *((min(head.fc6, head.hidden) < 1, f"model.{task}: fc6 and hidden must be 1 or more") for task, head in heads),
     ]
@@ -359,6 +420,13 @@ def _impossible_sets(config: Config) -> list[tuple[bool, str]]:
         ("spatial", permutations.spatial, shuffle.tiles),
         ("temporal", permutations.temporal, shuffle.frames),
     ):
+        groups = config.policy.groups
+        found.append(
+            (
+                config.policy.sampler != "uniform" and groups > count,
+                f"policy.groups is {groups}, but the {task} task has only {count} permutations",
+            )
+        )
         existing = math.factorial(max(parts, 0)) - (not permutations.include_identity)
         found.append((count < 2, f"permutations.{task} is {count}, but a choice needs 2 or more"))
         found.append(
@@ -390,21 +458,33 @@ def _amounts(config: Config) -> dict[str, float]:
     return {
         "seed": config.seed,
         "optim.warmup": config.optim.warmup,
+        "policy.lr": config.policy.lr,
+        "policy.entropy_weight": config.policy.entropy_weight,
+        "policy.start_below": config.policy.start_below,
         "data.frame_span": config.data.frame_span,
         **{f"shuffle.{name}": getattr(config.shuffle, name) for name in ("gamma", "saturation", "hue")},
         **{f"optim.{name}.weight_decay": group.weight_decay for name, group in _rates(config).items()},
     }
 
 
+FLOORS = ("prior_floor", "inverse_floor", "least_deviation")
+
+
 def _shares(config: Config) -> dict[str, float]:
     names = ("image_share", "tile_share", "frame_share")
-    return {"optim.decay": config.optim.decay, **{f"shuffle.{name}": getattr(config.shuffle, name) for name in names}}
+    floors = {f"policy.{name}": getattr(config.policy, name) for name in FLOORS}
+    return {
+        "optim.decay": config.optim.decay,
+        **floors,
+        **{f"shuffle.{name}": getattr(config.shuffle, name) for name in names},
+    }
 
 
 def _probabilities(config: Config) -> dict[str, float]:
     return {
         "shuffle.grey": config.shuffle.grey,
         "data.max_bad_share": config.data.max_bad_share,
+        **{f"policy.{name}": getattr(config.policy, name) for name in ("exploration", "discount", "average_decay")},
         "model.spatial.dropout": config.model.spatial.dropout,
         "model.temporal.dropout": config.model.temporal.dropout,
     }
@@ -416,6 +496,7 @@ def _counts(config: Config) -> dict[str, int]:
         "data.workers": config.data.workers,
         "data.frame_every": config.data.frame_every,
         "permutations.per_sample": config.permutations.per_sample,
+        **{f"policy.{name}": getattr(config.policy, name) for name in ("interval", "batches", "horizon")},
         "optim.iterations": config.optim.iterations,
         "shuffle.crop_size": config.shuffle.crop_size,
         "monitor.limit": config.monitor.limit,

@@ -100,6 +100,7 @@ def _small_trainer(config: Config, data: Data, task: str, samples: int, choices:
     small = replace(
         config,
         tasks="auto",
+        policy=replace(config.policy, sampler="uniform"),
         permutations=merge(config.permutations, {task: choices, "per_sample": max(4, config.permutations.per_sample)}),
         optim=replace(config.optim, batch_size=samples, warmup=0, milestones=()),
     )

@@ -194,7 +194,8 @@ def test_training_leaves_chance_on_the_synthetic_world(small: Any, tmp_path: Pat
             "temporal": {"fc6": 64, "hidden": 64, "dropout": 0},
         },
         optim={"iterations": 120, "batch_size": 16, "milestones": []},
-        log={"validate_every": 120, "monitor_every": 120, "checkpoint_every": 120},
+        policy={"interval": 20, "batches": 20},
+        log={"monitor_every": 120, "checkpoint_every": 120},
     )
     run = run_pretraining(config)
     last = {entry["task"]: entry for entry in run.metrics("validation")}

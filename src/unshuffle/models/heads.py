@@ -27,6 +27,11 @@ class Head(nn.Module):
         """(N, P, fc6) in the order to be recognised to (N, |Ψ|) logits φ."""
         raise NotImplementedError
 
+    def classify_orders(self, vectors: Tensor, orders: Tensor) -> Tensor:
+        """Logits (B, K, |Ψ|) of all K orders, (K, P), of each sample's (B, P, fc6) vectors, without dropout."""
+        ordered = vectors[:, orders]
+        return self.classify(ordered.flatten(0, 1)).view(len(vectors), len(orders), -1)
+
 
 def centred(vectors: Tensor) -> Tensor:
     """Take a sample's mean from its (B, P, D) vectors and divide by their rms.
@@ -51,6 +56,22 @@ class ConcatHead(Head):
     def classify(self, ordered: Tensor) -> Tensor:
         """Logits from fc7."""
         logits: Tensor = self.fc8(self.fc7(ordered.flatten(1)))
+        return logits
+
+    def classify_orders(self, vectors: Tensor, orders: Tensor) -> Tensor:
+        """As the base class, with fc7 computed once for each part at each position instead of once for each order.
+
+        fc7 of an order is Σ_t W_t · f_ψ(t): the P · P products are shared by all orders, which only add P of them up.
+        """
+        linear = self.fc7[0]
+        assert isinstance(linear, nn.Linear)
+        samples, parts, width = vectors.shape
+        weight = linear.weight.view(-1, parts, width)
+        fc7 = linear.bias.expand(samples, len(orders), -1).clone()
+        for position in range(parts):
+            products = vectors @ weight[:, position].T
+            fc7 += products[:, orders[:, position]]
+        logits: Tensor = self.fc8(fc7.relu_())
         return logits
 
 

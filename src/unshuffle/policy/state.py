@@ -10,16 +10,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unshuffle.data.shuffle import permute
 from unshuffle.models.ordering import OrderingNetwork
 
-ROWS_AT_ONCE = 8192  # (sample, permutation) pairs that pass the head together; bounds the memory
+PAIRS_AT_ONCE = 8192  # (sample, permutation) pairs that pass the head together; bounds the memory
 
 
 @dataclass(frozen=True)
 class Validation:
     """How well the network recognises each permutation."""
 
+    state: Tensor
+    """s of Eq. 4, (|Ψ|, |X_val|): the softmax ratios; above 1 where the permutation is recognised."""
     permutation_errors: Tensor
     """(|Ψ|,) share of X_val on which each permutation was not recognised."""
 
@@ -39,23 +40,36 @@ def validate(network: OrderingNetwork, task: str, crops: Iterable[Tensor], permu
     """Validate a task on chunks of X_val, each (B, P, 3, S, S), with the (|Ψ|, P) permutations."""
     was_training = network.training
     network.eval()
-    correct = torch.zeros(len(permutations), device=permutations.device)
-    samples = 0
+    ratios, hits = [], torch.zeros(len(permutations), dtype=torch.int64)
     for chunk in crops:
         vectors = network.embed({task: chunk})[task]
-        correct += _recognised(network, task, vectors, permutations)
-        samples += len(chunk)
+        some_ratios, some_hits = _all_orders(network, task, vectors, permutations)
+        ratios.append(some_ratios)
+        hits += some_hits
     network.train(was_training)
-    return Validation(1 - correct.cpu().double() / samples)
+    state = torch.cat(ratios, dim=1)
+    return Validation(state, 1 - hits.double() / state.shape[1])
 
 
-def _recognised(network: OrderingNetwork, task: str, vectors: Tensor, permutations: Tensor) -> Tensor:
-    """(|Ψ|,) number of samples on which each permutation was recognised."""
-    counts = []
+def _all_orders(network: OrderingNetwork, task: str, vectors: Tensor, permutations: Tensor) -> tuple[Tensor, Tensor]:
+    """Ratios (|Ψ|, B) and hits (|Ψ|,) of every permutation on some samples, on the CPU."""
+    ratios, hits = [], []
     labels = torch.arange(len(permutations), device=permutations.device)
-    step = max(1, ROWS_AT_ONCE // len(vectors))
-    for some, their_labels in zip(permutations.split(step), labels.split(step), strict=True):
-        ordered = permute(vectors, some.expand(len(vectors), *some.shape))
-        predicted = network.head(task).classify(ordered.flatten(0, 1)).argmax(dim=1)
-        counts.append((predicted.unflatten(0, ordered.shape[:2]) == their_labels).sum(dim=0))
-    return torch.cat(counts)
+    step = max(1, PAIRS_AT_ONCE // len(vectors))
+    for orders, their_labels in zip(permutations.split(step), labels.split(step), strict=True):
+        logits = network.head(task).classify_orders(vectors, orders).float()
+        ratios.append(softmax_ratios(logits, their_labels).T)
+        hits.append((logits.argmax(dim=2) == their_labels).sum(dim=0))
+    return torch.cat(ratios).cpu(), torch.cat(hits).cpu()
+
+
+def softmax_ratios(logits: Tensor, labels: Tensor) -> Tensor:
+    """y_l = (y*_l + 1) / (y*_p + 1) of Eq. 3, (B, K), from logits (B, K, |Ψ|) and the labels (K,).
+
+    p is the second highest when l is the highest, and the highest otherwise: the highest of all but l.
+    """
+    probabilities = logits.softmax(dim=2)
+    index = labels[:, None].expand(len(logits), -1, 1)
+    label = probabilities.gather(2, index)
+    rival = probabilities.scatter(2, index, -1.0).amax(dim=2, keepdim=True)
+    return ((label + 1) / (rival + 1)).squeeze(2)

@@ -29,6 +29,8 @@ class TaskStatus:
     accuracy: float | None = None
     error: float | None = None
     """E at the last validation."""
+    preference: str | None = None
+    """Which permutations the sampler prefers, if it does."""
 
 
 @dataclass
@@ -95,15 +97,15 @@ class Display:
         left = (time.monotonic() - self._begin) / done * (self.total - self.iteration)
         tasks = [
             f"{name}: loss {_number(task.loss)}, accuracy {_number(task.accuracy)} (chance {task.chance:.3f}), "
-            f"validation error {_number(task.error)}"
+            f"validation error {_number(task.error)}" + (f", draws {task.preference}" if task.preference else "")
             for name, task in self.tasks.items()
         ]
         return " | ".join([f"{self.iteration}/{self.total}", *tasks, self._speed(), f"{left:.0f} s left"])
 
     def _render(self) -> Group:
         table = Table(box=None, padding=(0, 2))
-        for title in ("task", "loss", "accuracy", "chance", "validation error", "chance"):
-            table.add_column(title, justify="left" if title == "task" else "right")
+        for title in ("task", "loss", "accuracy", "chance", "validation error", "chance", "draws"):
+            table.add_column(title, justify="left" if title in ("task", "draws") else "right", no_wrap=True)
         for name, task in self.tasks.items():
             table.add_row(
                 name,
@@ -112,6 +114,7 @@ class Display:
                 f"{task.chance:.3f}",
                 _number(task.error),
                 f"{1 - task.chance:.3f}",
+                task.preference or "uniform",
             )
         return Group(self._progress, table, self._speed())
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from unshuffle.policy.samplers import Observation
 from unshuffle.policy.state import Validation
 from unshuffle.run import Run
 
@@ -38,17 +39,23 @@ class RunLog:
         if isinstance(value, dict):
             for key, inner in value.items():
                 self._scalar(f"{name}/{key}", inner, iteration)
+        elif isinstance(value, list):
+            self._scalar(name, dict(enumerate(value)), iteration)
         elif isinstance(value, int | float):
             self._board.add_scalar(name, value, iteration)  # type: ignore[no-untyped-call]
 
-    def write_validation(self, iteration: int, task: str, validation: Validation) -> None:
-        """Log the error, and keep that of every permutation under states/."""
+    def write_validation(self, iteration: int, task: str, validation: Validation, observation: Observation) -> None:
+        """Log the error and the episode, and keep what the sampler saw and drew under states/."""
         self.write("validation", iteration, task=task, error=validation.error, chance=validation.chance)
-        np.savez(
-            self.run.states / f"{task}-{iteration:08d}.npz",
-            iteration=iteration,
-            permutation_errors=validation.permutation_errors.numpy(),
-        )
+        if observation.episode is not None:
+            self.write("episode", iteration, task=task, **observation.episode)
+        arrays: dict[str, Any] = {
+            "iteration": iteration,
+            "permutation_errors": validation.permutation_errors.numpy(),
+            "state": validation.state.numpy().astype(np.float16),
+            **observation.arrays,
+        }
+        np.savez_compressed(self.run.states / f"{task}-{iteration:08d}.npz", **arrays)
 
     def __enter__(self) -> "RunLog":
         return self

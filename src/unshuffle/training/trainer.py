@@ -22,7 +22,7 @@ from unshuffle.data.prepare import Data
 from unshuffle.errors import UserError
 from unshuffle.models import Backbone
 from unshuffle.models.ordering import OrderingNetwork
-from unshuffle.policy.samplers import Sampler
+from unshuffle.policy.samplers import Proposal, Sampler
 from unshuffle.policy.state import Validation, validate
 from unshuffle.randomness import torch_generator
 from unshuffle.run import Run
@@ -102,6 +102,7 @@ class Trainer:
         self.validation_pixels = {task: samples.centres() for task, samples in data.validation.items()}
         self.iteration = 0
         self._asked_to_stop: int | None = None
+        self._warned: dict[str, bool] = {}
 
     def train(self, run: Run, log: RunLog, display: Display) -> None:
         """Go on from the current iteration to the last, saving into the run folder."""
@@ -121,7 +122,7 @@ class Trainer:
                     raise Stopped(self._asked_to_stop, self.iteration, run.folder)
 
     def _between_steps(self, run: Run, log: RunLog, display: Display) -> None:
-        if self._due(self.config.log.validate_every):
+        if self._episode_ends or self._episode_begins or self.iteration == self.config.optim.iterations:
             self._validate(log, display)
         if self._due(self.config.log.monitor_every):
             self._monitor(log, display)
@@ -130,21 +131,25 @@ class Trainer:
 
     def step(self, pixels: dict[str, Tensor], tally: Tally) -> None:
         """One step on a batch of each active task; the losses are summed."""
-        crops, labels = {}, {}
+        if self.iteration in self.config.optim.milestones:
+            for sampler in self.samplers.values():
+                sampler.rate_dropped()
+        crops, proposals = {}, {}
         for task, some in pixels.items():
             generator = torch_generator(self.device, self.config.seed, "step", task, self.iteration)
             crops[task] = self.crops(task, some, generator)
-            labels[task] = self.samplers[task].propose(len(some), self.config.permutations.per_sample, generator)
+            proposals[task] = self.samplers[task].propose(len(some), self.config.permutations.per_sample, generator)
             tally.samples += len(some)
             tally.crops += len(some) * crops[task].shape[1]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.optim.precision == "bf16"):
-            logits = self.network(crops, {task: self.permutations[task][rows] for task, rows in labels.items()})
-        losses = {task: _cross_entropy(logits[task], labels[task]) for task in logits}
+            orders = {task: self.permutations[task][chosen.permutations] for task, chosen in proposals.items()}
+            logits = self.network(crops, orders)
+        losses = {task: _loss(logits[task], proposals[task]) for task in logits}
         self.optimisers.zero_grad()
         torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
         self.optimisers.step(self.iteration)
         for task, loss in losses.items():
-            tally.add(task, logits[task], labels[task], loss)
+            tally.add(task, logits[task], proposals[task].permutations, loss)
         self.iteration += 1
 
     def crops(self, task: str, pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -203,6 +208,16 @@ class Trainer:
     def _load(self, iteration: int) -> dict[str, Tensor]:
         return {task: self.streams[task].batch(iteration) for task in self.active_tasks(iteration)}
 
+    @property
+    def _episode_ends(self) -> bool:
+        return self.iteration > 0 and self.iteration % self.config.policy.interval == 0
+
+    @property
+    def _episode_begins(self) -> bool:
+        """An episode is the last K iterations of an interval."""
+        interval, batches = self.config.policy.interval, self.config.policy.batches
+        return self.iteration % interval == (interval - batches) % interval
+
     def _due(self, every: int) -> bool:
         return self.iteration % every == 0 or self.iteration == self.config.optim.iterations
 
@@ -236,11 +251,20 @@ class Trainer:
 
     def _validate(self, log: RunLog, display: Display) -> None:
         for task in self.permutations:
-            validation = self.validate(task)
-            self.samplers[task].observe(validation)
-            log.write_validation(self.iteration, task, validation)
-            display.tasks[task].error = validation.error
+            validation, sampler = self.validate(task), self.samplers[task]
+            seen = sampler.observe(validation, self.iteration, ends=self._episode_ends, begins=self._episode_begins)
+            log.write_validation(self.iteration, task, validation, seen)
+            self._warn(log, display, task, seen.warnings)
+            display.tasks[task].error, display.tasks[task].preference = validation.error, sampler.preference()
         display.update(self.iteration)
+
+    def _warn(self, log: RunLog, display: Display, task: str, warnings: list[str]) -> None:
+        """Tell what the sampler warns of: all of it in the log, on the console when it begins."""
+        for text in warnings:
+            log.write("warning", self.iteration, task=task, text=text)
+        if warnings and not self._warned.get(task):
+            display.console.print(f"{task}, iteration {self.iteration}: {'; '.join(warnings)}", highlight=False)
+        self._warned[task] = bool(warnings)
 
     def _monitor(self, log: RunLog, display: Display) -> None:
         if self.monitor is None:
@@ -271,5 +295,7 @@ class Trainer:
                 signal.signal(signum, handler)
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+def _loss(logits: Tensor, proposal: Proposal) -> Tensor:
+    """Cross-entropy; with a prior, of logits that need not know how often each permutation is drawn."""
+    logits = logits.float() if proposal.log_prior is None else logits.float() + proposal.log_prior
+    return F.cross_entropy(logits.flatten(0, 1), proposal.permutations.flatten())
