@@ -18,7 +18,7 @@ TINY = [
     *("--device", "cpu", "--data.val_size", "4", "--data.workers", "1", "--log.no_pictures"),
     *("--synthetic.images", "16", "--synthetic.clips", "12", "--synthetic.gallery", "12", "--synthetic.queries", "6"),
     *("--optim.iterations", "2", "--optim.batch_size", "2", "--permutations.spatial", "4"),
-    *("--permutations.temporal", "4", "--permutations.per_sample", "1"),
+    *("--permutations.temporal", "4", "--permutations.per_sample", "1", "--policy.groups", "2"),
 ]
 
 
@@ -52,6 +52,8 @@ def photos(folder: Path, count: int) -> Path:
         ("doctor --choices 1", "choices is 1"),
         ("pretrain --model.backbone vgg", "there is no backbone 'vgg'"),
         ("pretrain --device gpu", "device gpu cannot be used"),
+        ("pretrain --device meta", "device meta cannot be used"),
+        ("pretrain --out a.yaml/run", "cannot write into a.yaml"),
         ("pretrain --init nowhere", "there are no weights at nowhere"),
         ("pretrain --monitor.gallery somewhere", "go together"),
         ("permutations --parts 1 --out x.npy", "at least 2 parts"),
@@ -134,6 +136,8 @@ def test_permutations_command_writes_the_set(tmp_path: Path, capsys: pytest.Capt
     assert document["command"] == "permutations"
     assert document["metrics"]["minimum"] >= 2
     assert "minimum" in capsys.readouterr().out
+    assert cli.run(["permutations", "--parts", "4", "--count", "6", *options]) == 2
+    assert "exists" in capsys.readouterr().err
 
 
 def test_pack_command_then_training_on_the_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,6 +192,13 @@ def test_the_surface_of_the_command_line_is_a_contract() -> None:
     sections = {"data", "synthetic", "permutations", "shuffle", "model", "optim", "policy", "monitor", "log"}
     top = {"preset", "images", "videos", "out", "init", "tasks", "seed", "device"}
     assert set(cli.Config.__dataclass_fields__) == sections | top
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_does_not_end_the_training(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m unshuffle pretrain {' '.join(TINY)} --out run | head -1"
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert (tmp_path / "run" / "backbone.safetensors").exists()
 
 
 @pytest.mark.slow

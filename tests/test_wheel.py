@@ -45,7 +45,7 @@ def test_the_wheel_builds_and_runs_without_the_source_tree(tmp_path: Path) -> No
         "--data.val_size",
         "4",
         "--permutations.spatial",
-        "4",
+        "12",
     ]
     printed = python("-m", "unshuffle", "pretrain", *sizes, *steps, "--out", "run", "--device", "cpu")
     assert "Open these:" in printed

@@ -60,6 +60,8 @@ def choose_device(name: str) -> torch.device:
     """The device that the config names; auto is the GPU if there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.split(":")[0] not in ("cpu", "cuda", "mps", "xpu"):
+        raise UserError(f"device {name} cannot be used; there are auto, cpu, cuda, cuda:1 ..., mps and xpu")
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)

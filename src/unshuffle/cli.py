@@ -124,6 +124,8 @@ def permutations(args: Sequence[str]) -> int:
     command = _parse(PermutationsCommand, "permutations", args)
     from unshuffle.permutations import hamming_statistics, permutation_set, save_permutations
 
+    if command.out.is_file():
+        raise UserError(f"{command.out} exists: delete it, or choose another --out")
     chosen = permutation_set(
         command.parts,
         command.count,

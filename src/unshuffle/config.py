@@ -347,10 +347,10 @@ def demo() -> Config:
             temporal=HeadConfig("concat", fc6=128, hidden=512),
         ),
         optim=OptimConfig(
-            iterations=600,
+            iterations=400,
             batch_size=32,
             warmup=50,
-            milestones=(450,),
+            milestones=(300,),
             trunk=GroupConfig("adamw", lr=2e-3, weight_decay=0.01),
             spatial=GroupConfig("adamw", lr=2e-3, weight_decay=0.01),
             temporal=GroupConfig("adamw", lr=2e-3, weight_decay=0.01),
@@ -407,7 +407,7 @@ def _problems(config: Config) -> list[tuple[bool, str]]:
         ),
         (
             policy.batches > policy.interval,
-            f"policy.batches is {policy.batches}, but an episode cannot be longer than policy.interval {policy.interval}",
+            f"policy.batches is {policy.batches}, but an episode is no longer than policy.interval {policy.interval}",
         ),
         *((min(head.fc6, head.hidden) < 1, f"model.{task}: fc6 and hidden must be 1 or more") for task, head in heads),
     ]
@@ -420,17 +420,17 @@ def _impossible_sets(config: Config) -> list[tuple[bool, str]]:
         ("spatial", permutations.spatial, shuffle.tiles),
         ("temporal", permutations.temporal, shuffle.frames),
     ):
+        existing = math.factorial(max(parts, 0)) - (not permutations.include_identity)
+        found.append((count < 2, f"permutations.{task} is {count}, but a choice needs 2 or more"))
+        found.append(
+            (count > existing, f"permutations.{task} is {count}, but {parts} parts have only {existing} permutations")
+        )
         groups = config.policy.groups
         found.append(
             (
                 config.policy.sampler != "uniform" and groups > count,
                 f"policy.groups is {groups}, but the {task} task has only {count} permutations",
             )
-        )
-        existing = math.factorial(max(parts, 0)) - (not permutations.include_identity)
-        found.append((count < 2, f"permutations.{task} is {count}, but a choice needs 2 or more"))
-        found.append(
-            (count > existing, f"permutations.{task} is {count}, but {parts} parts have only {existing} permutations")
         )
     return found
 
@@ -471,12 +471,10 @@ FLOORS = ("prior_floor", "inverse_floor", "least_deviation")
 
 
 def _shares(config: Config) -> dict[str, float]:
-    names = ("image_share", "tile_share", "frame_share")
-    floors = {f"policy.{name}": getattr(config.policy, name) for name in FLOORS}
     return {
         "optim.decay": config.optim.decay,
-        **floors,
-        **{f"shuffle.{name}": getattr(config.shuffle, name) for name in names},
+        **{f"policy.{name}": getattr(config.policy, name) for name in FLOORS},
+        **{f"shuffle.{name}": getattr(config.shuffle, name) for name in ("image_share", "tile_share", "frame_share")},
     }
 
 

@@ -10,6 +10,7 @@ from unshuffle.config import Config, check
 from unshuffle.config_file import merge
 from unshuffle.data.prepare import Data, prepare
 from unshuffle.errors import UserError
+from unshuffle.training.console import PatientConsole
 from unshuffle.training.trainer import Tally, Trainer
 
 ENOUGH = 0.95  # accuracy at which a handful counts as learned
@@ -35,7 +36,7 @@ def examine(
     config: Config, *, samples: int = 16, choices: int = 10, steps: int = 300, console: Console | None = None
 ) -> dict[str, dict[str, Any]]:
     """Read the data, overfit a handful of samples with each task, and say what was found."""
-    console = console or Console()
+    console = console or PatientConsole()
     check(config)
     for name, value, least in (("samples", samples, 2), ("choices", choices, 2), ("steps", steps, 1)):
         if value < least:
@@ -46,9 +47,9 @@ def examine(
     for task in data.training:
         result = overfit(config, data, task, samples, choices, steps)
         findings[task] = {**result.__dict__, "learns": result.learns}
-        console.print(_verdict(task, result, samples, choices), highlight=False)
+        console.print(_verdict(task, result, samples, choices), highlight=False, soft_wrap=True)
     learns = all(finding["learns"] for finding in findings.values())
-    console.print("This set-up can learn." if learns else ADVICE, highlight=False)
+    console.print("This set-up can learn." if learns else ADVICE, highlight=False, soft_wrap=True)
     return findings
 
 
@@ -60,14 +61,16 @@ ADVICE = (
 
 def _show_data(data: Data, console: Console) -> None:
     for sentence in data.found:
-        console.print(sentence, highlight=False)
+        console.print(sentence, highlight=False, soft_wrap=True)
     for name, reason in data.skipped[:10]:
-        console.print(f"  skipped {name}: {reason}", highlight=False)
+        console.print(f"  skipped {name}: {reason}", highlight=False, soft_wrap=True)
     if len(data.skipped) > 10:
-        console.print(f"  and {len(data.skipped) - 10} more", highlight=False)
+        console.print(f"  and {len(data.skipped) - 10} more", highlight=False, soft_wrap=True)
     for task, samples in data.training.items():
         held_back = len(data.validation[task])
-        console.print(f"{task}: {len(samples)} samples to train on, {held_back} held back", highlight=False)
+        console.print(
+            f"{task}: {len(samples)} samples to train on, {held_back} held back", highlight=False, soft_wrap=True
+        )
 
 
 def _verdict(task: str, result: Overfit, samples: int, choices: int) -> str:

@@ -20,7 +20,7 @@ from unshuffle.assembly import (
     permutation_sets,
     stored_permutation_sets,
 )
-from unshuffle.config import Config, check, preset_config, with_out
+from unshuffle.config import Config, OptimConfig, check, preset_config, with_out
 from unshuffle.config_file import differences, merge, write_config
 from unshuffle.data.prepare import Data, prepare
 from unshuffle.errors import UserError
@@ -32,7 +32,7 @@ from unshuffle.report.pictures import draw_pictures
 from unshuffle.report.tables import error_table, retrieval_table
 from unshuffle.run import Run
 from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
-from unshuffle.training.console import Display
+from unshuffle.training.console import Display, PatientConsole
 from unshuffle.training.log import RunLog
 from unshuffle.training.trainer import Trainer
 
@@ -63,7 +63,7 @@ def pretrain(
 
 def run_pretraining(config: Config, resume: bool = False, console: Console | None = None) -> Run:
     """Train from a config, or go on with the run that lies in its folder."""
-    console = console or Console()
+    console = console or PatientConsole()
     check(config)
     config = with_out(config)
     assert config.out is not None
@@ -101,12 +101,22 @@ def _claim(run: Run, config: Config, resume: bool) -> None:
             raise UserError(f"{run.folder} is not empty: choose another --out")
         if run.folder.exists() and not run.folder.is_dir():
             raise UserError(f"{run.folder} is a file: choose another --out")
+        _check_writable(run.folder)
         return
     changed = [
         name for name in differences(Run.open(run.folder).config, config) if not name.startswith(CHANGEABLE_ON_RESUME)
     ]
     if changed:
         raise UserError(f"a resumed run keeps its config, but {', '.join(changed)} would change")
+
+
+def _check_writable(folder: Path) -> None:
+    """Find out now, not when the data has been read."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write into {existing}: choose another --out")
 
 
 def _try_parts(config: Config) -> None:
@@ -149,6 +159,19 @@ def describe(trainer: Trainer, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    for note in _schedule_notes(config.optim):
+        console.print(note, highlight=False, soft_wrap=True)
+
+
+def _schedule_notes(optim: OptimConfig) -> list[str]:
+    """What a person who changed only the number of iterations may not have meant."""
+    notes = []
+    late = [milestone for milestone in optim.milestones if milestone >= optim.iterations]
+    if late:
+        notes.append(f"note: optim.milestones {late} lie beyond the last iteration, so the rates will not drop there")
+    if optim.warmup > optim.iterations / 2:
+        notes.append(f"note: optim.warmup {optim.warmup} takes more than half of the {optim.iterations} iterations")
+    return notes
 
 
 def _log_start(trainer: Trainer, log: RunLog) -> None:

@@ -38,6 +38,7 @@ def tiny_config(**changes: object) -> Config:
         synthetic=replace(config.synthetic, **world),
         permutations=replace(config.permutations, spatial=5, temporal=5, per_sample=2),
         optim=replace(config.optim, iterations=2, batch_size=4, warmup=0, milestones=()),
+        policy=replace(config.policy, groups=2),
         log=replace(config.log, train_every=1),
         **changes,  # type: ignore[arg-type]
     )

@@ -124,6 +124,7 @@ def test_a_process_killed_by_the_system_resumes_bit_exactly(small: Any, tmp_path
     options += ["--synthetic.gallery", "24", "--synthetic.queries", "12"]
     options += ["--synthetic.clips", "18", "--optim.batch_size", "4", "--optim.iterations", "40"]
     options += ["--log.checkpoint_every", "5", "--permutations.spatial", "6", "--permutations.temporal", "6"]
+    options += ["--policy.groups", "3", "--policy.interval", "7", "--policy.batches", "4", "--policy.start_below", "2"]
     command = [sys.executable, "-m", "unshuffle", "pretrain", *options, "--out"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     whole, broken = Run(tmp_path / "whole"), Run(tmp_path / "broken")

@@ -92,7 +92,7 @@ def test_the_run_folder_has_what_the_design_promises(small: Any, tmp_path: Path)
     assert {"top1", "top5"} <= monitors[0].keys()
     assert {entry["name"] for entry in run.metrics("baseline")} == {"raw pixels", "colour histograms"}
     validations = [(entry["task"], entry["iteration"]) for entry in run.metrics("validation")]
-    assert validations == [(task, step) for step in (0, 3, 6, 9) for task in ("spatial", "temporal")]
+    assert validations == [(task, step) for step in (0, 1, 3, 4, 6, 7, 9) for task in ("spatial", "temporal")]
     last = list(run.metrics("validation"))[-1]
     assert last["chance"] == pytest.approx(1 - 1 / 5)
     errors = np.load(run.states / "temporal-00000009.npz")["permutation_errors"]

@@ -1,5 +1,7 @@
 """What a person sees while a run goes: a live display on a terminal, plain lines elsewhere."""
 
+import os
+import sys
 import time
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -17,6 +19,15 @@ from rich.progress import (
 from rich.table import Table
 
 SECONDS_BETWEEN_LINES = 10.0
+
+
+class PatientConsole(Console):
+    """A console whose reader may leave: the training goes on without it."""
+
+    def on_broken_pipe(self) -> None:
+        """Write to nowhere from now on, instead of ending the program."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @dataclass
@@ -40,7 +51,7 @@ class Display:
     tasks: dict[str, TaskStatus]
     total: int
     start: int = 0
-    console: Console = field(default_factory=Console)
+    console: Console = field(default_factory=PatientConsole)
     samples_per_second: float = 0.0
     crops_per_second: float = 0.0
     waiting: float = 0.0

@@ -32,6 +32,7 @@ from unshuffle.training.log import RunLog
 from unshuffle.training.optim import Optimisers
 
 Monitor = Callable[[Backbone], dict[str, float]]
+STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 VALIDATION_CHUNK = 50  # samples that pass the trunk together
 
 
@@ -252,6 +253,8 @@ class Trainer:
     def _validate(self, log: RunLog, display: Display) -> None:
         for task in self.permutations:
             validation, sampler = self.validate(task), self.samplers[task]
+            if not validation.state.isfinite().all():
+                raise UserError(self._not_a_number())
             seen = sampler.observe(validation, self.iteration, ends=self._episode_ends, begins=self._episode_begins)
             log.write_validation(self.iteration, task, validation, seen)
             self._warn(log, display, task, seen.warnings)
@@ -276,7 +279,7 @@ class Trainer:
 
     @contextmanager
     def _catching_signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the run after the current step, with a checkpoint; a second Ctrl-C ends it at once."""
+        """Ctrl-C, SIGTERM or a lost terminal end the run after the current step, with a checkpoint; twice, at once."""
 
         def ask(signum: int, frame: FrameType | None) -> None:
             if self._asked_to_stop is not None:
@@ -284,7 +287,7 @@ class Trainer:
             self._asked_to_stop = signum
 
         try:
-            before = {signum: signal.signal(signum, ask) for signum in (signal.SIGINT, signal.SIGTERM)}
+            before = {signum: signal.signal(signum, ask) for signum in STOP_SIGNALS}
         except ValueError:  # not the main thread: signals are somebody else's business
             yield
             return
