@@ -202,7 +202,7 @@ class PolicyConfig:
     """|C|: groups of equally hard permutations."""
     lr: float = 0.01
     """Adam's rate for the policy."""
-    entropy_weight: float = 0.01
+    entropy_weight: float = 0.2
     """Weight of the entropy in the objective; the paper does not give it."""
     average_decay: float = 0.9
     """Decay of the moving average that is subtracted from the reward."""

@@ -114,3 +114,40 @@ def test_the_order_matters_to_the_logits(kind: str) -> None:
     network = head(kind)
     vectors = network.embed(torch.randn(3, 4, 7))
     assert not torch.allclose(network.classify(vectors), network.classify(vectors[:, [1, 0, 2, 3]]), atol=1e-4)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("parts", [4, 9])
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_orders_at_once_are_the_same_as_one_by_one(kind: str, parts: int, dropout: float) -> None:
+    torch.manual_seed(0)
+    config = HeadConfig(kind, fc6=6, hidden=8, dropout=dropout)  # type: ignore[arg-type]
+    network = build_head(7, parts, 5, config).eval()
+    vectors = torch.randn(3, parts, 6)
+    orders = torch.stack([torch.randperm(parts) for _ in range(11)])
+    with torch.no_grad():
+        logits = network.classify_orders(vectors, orders)
+        assert logits.shape == (3, 11, 5)
+        for index, order in enumerate(orders):
+            ordered = torch.stack([vectors[:, part] for part in order.tolist()], dim=1)
+            torch.testing.assert_close(logits[:, index], network.classify(ordered), atol=1e-5, rtol=0)
+    assert not torch.allclose(logits[:, 0], logits[:, 1], atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_orders_at_once_in_float64_are_exact(kind: str) -> None:
+    network = head(kind).double()
+    vectors = torch.randn(2, 4, 6, dtype=torch.float64)
+    orders = torch.tensor([[0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 0, 1]])
+    expected = network.classify(vectors[:, orders].flatten(0, 1)).view(2, 3, 5)
+    torch.testing.assert_close(network.classify_orders(vectors, orders), expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_orders_at_once_change_nothing(kind: str) -> None:
+    network = head(kind)
+    vectors = torch.randn(2, 4, 6)
+    kept = vectors.clone(), {key: value.clone() for key, value in network.state_dict().items()}
+    network.classify_orders(vectors, torch.tensor([[3, 1, 0, 2], [2, 3, 0, 1]]))
+    assert torch.equal(vectors, kept[0])
+    assert all(torch.equal(value, kept[1][key]) for key, value in network.state_dict().items())

@@ -1,25 +1,33 @@
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from unshuffle.config import HeadConfig
-from unshuffle.models import build_backbone
+from unshuffle.models import BACKBONES, build_backbone
 from unshuffle.models.heads import build_head
 from unshuffle.models.ordering import OrderingNetwork, trunk_features
 from unshuffle.permutations import permutation_set
 from unshuffle.policy import state
-from unshuffle.policy.state import Validation, validate
+from unshuffle.policy.state import Validation, softmax_ratios, validate
 
-CROP = {"tiny": 16, "caffenet": 75}
 PARTS = {"spatial": 4, "temporal": 5}
 COUNT = 9
+
+
+def crop_size(backbone: str) -> int:
+    return {"caffenet": 75}.get(backbone, 16)
 
 
 def network(task: str, backbone: str = "tiny", kind: str = "concat", centre: bool = True) -> OrderingNetwork:
     torch.manual_seed(2)
     trunk = build_backbone(backbone)
-    features = trunk_features(trunk, CROP[backbone])
+    features = trunk_features(trunk, crop_size(backbone))
     config = HeadConfig(kind, fc6=16, hidden=16, centre=centre)  # type: ignore[arg-type]
     head = build_head(features, PARTS[task], COUNT, config)
     with torch.no_grad():
@@ -32,64 +40,142 @@ def network(task: str, backbone: str = "tiny", kind: str = "concat", centre: boo
 
 def crops(task: str, samples: int, backbone: str = "tiny") -> Tensor:
     generator = torch.Generator().manual_seed(7)
-    return torch.randn(samples, PARTS[task], 3, CROP[backbone], CROP[backbone], generator=generator)
+    return torch.randn(samples, PARTS[task], 3, crop_size(backbone), crop_size(backbone), generator=generator)
 
 
 def psi(task: str) -> Tensor:
     return torch.from_numpy(permutation_set(PARTS[task], COUNT))
 
 
+def slow_ratio(logits: Iterable[float], label: int) -> float:
+    """Eq. 3 to the letter, in float64: the runner-up is the second of the sorted, or the first when l is not it."""
+    powers = np.exp(np.array(logits) - np.max(logits))
+    probabilities = powers / powers.sum()
+    ranked = sorted(range(len(powers)), key=lambda index: -probabilities[index])
+    runner_up = ranked[1] if ranked[0] == label else ranked[0]
+    return float((probabilities[label] + 1) / (probabilities[runner_up] + 1))
+
+
 @torch.no_grad()
-def direct_misses(net: OrderingNetwork, task: str, parts: Tensor, permutations: Tensor) -> np.ndarray:
-    """(|Ψ|,) by the long way: shuffle the crops of one sample, pass them through everything, look at the answer."""
+def direct_route(net: OrderingNetwork, task: str, parts: Tensor, permutations: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Ratios (|Ψ|, B) and misses (|Ψ|,) by the long way: shuffle the crops of one sample, pass them through all."""
     net.eval()
+    ratios = np.zeros((len(permutations), len(parts)))
     misses = np.zeros(len(permutations), int)
     identity = torch.arange(parts.shape[1])[None, None]
     for label, permutation in enumerate(permutations.tolist()):
-        for sample in parts:
+        for index, sample in enumerate(parts):
             shuffled = torch.stack([sample[part] for part in permutation])[None]
-            logits = net({task: shuffled}, {task: identity})[task]
-            misses[label] += int(logits[0, 0].argmax()) != label
-    return misses
+            logits = net({task: shuffled}, {task: identity})[task][0, 0]
+            ratios[label, index] = slow_ratio(logits.double().tolist(), label)
+            misses[label] += int(logits.argmax()) != label
+    return ratios, misses
 
 
-@pytest.mark.parametrize(("backbone", "samples"), [("tiny", 24), ("caffenet", 4)])
+@pytest.mark.parametrize("backbone", sorted(BACKBONES))
 @pytest.mark.parametrize("kind", ["concat", "lstm"])
 @pytest.mark.parametrize("task", PARTS)
-def test_equals_the_direct_route(task: str, kind: str, backbone: str, samples: int) -> None:
+def test_equals_the_direct_route(task: str, kind: str, backbone: str) -> None:
+    samples = 24 if backbone == "tiny" else 2
     net = network(task, backbone, kind)
     parts, permutations = crops(task, samples, backbone), psi(task)
-    expected = direct_misses(net, task, parts, permutations)
+    ratios, misses = direct_route(net, task, parts, permutations)
     validation = validate(net, task, parts.split(10), permutations)
-    assert validation.permutation_errors.shape == (COUNT,)
-    np.testing.assert_array_equal((validation.permutation_errors * samples).round(), expected)
-    np.testing.assert_allclose(validation.permutation_errors, expected / samples, atol=1e-6)
-    assert validation.error == pytest.approx(expected.sum() / (samples * COUNT), abs=1e-6)
-    assert len(set(expected.tolist())) > 1, "a test of something"
+    assert validation.state.shape == (COUNT, samples) and validation.permutation_errors.shape == (COUNT,)
+    np.testing.assert_allclose(validation.state, ratios, atol=1e-5)
+    np.testing.assert_array_equal((validation.permutation_errors * samples).round(), misses)
+    assert round(validation.error * samples * COUNT) == misses.sum()
+    assert validation.error == pytest.approx(misses.sum() / (samples * COUNT), abs=1e-12)
+    np.testing.assert_array_equal((validation.state <= 1).sum(dim=1), misses)
+    assert np.ptp(ratios) > 0.1, "a test of something"
+    assert backbone != "tiny" or len(set(misses.tolist())) > 1
 
 
-@pytest.mark.parametrize("rows", [1, 7, 24, 100])
+@pytest.mark.parametrize("scale", [0.1, 1, 10])
+def test_ratios_against_the_slow_ones(scale: float) -> None:
+    logits = scale * torch.randn(6, 7, 9, generator=torch.Generator().manual_seed(1))
+    labels = torch.tensor([0, 8, 3, 3, 5, 2, 7])
+    ratios = softmax_ratios(logits, labels)
+    assert ratios.shape == (6, 7)
+    expected = [
+        [slow_ratio(row.tolist(), int(label)) for row, label in zip(some, labels, strict=True)] for some in logits
+    ]
+    np.testing.assert_allclose(ratios, expected, atol=1e-6)
+
+
+@given(st.lists(st.integers(-40, 40), min_size=2, max_size=8, unique=True), st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_ratio_is_bounded_and_above_one_where_recognised(values: list[int], data: st.DataObject) -> None:
+    label = data.draw(st.integers(0, len(values) - 1))
+    logits = torch.tensor(values, dtype=torch.float64) / 4
+    ratio = float(softmax_ratios(logits[None, None], torch.tensor([label])))
+    assert 0.5 <= ratio <= 2
+    assert (ratio > 1) == (label == int(logits.argmax()))
+    assert ratio == pytest.approx(slow_ratio(logits.tolist(), label), abs=1e-12)
+
+
+@pytest.mark.parametrize(("logits", "ratio"), [([200, 0, 0], 2), ([0, 200, 0], 0.5), ([5, 5, 5], 1), ([3, 3, -200], 1)])
+def test_extreme_ratios(logits: list[float], ratio: float) -> None:
+    assert float(softmax_ratios(torch.tensor([[logits]], dtype=torch.float32), torch.tensor([0]))) == ratio
+
+
+@pytest.mark.parametrize("kind", ["concat", "lstm"])
+@pytest.mark.parametrize("pairs", [1, 7, 24, 100])
 @pytest.mark.parametrize("chunk", [1, 5, 24])
-def test_chunks_do_not_matter(rows: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    net, parts = network("spatial"), crops("spatial", 24)
-    whole = validate(net, "spatial", [parts], psi("spatial")).permutation_errors
-    monkeypatch.setattr(state, "ROWS_AT_ONCE", rows)
-    some = validate(net, "spatial", iter(parts.split(chunk)), psi("spatial")).permutation_errors
-    assert torch.equal(some, whole)
+def test_chunks_do_not_matter(kind: str, pairs: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, parts = network("spatial", kind=kind), crops("spatial", 24)
+    whole = validate(net, "spatial", [parts], psi("spatial"))
+    monkeypatch.setattr(state, "PAIRS_AT_ONCE", pairs)
+    some = validate(net, "spatial", iter(parts.split(chunk)), psi("spatial"))
+    torch.testing.assert_close(some.state, whole.state, atol=1e-6, rtol=0)
+    assert torch.equal(some.permutation_errors, whole.permutation_errors)
 
 
-def test_the_rows_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, seen = network("spatial"), []
-    real = net.head("spatial").classify
+@pytest.mark.parametrize("kind", ["concat", "lstm"])
+def test_the_pairs_at_once_are_bounded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, seen = network("spatial", kind=kind), []
+    real = net.head("spatial").classify_orders
 
-    def classify(ordered: Tensor) -> Tensor:
-        seen.append(len(ordered))
-        return real(ordered)
+    def classify_orders(vectors: Tensor, orders: Tensor) -> Tensor:
+        seen.append(len(vectors) * len(orders))
+        return real(vectors, orders)
 
-    monkeypatch.setattr(net.head("spatial"), "classify", classify)
-    monkeypatch.setattr(state, "ROWS_AT_ONCE", 20)
+    monkeypatch.setattr(net.head("spatial"), "classify_orders", classify_orders)
+    monkeypatch.setattr(state, "PAIRS_AT_ONCE", 20)
     validate(net, "spatial", [crops("spatial", 6)], psi("spatial"))
     assert max(seen) <= 20 and sum(seen) == 6 * COUNT
+
+
+class Sizes(TorchDispatchMode):
+    """Notes the size of every result; tensors without contents may stay where they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func is torch.ops.aten._to_copy.default and args[0].is_meta:
+            return args[0]
+        results = func(*args, **(kwargs or {}))
+        for result in results if isinstance(results, list | tuple) else [results]:
+            if isinstance(result, Tensor):
+                self.largest = max(self.largest, result.numel())
+        return results
+
+
+def test_a_thousand_permutations_of_a_thousand_samples_fit_into_memory() -> None:
+    class NoTrunk(OrderingNetwork):
+        def embed(self, crops):  # type: ignore[no-untyped-def]
+            return dict(crops)
+
+    # tensors with shapes and without contents: 10⁹ logits would take a while
+    with torch.device("meta"), Sizes() as seen:
+        head = build_head(1, 9, 1000, HeadConfig("concat", fc6=16, hidden=2000))
+        net = NoTrunk(nn.Identity(), {"spatial": head})  # type: ignore[arg-type]
+        permutations = torch.zeros(1000, 9, dtype=torch.int64)
+        validation = validate(net, "spatial", (torch.zeros(200, 9, 16) for _ in range(5)), permutations)
+    assert validation.state.shape == (1000, 1000) and validation.permutation_errors.shape == (1000,)
+    assert 10**6 <= seen.largest <= state.PAIRS_AT_ONCE * 2000, "of 10⁹ logits"
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -105,8 +191,9 @@ def test_leaves_the_network_as_it_was(training: bool) -> None:
 def test_training_mode_does_not_change_the_answer() -> None:
     net = network("spatial")
     parts = crops("spatial", 12)
-    errors = [validate(net.train(mode), "spatial", [parts], psi("spatial")) for mode in (True, False)]
-    assert torch.equal(errors[0].permutation_errors, errors[1].permutation_errors)
+    training, not_training = (validate(net.train(mode), "spatial", [parts], psi("spatial")) for mode in (True, False))
+    assert torch.equal(training.state, not_training.state)
+    assert torch.equal(training.permutation_errors, not_training.permutation_errors)
 
 
 def test_a_network_that_always_answers_the_same_is_at_chance() -> None:
@@ -119,12 +206,13 @@ def test_a_network_that_always_answers_the_same_is_at_chance() -> None:
     validation = validate(net, "spatial", [crops("spatial", 5)], psi("spatial"))
     assert validation.permutation_errors.tolist() == [1, 1, 1, 0, 1, 1, 1, 1, 1]
     assert validation.error == pytest.approx(validation.chance)
+    assert ((validation.state > 1).sum(dim=1) == torch.tensor([0, 0, 0, 5, 0, 0, 0, 0, 0])).all()
 
 
 @pytest.mark.parametrize(("count", "chance"), [(2, 0.5), (10, 0.9), (1000, 0.999)])
 def test_chance(count: int, chance: float) -> None:
-    assert Validation(torch.zeros(count)).chance == pytest.approx(chance)
+    assert Validation(torch.ones(count, 3), torch.zeros(count)).chance == pytest.approx(chance)
 
 
 def test_error_is_the_mean() -> None:
-    assert Validation(torch.tensor([0.0, 1.0, 0.5, 0.5])).error == 0.5
+    assert Validation(torch.ones(4, 2), torch.tensor([0.0, 1.0, 0.5, 0.5])).error == 0.5
