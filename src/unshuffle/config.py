@@ -306,6 +306,7 @@ def paper_literal() -> Config:
         action="batch",
         size_prior=False,
         scale_reward=False,
+        entropy_weight=0.01,
         start_below=2.0,
         prior_correction=False,
         exploration=0.0,
