@@ -63,12 +63,15 @@ def measure(task: str, device: torch.device, count: int, samples: int, pairs: in
     trunk = build_backbone(config.model.backbone)
     head = build_head(trunk_features(trunk, config.shuffle.crop_size), parts, count, getattr(config.model, task))
     network = OrderingNetwork(trunk, {task: head}).to(device).eval()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     crops = torch.randn(samples, parts, 3, config.shuffle.crop_size, config.shuffle.crop_size, device=device)
     sharpen(network, task, crops[:8], permutations[:8])
     chosen = torch.randperm(count * samples)[:pairs]
     which, who = (chosen % count).to(device), (chosen // count).to(device)
 
     state, shared = timed(lambda: validate(network, task, crops.split(CHUNK), permutations).state, device)
+    memory = peak_memory(device)
     ratios, direct = timed(lambda: direct_ratios(network, task, crops, permutations, which, who), device)
     difference = float((ratios.cpu() - state[which.cpu(), who.cpu()]).abs().max())
     if difference > 1e-4:
@@ -83,7 +86,7 @@ def measure(task: str, device: torch.device, count: int, samples: int, pairs: in
         "shared_seconds": f"{shared:.4f}",
         "times_faster": f"{whole / shared:.0f}",
         "largest_difference": f"{difference:.1e}",
-        "peak_memory_gb": f"{peak_memory(device):.2f}",
+        "peak_memory_gb": f"{memory:.2f}",
     }
 
 

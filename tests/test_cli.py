@@ -52,6 +52,7 @@ def photos(folder: Path, count: int) -> Path:
         ("doctor --choices 1", "choices is 1"),
         ("pretrain --model.backbone vgg", "there is no backbone 'vgg'"),
         ("pretrain --device gpu", "device gpu cannot be used"),
+        ("pretrain --policy.groups 2000 --synthetic.images 105 --synthetic.clips 105", "only 100 permutations"),
         ("pretrain --device meta", "device meta cannot be used"),
         ("pretrain --out a.yaml/run", "cannot write into a.yaml"),
         ("pretrain --init nowhere", "there are no weights at nowhere"),

@@ -42,7 +42,10 @@ def build_trainer(
         data,
         OrderingNetwork(trunk, heads),
         {task: torch.from_numpy(rows) for task, rows in permutations.items()},
-        {task: build_sampler(config.policy, len(rows), config.seed) for task, rows in permutations.items()},
+        {
+            task: build_sampler(config.policy, len(rows), _seed(config, "policy", task))
+            for task, rows in permutations.items()
+        },
         device,
         monitor,
     )
@@ -76,19 +79,25 @@ def permutation_sets(config: Config, tasks: list[str]) -> PermutationSets:
     sets = {}
     for task in tasks:
         file = getattr(config.permutations, f"{task}_file")
-        if file is None:
-            sets[task] = permutation_set(
-                parts[task],
-                getattr(config.permutations, task),
-                criterion=config.permutations.criterion,
-                include_identity=config.permutations.include_identity,
-                seed=config.seed,
+        sets[task] = _chosen(config, task, parts[task]) if file is None else load_permutations(file.expanduser())
+        count, length = sets[task].shape
+        if length != parts[task]:
+            raise UserError(f"{file} is for {length} parts, but the {task} task has {parts[task]}")
+        if config.policy.sampler != "uniform" and config.policy.groups > count:
+            raise UserError(
+                f"policy.groups is {config.policy.groups}, but the {task} task has only {count} permutations"
             )
-            continue
-        sets[task] = load_permutations(file.expanduser())
-        if sets[task].shape[1] != parts[task]:
-            raise UserError(f"{file} is for {sets[task].shape[1]} parts, but the {task} task has {parts[task]}")
     return sets
+
+
+def _chosen(config: Config, task: str, parts: int) -> npt.NDArray[np.int64]:
+    return permutation_set(
+        parts,
+        getattr(config.permutations, task),
+        criterion=config.permutations.criterion,
+        include_identity=config.permutations.include_identity,
+        seed=config.seed,
+    )
 
 
 def stored_permutation_sets(run: Run, tasks: list[str]) -> PermutationSets:
@@ -107,11 +116,11 @@ def build_monitor(config: Config) -> RetrievalMonitor | None:
     if config.images is not None or config.videos is not None:
         return None
     gallery, queries = (
-        from_synthetic(synthetic_images(count, config.synthetic.image_size, _monitor_seed(config, name)))
+        from_synthetic(synthetic_images(count, config.synthetic.image_size, _seed(config, "monitor", name)))
         for name, count in (("gallery", config.synthetic.gallery), ("queries", config.synthetic.queries))
     )
     return RetrievalMonitor(gallery, queries, device)
 
 
-def _monitor_seed(config: Config, name: str) -> int:
-    return int(stream_seed(config.seed, "monitor", name).generate_state(1)[0])
+def _seed(config: Config, *where: str) -> int:
+    return int(stream_seed(config.seed, *where).generate_state(1)[0])

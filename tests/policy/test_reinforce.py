@@ -192,8 +192,11 @@ def written_objective(
     total = sum((torch.exp(logits[group]) for group in present), torch.zeros((), dtype=torch.float64))
     log_pi = {group: logits[group] - torch.log(total) for group in present}
     count = float(actions.counts.sum())
-    gain = sum((float(actions.counts[g]) * importance[g] * log_pi[g] for g in present), torch.zeros(()).double())
+    surprise = {g: float(actions.counts[g]) - count * float(actions.behaviour[g]) for g in present}
+    gain = sum((surprise[g] * importance[g] * log_pi[g] for g in present), torch.zeros(()).double())
     spread = -sum((torch.exp(log_pi[g]) * log_pi[g] for g in present), torch.zeros(()).double())
+    if config.size_prior:  # H of the permutations drawn, less log |Ψ|: each of a group's members has π / size
+        spread = spread + sum(torch.exp(log_pi[g]) * math.log(float(groups.sizes[g])) for g in present)
     return advantage * gain / math.sqrt(count) + config.entropy_weight * spread
 
 
@@ -226,7 +229,7 @@ def test_the_gradient_is_that_of_the_written_objective(
     assert policy.objective(actions, advantage).item() == pytest.approx(value.item(), abs=1e-5)
     expected = torch.autograd.grad(value, weights)
 
-    policy.average = 0.0
+    policy.returns.average = 0.0
     policy.learn(actions, advantage)  # leaves the gradient of the loss behind
     for weight, mine in zip(policy.network.parameters(), expected, strict=True):
         assert weight.grad is not None
@@ -271,14 +274,18 @@ def test_moving_average_and_deviation(scaled: bool, decay: float) -> None:
     policy = Reinforce(config, 2, 0)
     rewards = np.random.default_rng(0).normal(0.3, 0.2, size=30)
     rewards[10:14] = rewards[10]
-    average, deviation = rewards[0], 0.0
+    average, deviation = rewards[0], None
     for value in rewards:
         advantage = value - average
         average = decay * average + (1 - decay) * value
+        if not deviation:
+            deviation = abs(advantage)
         deviation = decay * deviation + (1 - decay) * abs(advantage)
         expected = advantage / max(deviation, 0.05) if scaled else advantage
         assert policy._advantage(float(value)) == pytest.approx(expected, abs=1e-9)
-        assert policy.average == pytest.approx(average) and policy.deviation == pytest.approx(deviation, abs=1e-12)
+        assert policy.returns.average == pytest.approx(average) and policy.returns.deviation == pytest.approx(
+            deviation, abs=1e-12
+        )
 
 
 def episode(counts: list[float]) -> Actions:
@@ -291,7 +298,7 @@ def test_without_a_discount_every_reward_counts_at_once() -> None:
     for value in (0.5, -1.0, 0.25):
         before = policy.network.layers[-1].bias.clone()
         policy.learn(episode([1, 2, 0]), value)
-        assert policy.waiting == [] and policy.average == pytest.approx(value)
+        assert policy.waiting == [] and policy.returns.average == pytest.approx(value)
         assert value == 0.5 or not torch.equal(policy.network.layers[-1].bias, before)
 
 
@@ -309,16 +316,16 @@ def test_the_return_is_a_discounted_sum_that_the_update_waits_for(discount: floa
         assert all(rest == rewards[now - len(rest) + 1 : now + 1] for _, rest in policy.waiting)
         changed = any(not torch.equal(a, b) for a, b in zip(before, policy.network.parameters(), strict=True))
         if first < 0:
-            assert policy.average is None and not changed
+            assert policy.returns.average is None and not changed
             continue
         expected = sum(discount**step * later for step, later in enumerate(rewards[first : now + 1]))
-        assert policy.average == pytest.approx(expected)
+        assert policy.returns.average == pytest.approx(expected)
         assert changed or first == 0, "the first return only starts the average"
 
 
 def test_the_late_update_is_for_the_actions_of_then() -> None:
     policy = Reinforce(replace(CONFIG, discount=1.0, horizon=2, entropy_weight=0), 3, 0)
-    policy.average, groups = 0.0, groups_of([1, 1, 1])
+    policy.returns.average, groups = 0.0, groups_of([1, 1, 1])
     start = policy.probabilities(groups)
     policy.learn(episode([9, 0, 0]), 1.0)
     policy.learn(episode([0, 0, 9]), 1.0)
@@ -380,7 +387,10 @@ def test_goes_on_bit_by_bit_from_a_checkpoint(discount: float) -> None:
         policy.learn(taken, math.cos(step))
         resumed.learn(taken, math.cos(step))
         assert torch.equal(policy.probabilities(TEN), resumed.probabilities(TEN))
-        assert (policy.average, policy.deviation) == (resumed.average, resumed.deviation)
+        assert (policy.returns.average, policy.returns.deviation) == (
+            resumed.returns.average,
+            resumed.returns.deviation,
+        )
     for mine, theirs in zip(policy.network.parameters(), resumed.network.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
@@ -388,4 +398,16 @@ def test_goes_on_bit_by_bit_from_a_checkpoint(discount: float) -> None:
 def test_a_new_policy_can_be_saved() -> None:
     resumed = Reinforce(CONFIG, 10, 99)
     resumed.load_state_dict(saved_and_loaded(Reinforce(CONFIG, 10, 3).state_dict()))
-    assert resumed.average is None and resumed.waiting == []
+    assert resumed.returns.average is None and resumed.waiting == []
+
+
+def test_without_a_signal_the_permutations_stay_equally_likely() -> None:
+    """Noise below `least_deviation`, groups of very different sizes: the entropy must not favour the small ones."""
+    groups = groups_of([30, 20, 15, 10, 8, 6, 5, 3, 2, 1])
+    for seed in range(5):
+        policy, source = Reinforce(CONFIG, 10, seed), torch.Generator().manual_seed(seed)
+        for _ in range(200):
+            noise = 1e-4 * float(torch.randn((), generator=source))
+            policy.learn(act(policy, groups, 200, source), 0.5 + noise)
+        pi = policy.probabilities(groups)
+        assert float((pi * (pi / groups.sizes).log()).sum()) < 0.1

@@ -350,20 +350,32 @@ def test_hard_first_prefers_the_lowest_median() -> None:
 
 def test_a_new_bandit_draws_every_permutation_equally_often() -> None:
     sizes = [0.1, 0.4, 0.5, 0]
-    np.testing.assert_allclose(Exp3(4).probabilities(four_groups(sizes)), sizes, atol=1e-6)
+    np.testing.assert_allclose(Exp3(config("exp3")).probabilities(four_groups(sizes)), sizes, atol=1e-6)
 
 
 @pytest.mark.parametrize("worst_case", [0.0, -1.0])
 def test_the_bandit_finds_the_better_group(worst_case: float) -> None:
     """One action an episode, as bandits have it; the reward is never negative, or never positive."""
     for seed in range(10):
-        bandit, groups, better = Exp3(4), four_groups([0.25] * 4), seed % 4
+        bandit, groups, better = Exp3(config("exp3")), four_groups([0.25] * 4), seed % 4
         source = generator(seed)
         for _ in range(300):
             probabilities = 0.9 * bandit.probabilities(groups) + 0.1 * groups.sizes
             counts = F.one_hot(torch.multinomial(probabilities, 1, generator=source)[0], 4).float()
             noise = 0.01 * float(torch.randn((), generator=source))
             bandit.learn(Actions(groups, probabilities, counts), worst_case + float(counts[better]) + noise)
+        assert float(bandit.probabilities(groups)[better]) > 0.9
+
+
+def test_the_bandit_finds_the_better_group_among_many_draws() -> None:
+    for seed in range(5):
+        bandit, groups, better = Exp3(config("exp3")), four_groups([0.25] * 4), seed % 4
+        source = generator(seed)
+        for _ in range(200):
+            probabilities = 0.9 * bandit.probabilities(groups) + 0.1 * groups.sizes
+            drawn = torch.multinomial(probabilities, 200, replacement=True, generator=source)
+            counts = torch.bincount(drawn, minlength=4).float()
+            bandit.learn(Actions(groups, probabilities, counts), float(counts[better] / 200))
         assert float(bandit.probabilities(groups)[better]) > 0.9
 
 
@@ -541,7 +553,7 @@ def test_no_warning_for_a_group_that_is_nearly_everything() -> None:
 
 def test_the_preference_in_a_few_characters() -> None:
     sampler = build_sampler(config(), COUNT, 0)
-    assert sampler.preference() == "waits until the task has left chance"
+    assert sampler.preference() == "uniform until chance is left"
     sampler.observe(seen(), 0, ends=False, begins=False)
     assert sampler.preference() == "hard ▄▄▄▄ easy", "a new policy has none"
     sampler.observe(seen(levels=(0.6, 0.6, 1.5, 1.5)), 0, ends=False, begins=False)

@@ -28,7 +28,7 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def classify_orders(self, vectors: Tensor, orders: Tensor) -> Tensor:
-        """Logits (B, K, |Ψ|) of all K orders, (K, P), of each sample's (B, P, fc6) vectors, without dropout."""
+        """Logits (B, K, |Ψ|) of all K orders, (K, P), of each sample's (B, P, fc6) vectors; for validation."""
         ordered = vectors[:, orders]
         return self.classify(ordered.flatten(0, 1)).view(len(vectors), len(orders), -1)
 

@@ -58,6 +58,32 @@ class ErrorHistory:
         self.points = []
 
 
+class MovingScale:
+    """Moving average and moving mean deviation of a sequence; both begin with its first values."""
+
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+        self.average: float | None = None
+        self.deviation = 0.0
+
+    def centred(self, value: float) -> float:
+        """The value less the average of those before it, which it then joins."""
+        if self.average is None:
+            self.average = value
+        rest = value - self.average
+        self.average += (1 - self.decay) * rest
+        self.deviation = self.decay * (self.deviation or abs(rest)) + (1 - self.decay) * abs(rest)
+        return rest
+
+    def state_dict(self) -> dict[str, Any]:
+        """Average and deviation."""
+        return {"average": self.average, "deviation": self.deviation}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        self.average, self.deviation = state["average"], state["deviation"]
+
+
 class PolicyNetwork(nn.Module):
     """Two fully connected layers from ŝ to a logit for each group."""
 
@@ -79,11 +105,10 @@ class Reinforce:
     def __init__(self, config: PolicyConfig, num_groups: int, seed: int) -> None:
         self.config = config
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             self.network = PolicyNetwork(num_groups)
         self.optimiser = torch.optim.Adam(self.network.parameters(), lr=config.lr)
-        self.average: float | None = None
-        self.deviation = 0.0
+        self.returns = MovingScale(config.average_decay)
         self.waiting: list[tuple[Actions, list[float]]] = []
         """Episodes whose return still lacks later rewards, oldest first."""
 
@@ -118,36 +143,45 @@ class Reinforce:
         self.optimiser.step()
 
     def objective(self, actions: Actions, advantage: float) -> Tensor:
-        """advantage · Σ_a ρ_a log π(a | ŝ) / √n + entropy weight · H(π), over the n actions of an episode.
+        """advantage · Σ_j ρ_j (n_j − n b_j) log π(c_j | ŝ) / √n + entropy weight · H, over an episode's n actions.
 
-        ρ = π / behaviour corrects for actions that another distribution drew (exploration, the inverse policy); with
-        √n the two terms keep their proportion whether there are ten actions or ten thousand.
+        n_j counts the draws of group j and b_j is the probability that it was drawn with; subtracting what was to be
+        expected changes no mean and takes out noise. ρ = π / b corrects for draws of another distribution
+        (exploration, the inverse policy). With √n the two terms keep their proportion whatever n is.
         """
         log_pi = self.log_probabilities(actions.groups)
-        drawn = actions.counts > 0
-        importance = (log_pi.detach().exp()[drawn] / actions.behaviour[drawn]).clamp(max=MAX_IMPORTANCE)
-        weights = actions.counts[drawn] * importance / actions.counts.sum().sqrt()
-        return advantage * (weights * log_pi[drawn]).sum() + self.config.entropy_weight * entropy(log_pi)
+        possible = actions.behaviour > 0
+        total = actions.counts.sum()
+        surprise = (actions.counts - total * actions.behaviour)[possible]
+        importance = (log_pi.detach().exp()[possible] / actions.behaviour[possible]).clamp(max=MAX_IMPORTANCE)
+        score = (importance * surprise * log_pi[possible]).sum() / total.sqrt()
+        return advantage * score + self.config.entropy_weight * self._bonus(log_pi, actions.groups)
+
+    def _bonus(self, log_pi: Tensor, groups: Groups) -> Tensor:
+        """H(π); with `size_prior` the entropy of the permutations drawn, up to a constant, which small groups cannot
+        raise."""
+        if not self.config.size_prior:
+            return entropy(log_pi)
+        present = groups.sizes > 0
+        return entropy(log_pi) + (log_pi[present].exp() * groups.sizes[present].log()).sum()
 
     def _advantage(self, total: float) -> float:
         """The return less its moving average, in units of its moving deviation if so configured."""
-        if self.average is None:
-            self.average = total
-        advantage = total - self.average
-        decay = self.config.average_decay
-        self.average += (1 - decay) * advantage
-        self.deviation = decay * self.deviation + (1 - decay) * abs(advantage)
+        advantage = self.returns.centred(total)
         if not self.config.scale_reward:
             return advantage
-        return advantage / max(self.deviation, self.config.least_deviation)
+        return advantage / max(self.returns.deviation, self.config.least_deviation)
+
+    def rate_dropped(self) -> None:
+        """Give up the returns that are not complete: later rewards will be of another kind."""
+        self.waiting = []
 
     def state_dict(self) -> dict[str, Any]:
         """θ, Adam's moments, the averages and the episodes that wait."""
         return {
             "network": self.network.state_dict(),
             "optimiser": self.optimiser.state_dict(),
-            "average": self.average,
-            "deviation": self.deviation,
+            "returns": self.returns.state_dict(),
             "waiting": [
                 ([*vars(actions.groups).values(), actions.behaviour, actions.counts], rewards)
                 for actions, rewards in self.waiting
@@ -158,7 +192,7 @@ class Reinforce:
         """Take up where `state_dict` left off."""
         self.network.load_state_dict(state["network"])
         self.optimiser.load_state_dict(state["optimiser"])
-        self.average, self.deviation = state["average"], state["deviation"]
+        self.returns.load_state_dict(state["returns"])
         self.waiting = [(_actions(tensors), list(rewards)) for tensors, rewards in state["waiting"]]
 
 

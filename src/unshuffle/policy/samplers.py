@@ -5,6 +5,7 @@ hard permutations first, then one of its members; they differ only in how they c
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from unshuffle.config import PolicyConfig
 from unshuffle.policy.groups import Groups, group_permutations
-from unshuffle.policy.reinforce import Actions, ErrorHistory, Reinforce, entropy
+from unshuffle.policy.reinforce import Actions, ErrorHistory, MovingScale, Reinforce, entropy
 from unshuffle.policy.state import Validation
 
 
@@ -77,7 +78,7 @@ class UniformSampler:
 
     def _count(self, drawn: Tensor) -> None:
         self.draws = self.draws.to(drawn.device)
-        self.draws += torch.bincount(drawn.flatten(), minlength=len(self.draws))
+        self.draws.index_add_(0, drawn.flatten(), torch.ones(drawn.numel(), device=drawn.device))
 
     def observe(self, validation: Validation, iteration: int, *, ends: bool, begins: bool) -> Observation:
         """Report the draws; there is nothing to learn."""
@@ -94,7 +95,7 @@ class UniformSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """The draws since the last validation."""
-        return {"draws": self.draws.cpu()}
+        return {"draws": self.draws.cpu().clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the draws."""
@@ -109,6 +110,9 @@ class Chooser(Protocol):
 
     def learn(self, actions: Actions, reward: float) -> None:
         """Learn from an episode."""
+
+    def rate_dropped(self) -> None:
+        """Rewards from here on are not to be added to those before."""
 
     def state_dict(self) -> dict[str, Any]:
         """What it has learned."""
@@ -144,6 +148,9 @@ class Ranked:
     def learn(self, actions: Actions, reward: float) -> None:
         """It never learns."""
 
+    def rate_dropped(self) -> None:
+        """Nothing depends on it."""
+
     def state_dict(self) -> dict[str, Any]:
         """Nothing to remember."""
         return {}
@@ -155,30 +162,34 @@ class Ranked:
 class Exp3:
     """The bandit EXP3 over the ranks of the groups: the cheap rival that the policy has to beat."""
 
-    def __init__(self, num_groups: int, rate: float = 0.1) -> None:
-        self.log_weights = torch.zeros(num_groups)
-        self.rate = rate
-        self.scale = 1e-3
+    def __init__(self, config: PolicyConfig, rate: float = 0.1) -> None:
+        self.config, self.rate = config, rate
+        self.log_weights = torch.zeros(config.groups)
+        self.rewards = MovingScale(config.average_decay)
 
     def probabilities(self, groups: Groups) -> Tensor:
         """Weights times sizes, so that a new bandit draws every permutation equally often."""
         return torch.softmax(self.log_weights + groups.sizes.log(), dim=0)
 
     def learn(self, actions: Actions, reward: float) -> None:
-        """Raise the weight of each group by the reward that it is estimated to have brought."""
-        self.scale = max(self.scale, abs(reward))
-        share = actions.counts / actions.counts.sum()
-        estimate = torch.where(share > 0, (reward / self.scale) * share / actions.behaviour, 0.0)
-        self.log_weights += self.rate * estimate.clamp(-5, 5)
-        self.log_weights -= self.log_weights.mean()
+        """Raise the weight of each group that was drawn more often than expected before a good reward."""
+        present, total = actions.behaviour > 0, actions.counts.sum()
+        surprise = (actions.counts / total - actions.behaviour)[present] / actions.behaviour[present]
+        advantage = self.rewards.centred(reward) / max(self.rewards.deviation, self.config.least_deviation)
+        self.log_weights[present] += self.rate * advantage * total.sqrt() * surprise
+        self.log_weights[present] -= self.log_weights[present].mean()
+
+    def rate_dropped(self) -> None:
+        """Nothing waits."""
 
     def state_dict(self) -> dict[str, Any]:
         """Weights and the scale of the rewards."""
-        return {"log_weights": self.log_weights, "scale": self.scale}
+        return {"log_weights": self.log_weights.clone(), "rewards": self.rewards.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore them."""
-        self.log_weights, self.scale = state["log_weights"].clone(), state["scale"]
+        self.log_weights = state["log_weights"].clone()
+        self.rewards.load_state_dict(state["rewards"])
 
 
 class GroupSampler(UniformSampler):
@@ -240,13 +251,14 @@ class GroupSampler(UniformSampler):
         episode = self._end(validation, iteration) if ends else None
         self.history.add(iteration, validation.error)
         arrays = super().observe(validation, iteration, ends=ends, begins=begins).arrays
+        acting = {f"acting_{name}": array for name, array in self._arrays().items()}
         self.started = self.started or validation.error < self.config.start_below * validation.chance
         if self.started:
             self._regroup(validation)
         if begins:
             self.in_episode = True
             self.batch_actions.zero_()
-        return Observation({**arrays, **self._arrays()}, episode, self._warnings())
+        return Observation({**arrays, **acting, **self._arrays()}, episode, self._warnings())
 
     def _end(self, validation: Validation, iteration: int) -> dict[str, Any] | None:
         """Reward and update; None for an episode that the policy did not act in."""
@@ -295,7 +307,7 @@ class GroupSampler(UniformSampler):
         return {
             "groups": self.groups.members.numpy().astype(np.int16),
             "group_medians": self.groups.medians.numpy(),
-            "probabilities": self.behaviour.numpy(),
+            "probabilities": self.behaviour.numpy().copy(),
         }
 
     def _warnings(self) -> list[str]:
@@ -307,7 +319,8 @@ class GroupSampler(UniformSampler):
         if spread < self.config.least_spread:
             found.append(f"the draws have narrowed to {100 * spread:.0f} % of the entropy of uniform ones")
         share, group = self.behaviour.max(dim=0)
-        if share > self.config.largest_share and share > 2 * self.groups.sizes[group]:
+        size = self.groups.sizes[group]
+        if share > size + (1 - size) * self.config.largest_share:  # a group that holds most of Ψ may take most draws
             found.append(
                 f"group {int(group) + 1} of {len(self.behaviour)} takes {100 * float(share):.0f} % of the draws"
             )
@@ -316,11 +329,12 @@ class GroupSampler(UniformSampler):
     def rate_dropped(self) -> None:
         """The errors follow another line from here on."""
         self.history.restart()
+        self.chooser.rate_dropped()
 
     def preference(self) -> str | None:
         """A bar for each group, the hardest first: how often its permutations come, beside uniform draws."""
         if self.groups is None:
-            return "waits until the task has left chance"
+            return "uniform until chance is left"
         ratio = self.behaviour / self.groups.sizes.clamp(min=1e-9)
         bars = "".join(" " if size == 0 else _bar(float(r)) for r, size in zip(ratio, self.groups.sizes, strict=True))
         return f"hard {bars} easy"
@@ -335,8 +349,8 @@ class GroupSampler(UniformSampler):
             "in_episode": self.in_episode,
             "episodes": self.episodes,
             "groups": None if self.groups is None else vars(self.groups),
-            "behaviour": self.behaviour,
-            "batch_actions": self.batch_actions,
+            "behaviour": self.behaviour.clone(),
+            "batch_actions": self.batch_actions.clone(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -360,11 +374,11 @@ def build_sampler(config: PolicyConfig, num_permutations: int, seed: int) -> Sam
     """The sampler that the config names."""
     if config.sampler == "uniform":
         return UniformSampler(num_permutations)
-    choosers: dict[str, Chooser] = {
-        "policy": Reinforce(config, config.groups, seed),
-        "inverse": Inverse(config, config.groups, seed),
-        "hard-first": Ranked(hardest_first=True),
-        "easy-first": Ranked(hardest_first=False),
-        "exp3": Exp3(config.groups),
+    choosers: dict[str, Callable[[], Chooser]] = {
+        "policy": lambda: Reinforce(config, config.groups, seed),
+        "inverse": lambda: Inverse(config, config.groups, seed),
+        "hard-first": lambda: Ranked(hardest_first=True),
+        "easy-first": lambda: Ranked(hardest_first=False),
+        "exp3": lambda: Exp3(config),
     }
-    return GroupSampler(config, choosers[config.sampler], num_permutations, seed)
+    return GroupSampler(config, choosers[config.sampler](), num_permutations, seed)

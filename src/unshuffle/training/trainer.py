@@ -204,7 +204,10 @@ class Trainer:
 
     def statuses(self) -> dict[str, TaskStatus]:
         """Empty figures for the display."""
-        return {task: TaskStatus(chance=1 / len(rows)) for task, rows in self.permutations.items()}
+        return {
+            task: TaskStatus(chance=1 / len(rows), preference=self.samplers[task].preference())
+            for task, rows in self.permutations.items()
+        }
 
     def _load(self, iteration: int) -> dict[str, Tensor]:
         return {task: self.streams[task].batch(iteration) for task in self.active_tasks(iteration)}
