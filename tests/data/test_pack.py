@@ -451,7 +451,7 @@ def test_a_store_that_just_about_fits_is_packed(
 ) -> None:
     size = (pack("images", image_folder, tmp_path / "first", **OPTIONS).path / "data.bin").stat().st_size
     set_free_space(monkeypatch, lambda: size)
-    pack("images", image_folder, tmp_path / "second", **OPTIONS)
+    assert len(pack("images", image_folder, tmp_path / "second", **OPTIONS)) == 6
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
