@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from unshuffle.config import Config
 from unshuffle.data import shuffle
@@ -22,7 +21,7 @@ from unshuffle.data.prepare import Data
 from unshuffle.errors import UserError
 from unshuffle.models import Backbone
 from unshuffle.models.ordering import OrderingNetwork
-from unshuffle.policy.samplers import Proposal, Sampler
+from unshuffle.policy.samplers import Sampler
 from unshuffle.policy.state import Validation, validate
 from unshuffle.randomness import torch_generator
 from unshuffle.run import Run
@@ -30,6 +29,7 @@ from unshuffle.training.checkpoint import random_state, restore_random_state, sa
 from unshuffle.training.console import Display, TaskStatus
 from unshuffle.training.log import RunLog
 from unshuffle.training.optim import Optimisers
+from unshuffle.training.step import Outcome, Step
 
 Monitor = Callable[[Backbone], dict[str, float]]
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -67,11 +67,10 @@ class Tally:
         yield
         self.begin += time.perf_counter() - begin
 
-    def add(self, task: str, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
+    def add(self, task: str, outcome: Outcome) -> None:
         """Count one step of a task."""
-        hits = (logits.detach().argmax(dim=-1) == labels).float().mean()
-        self.losses[task] = self.losses.get(task, torch.zeros_like(hits)) + loss.detach().float()
-        self.hits[task] = self.hits.get(task, torch.zeros_like(hits)) + hits
+        self.losses[task] = self.losses.get(task, torch.zeros_like(outcome.loss)) + outcome.loss
+        self.hits[task] = self.hits.get(task, torch.zeros_like(outcome.accuracy)) + outcome.accuracy
         self.steps[task] = self.steps.get(task, 0) + 1
 
 
@@ -93,6 +92,7 @@ class Trainer:
         self.permutations = {task: rows.to(device) for task, rows in permutations.items()}
         self.samplers = samplers
         self.optimisers = Optimisers(network, config.optim)
+        self._learn = Step(self.network, self.permutations, self.optimisers, config.optim.precision)
         self.streams = {
             task: BatchStream(samples, config.optim.batch_size, config.seed, task)
             for task, samples in data.training.items()
@@ -142,15 +142,8 @@ class Trainer:
             proposals[task] = self.samplers[task].propose(len(some), self.config.permutations.per_sample, generator)
             tally.samples += len(some)
             tally.crops += len(some) * crops[task].shape[1]
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.optim.precision == "bf16"):
-            orders = {task: self.permutations[task][chosen.permutations] for task, chosen in proposals.items()}
-            logits = self.network(crops, orders)
-        losses = {task: _loss(logits[task], proposals[task]) for task in logits}
-        self.optimisers.zero_grad()
-        torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
-        self.optimisers.step(self.iteration)
-        for task, loss in losses.items():
-            tally.add(task, logits[task], proposals[task].permutations, loss)
+        for task, outcome in self._learn(crops, proposals, self.iteration).items():
+            tally.add(task, outcome)
         self.iteration += 1
 
     def crops(self, task: str, pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -299,9 +292,3 @@ class Trainer:
         finally:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
-
-
-def _loss(logits: Tensor, proposal: Proposal) -> Tensor:
-    """Cross-entropy; with a prior, of logits that need not know how often each permutation is drawn."""
-    logits = logits.float() if proposal.log_prior is None else logits.float() + proposal.log_prior
-    return F.cross_entropy(logits.flatten(0, 1), proposal.permutations.flatten())

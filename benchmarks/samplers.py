@@ -1,0 +1,97 @@
+"""Who proposes the permutations: final validation errors of the preset `demo`, by sampler, over seeds.
+
+    python benchmarks/samplers.py [--seeds 5] [--processes 2]
+
+Every arm has the same iterations, data and networks; the runs differ in the sampler and the seed alone. `literal` is
+Algorithm 1 to the letter, as in the preset `paper-literal`. Results go to results/samplers_demo.csv, one row a run;
+the table of means is printed.
+"""
+
+import argparse
+import csv
+import multiprocessing
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from unshuffle.config import PolicyConfig, paper_literal
+
+TASKS = ("spatial", "temporal")
+RESULTS = Path(__file__).parent / "results" / "samplers_demo.csv"
+
+
+def arms() -> dict[str, dict[str, Any]]:
+    """The policy's options of each arm; `literal` is what the preset paper-literal changes."""
+    literal, default = vars(paper_literal().policy), vars(PolicyConfig())
+    changed = {name: value for name, value in literal.items() if value != default[name]}
+    return {
+        "uniform": {"sampler": "uniform"},
+        "policy": {"sampler": "policy"},
+        "inverse": {"sampler": "inverse"},
+        "exp3": {"sampler": "exp3"},
+        "literal": {"sampler": "policy", **changed},
+    }
+
+
+def main() -> None:
+    """Run all arms, write every run and print the means."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=2)
+    args = parser.parse_args()
+    # a thread for each process: sums in another order would make other runs
+    os.environ["OMP_NUM_THREADS"] = "1"
+    jobs = [(arm, seed) for seed in range(args.seeds) for arm in arms()]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(args.processes, mp_context=context) as pool, RESULTS.open("w", newline="") as file:
+        file.write(f"# python {' '.join(sys.argv)}\n# {versions()}\n")
+        writer = csv.DictWriter(file, ["sampler", "seed", *TASKS, "top1"])
+        writer.writeheader()
+        rows = []
+        for row in pool.map(run, *zip(*jobs, strict=True)):
+            rows.append(row)
+            writer.writerow(row)
+            file.flush()
+    print_means(rows)
+
+
+def versions() -> str:
+    """What the figures depend on beside the code."""
+    import torch
+
+    return f"Python {platform.python_version()}, torch {torch.__version__}, CPU, one thread a run"
+
+
+def run(arm: str, seed: int) -> dict[str, Any]:
+    """One run of the demo, in a folder that is thrown away."""
+    import unshuffle
+
+    with tempfile.TemporaryDirectory() as folder:
+        log = {"pictures": False, "monitor_every": 400}
+        finished = unshuffle.pretrain(out=Path(folder, "run"), seed=seed, device="cpu", policy=arms()[arm], log=log)
+        errors = {entry["task"]: round(entry["error"], 4) for entry in finished.metrics("validation")}
+        top1 = [entry["top1"] for entry in finished.metrics("monitor")][-1]
+    return {"sampler": arm, "seed": seed, **errors, "top1": round(top1, 2)}
+
+
+def print_means(rows: list[dict[str, Any]]) -> None:
+    """Mean, deviation and standard error of each arm, as a Markdown table."""
+    print("| sampler | spatial error | temporal error | top 1 |\n|---|---|---|---|")
+    for arm in arms():
+        cells = []
+        for name in (*TASKS, "top1"):
+            values = [row[name] for row in rows if row["sampler"] == arm]
+            deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+            digits = 1 if name == "top1" else 3
+            error = deviation / len(values) ** 0.5
+            cells.append(f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f} (± {error:.{digits}f})")
+        print(f"| {arm} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
