@@ -12,12 +12,14 @@ from unshuffle.evaluation.labelled import from_folder, from_synthetic
 from unshuffle.evaluation.retrieval import RetrievalMonitor
 from unshuffle.models import Backbone, build_backbone
 from unshuffle.models.heads import build_head
+from unshuffle.models.norm import synchronise
 from unshuffle.models.ordering import OrderingNetwork, trunk_features
 from unshuffle.models.weights import load_into
 from unshuffle.permutations import load_permutations, permutation_set
 from unshuffle.policy.samplers import build_sampler
 from unshuffle.randomness import seed_everything, stream_seed
 from unshuffle.run import Run
+from unshuffle.training import distributed
 from unshuffle.training.trainer import Monitor, Trainer
 
 PermutationSets = dict[str, npt.NDArray[np.int64]]
@@ -32,6 +34,8 @@ def build_trainer(
     if permutations is None:
         permutations = permutation_sets(config, list(data.training))
     trunk = build_trunk(config)
+    if config.model.sync_bn:
+        synchronise(trunk)
     features = trunk_features(trunk, config.shuffle.crop_size)
     heads = {
         task: build_head(features, rows.shape[1], len(rows), getattr(config.model, task))
@@ -60,11 +64,12 @@ def build_trunk(config: Config) -> Backbone:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that the config names; auto is the GPU if there is one."""
+    """The device that the config names; auto is the GPU if there is one, and each process has its own."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.split(":")[0] not in ("cpu", "cuda", "mps", "xpu"):
         raise UserError(f"device {name} cannot be used; there are auto, cpu, cuda, cuda:1 ..., mps and xpu")
+    name = distributed.own_device(name)
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)

@@ -15,7 +15,7 @@ import tyro
 from unshuffle import __version__
 from unshuffle.config import Config, preset_config
 from unshuffle.config_file import read_config, to_dict
-from unshuffle.errors import UserError
+from unshuffle.errors import SaidByAnother, UserError
 from unshuffle.permutations import Criterion
 
 T = TypeVar("T")
@@ -90,20 +90,27 @@ class PackCommand:
 
 
 def pretrain(args: Sequence[str]) -> int:
-    """`unshuffle pretrain`."""
-    command = _parse_run(PretrainCommand, args)
+    """`unshuffle pretrain`, also as one of the processes of torchrun."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":  # torch takes seconds to import: not for a misspelt option
+        return _pretrain(_parse_run(PretrainCommand, args))
+    from unshuffle.training import distributed
+
+    with distributed.started():
+        with distributed.together():
+            command = _parse_run(PretrainCommand, args)
+        return _pretrain(command)
+
+
+def _pretrain(command: PretrainCommand) -> int:
     from unshuffle.pretraining import run_pretraining
+    from unshuffle.training.distributed import is_main
     from unshuffle.training.trainer import Stopped
 
-    config = _config_of(command)
     try:
-        run_pretraining(config, resume=command.resume)
+        run_pretraining(_config_of(command), resume=command.resume)
     except Stopped as stop:
-        out = config.out or "RUN"
-        print(
-            f"{stop}; a checkpoint is saved. Go on with: unshuffle pretrain --out {out} --resume",
-            file=sys.stderr,
-        )
+        if is_main():
+            print(stop, file=sys.stderr)
         return 128 + stop.signum
     return 0
 
@@ -195,6 +202,8 @@ def run(args: Sequence[str]) -> int:
             raise UserError(f"there is no command '{args[0]}'; there are {', '.join(COMMANDS)}")
         command, _ = COMMANDS[args[0]]
         return command(args[1:])
+    except SaidByAnother:
+        return 2
     except UserError as error:
         print(f"unshuffle: {error}", file=sys.stderr)
         return 2

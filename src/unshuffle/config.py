@@ -142,6 +142,8 @@ class ModelConfig:
 
     backbone: str = "caffenet"
     """Any name in the backbone registry."""
+    sync_bn: bool = False
+    """With several processes, batch normalisation over the batch of all instead of each process's share."""
     spatial: HeadConfig = HeadConfig("concat", fc6=1024, hidden=4096)
     """Head of the spatial task."""
     temporal: HeadConfig = HeadConfig("lstm", fc6=512, hidden=256)
@@ -169,7 +171,7 @@ class OptimConfig:
     iterations: int = 350_000
     """Training steps in all."""
     batch_size: int = 128
-    """Samples of each task in one step."""
+    """Samples of each task in one step, over all processes."""
     warmup: int = 0
     """Iterations over which the rates rise linearly from zero."""
     milestones: tuple[int, ...] = (200_000,)

@@ -31,9 +31,11 @@ from unshuffle.permutations import save_permutations
 from unshuffle.report.pictures import draw_pictures
 from unshuffle.report.tables import error_table, retrieval_table
 from unshuffle.run import Run
+from unshuffle.training import distributed
 from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
 from unshuffle.training.console import Display, PatientConsole
-from unshuffle.training.log import RunLog
+from unshuffle.training.distributed import is_main, together
+from unshuffle.training.log import NoLog, RunLog
 from unshuffle.training.trainer import Trainer
 
 CHANGEABLE_ON_RESUME = ("device", "log.", "data.workers", "data.cache", "out", "images", "videos")
@@ -62,34 +64,53 @@ def pretrain(
 
 
 def run_pretraining(config: Config, resume: bool = False, console: Console | None = None) -> Run:
-    """Train from a config, or go on with the run that lies in its folder."""
-    console = console or PatientConsole()
-    check(config)
-    config = with_out(config)
+    """Train from a config, or go on with the run that lies in its folder; under torchrun, as one process of many."""
+    with distributed.started():
+        console = (console or PatientConsole()) if is_main() else PatientConsole(quiet=True)
+        return _run_pretraining(distributed.broadcast(with_out(config)), resume, console)
+
+
+def _run_pretraining(config: Config, resume: bool, console: Console) -> Run:
     assert config.out is not None
     run = Run(config.out)
-    _claim(run, config, resume)
-    if resume:
-        config = replace(config, init=None)  # the checkpoint has what became of those weights
-    _try_parts(config)
-    data = prepare(config)
+    with together():
+        check(config)
+        distributed.check_shares(config.optim.batch_size, config.data.val_size)
+        if is_main():
+            _claim(run, config, resume)
+        if resume:
+            config = replace(config, init=None)  # the checkpoint has what became of those weights
+        _try_parts(config)
+    data = _prepare(config)
     for sentence in data.found:
         console.print(sentence, highlight=False, soft_wrap=True)
-    tasks = list(data.training)
-    permutations = stored_permutation_sets(run, tasks) if resume else permutation_sets(config, tasks)
-    trainer = build_trainer(config, data, permutations, build_monitor(config))
+    with together():
+        tasks = list(data.training)
+        permutations = stored_permutation_sets(run, tasks) if resume else permutation_sets(config, tasks)
+        trainer = build_trainer(config, data, permutations, build_monitor(config) if is_main() else None)
     if resume:
         _restore(trainer, run, console)
-    else:
-        _start_folder(run, config, permutations)
-    _list_skipped(run, data)
     describe(trainer, console)
-    with RunLog(run, trainer.iteration) as log:
-        if trainer.iteration == 0:
-            _log_start(trainer, log)
+    with together():
+        if is_main() and not resume:
+            _start_folder(run, config, permutations)
+        log = _open_log(trainer, run, data) if is_main() else NoLog()
+    with log:
         trainer.train(run, log, Display(trainer.statuses(), config.optim.iterations, trainer.iteration, console))
-    _finish(trainer, run, console)
+    with together():
+        if is_main():
+            _finish(trainer, run, console)
     return run
+
+
+def _prepare(config: Config) -> Data:
+    """Open the data: first one process of each machine, which may have to pack it, then the others."""
+    data = Data({}, {})
+    for first in (True, False):
+        with together():
+            if first == (distributed.local_rank() == 0):
+                data = prepare(config, progress=is_main())
+    return data
 
 
 def _claim(run: Run, config: Config, resume: bool) -> None:
@@ -141,11 +162,12 @@ def _list_skipped(run: Run, data: Data) -> None:
 
 
 def _restore(trainer: Trainer, run: Run, console: Console) -> None:
-    checkpoints = list_checkpoints(run.checkpoints)
-    if not checkpoints:
+    newest = distributed.broadcast(list_checkpoints(run.checkpoints)[-1:])
+    if not newest:
         console.print("no checkpoint yet: starting from the beginning", highlight=False)
         return
-    trainer.load_state_dict(load_checkpoint(checkpoints[-1]))
+    with together():
+        trainer.load_state_dict(load_checkpoint(newest[0]))
 
 
 def describe(trainer: Trainer, console: Console) -> None:
@@ -154,13 +176,18 @@ def describe(trainer: Trainer, console: Console) -> None:
     sets = ", ".join(f"{task} |Ψ| = {len(rows)}" for task, rows in trainer.permutations.items())
     weights = sum(parameter.numel() for parameter in trainer.network.trunk.parameters())
     console.print(
-        f"{config.model.backbone} ({weights / 1e6:.2f} million weights) on {trainer.device}; {sets}; "
+        f"{config.model.backbone} ({weights / 1e6:.2f} million weights) on {_where(trainer)}; {sets}; "
         f"iterations {trainer.iteration} to {config.optim.iterations}; into {config.out}",
         highlight=False,
         soft_wrap=True,
     )
     for note in _schedule_notes(config.optim):
         console.print(note, highlight=False, soft_wrap=True)
+
+
+def _where(trainer: Trainer) -> str:
+    count = trainer.share.of
+    return str(trainer.device) if count == 1 else f"{trainer.device.type}, {count} processes"
 
 
 def _schedule_notes(optim: OptimConfig) -> list[str]:
@@ -174,6 +201,14 @@ def _schedule_notes(optim: OptimConfig) -> list[str]:
     return notes
 
 
+def _open_log(trainer: Trainer, run: Run, data: Data) -> RunLog:
+    _list_skipped(run, data)
+    log = RunLog(run, trainer.iteration)
+    if trainer.iteration == 0:
+        _log_start(trainer, log)
+    return log
+
+
 def _log_start(trainer: Trainer, log: RunLog) -> None:
     versions = {
         "unshuffle": unshuffle.__version__,
@@ -181,7 +216,8 @@ def _log_start(trainer: Trainer, log: RunLog) -> None:
         "torch": torch.__version__,
     }
     device = torch.cuda.get_device_name(trainer.device) if trainer.device.type == "cuda" else platform.machine()
-    log.write("start", 0, versions=versions, device=device, cpus=os.cpu_count(), threads=torch.get_num_threads())
+    machine = {"device": device, "cpus": os.cpu_count(), "threads": torch.get_num_threads()}
+    log.write("start", 0, versions=versions, processes=trainer.share.of, **machine)
     if isinstance(trainer.monitor, RetrievalMonitor):
         for name, scores in trainer.monitor.baselines().items():
             log.write("baseline", 0, name=name, **scores)

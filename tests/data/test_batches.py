@@ -102,7 +102,8 @@ def test_a_drawn_sample_is_one_square_of_ordered_frames() -> None:
     rng = np.random.default_rng(0)
     corners = set()
     for _ in range(300):
-        clip = samples(3, frames=4, side=8).draw(5, rng)
+        some = samples(3, frames=4, side=8)
+        clip = some.read(some.draw(5, rng))
         assert clip.shape == (4, 8, 8, 3)
         assert (clip[..., 0] == 5).all()
         numbers = clip[:, 0, 0, 1]
@@ -124,7 +125,8 @@ def test_centres() -> None:
 
 def test_span_reaches_the_frames() -> None:
     rng = np.random.default_rng(0)
-    clips = [samples(1, frames=3, span=4).draw(2, rng)[:, 0, 0, 1].astype(int) for _ in range(50)]
+    some = samples(1, frames=3, span=4)
+    clips = [some.read(some.draw(2, rng))[:, 0, 0, 1].astype(int) for _ in range(50)]
     assert max(numbers[-1] - numbers[0] for numbers in clips) == 3
 
 

@@ -7,7 +7,7 @@ import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,11 +18,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from unshuffle.data.share import WHOLE, Share
 from unshuffle.data.source import Pixels, Source
 from unshuffle.randomness import numpy_rng
 
 T = TypeVar("T")
 Items = npt.NDArray[np.int64]
+Window = tuple[int, list[int], int, int]
+"""What a sample shows: the item, its frames, top and left of the square."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +44,22 @@ class Samples:
     def __len__(self) -> int:
         return len(self.items)
 
-    def draw(self, item: int, rng: np.random.Generator) -> Pixels:
-        """A training sample: random frames in temporal order, a random square shared by them."""
+    def draw(self, item: int, rng: np.random.Generator) -> Window:
+        """A training sample, not yet read: random frames in temporal order, a random square shared by them."""
         frames = choose_frames(self.source.num_frames(item), self.frames, self.span, rng)
         height, width = self.source.size(item)
         top, left = rng.integers(height - self.side + 1), rng.integers(width - self.side + 1)
-        return self._square(item, frames, int(top), int(left))
+        return item, frames, int(top), int(left)
 
     def centre(self, item: int) -> Pixels:
         """A validation sample: evenly spaced frames, the centre square."""
         frames = spaced_frames(self.source.num_frames(item), self.frames, self.span)
         height, width = self.source.size(item)
-        return self._square(item, frames, (height - self.side) // 2, (width - self.side) // 2)
+        return self.read((item, frames, (height - self.side) // 2, (width - self.side) // 2))
 
-    def _square(self, item: int, frames: Sequence[int], top: int, left: int) -> Pixels:
+    def read(self, window: Window) -> Pixels:
+        """The pixels of a sample, (frames, side, side, 3)."""
+        item, frames, top, left = window
         return self.source.read(item, frames)[:, top : top + self.side, left : left + self.side]
 
     def digest(self) -> str:
@@ -110,10 +115,11 @@ class BatchStream:
         ]
         return self.samples.items[chosen]
 
-    def batch(self, step: int) -> Tensor:
-        """The batch at a step, (B, frames, side, side, 3) bytes."""
+    def batch(self, step: int, share: Share = WHOLE) -> Tensor:
+        """The batch at a step, (B, frames, side, side, 3) bytes; of a share, only its own samples are read."""
         rng = numpy_rng(self.seed, "batch", self.task, step)
-        return torch.from_numpy(np.stack([self.samples.draw(int(item), rng) for item in self.items(step)]))
+        windows = [self.samples.draw(int(item), rng) for item in self.items(step)]
+        return torch.from_numpy(np.stack([self.samples.read(window) for window in windows[share.rows(len(windows))]]))
 
 
 class Prefetcher(Generic[T]):

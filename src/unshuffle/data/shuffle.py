@@ -2,6 +2,7 @@
 
 Axes: B samples, P parts of a sample (tiles or frames), M permutations of a sample, S side of a crop.
 A generator makes the random crops and colours of training; without one, centre crops and true colours, for validation.
+Samples may be a share of a batch: the draws are then those of the whole batch, cut.
 """
 
 import math
@@ -11,52 +12,61 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unshuffle.config import ShuffleConfig
+from unshuffle.data.share import WHOLE, Share
 
 LUMA = (0.299, 0.587, 0.114)
 MIN_STD = 2 / 255  # a crop with hardly any contrast is not blown up into noise
 
 
-def tiles(images: Tensor, config: ShuffleConfig, generator: torch.Generator | None = None) -> Tensor:
+def tiles(
+    images: Tensor, config: ShuffleConfig, generator: torch.Generator | None = None, share: Share = WHOLE
+) -> Tensor:
     """Cut (B, H, W, 3) bytes into a grid: a crop in each cell, resized and normalised, (B, m*m, 3, S, S)."""
-    crops = cut_tiles(images, config, generator)
+    crops = cut_tiles(images, config, generator, share)
     return normalise(crops.flatten(0, 1)).view_as(crops)
 
 
-def cut_tiles(images: Tensor, config: ShuffleConfig, generator: torch.Generator | None = None) -> Tensor:
+def cut_tiles(
+    images: Tensor, config: ShuffleConfig, generator: torch.Generator | None = None, share: Share = WHOLE
+) -> Tensor:
     """The tiles before they are normalised, in [0, 1]: what a person can look at."""
     batch, size = images.shape[0], images.shape[1]
     cell = size // config.grid
     side = max(1, round(cell * config.tile_share))
     corner = torch.arange(config.grid, device=images.device) * cell
     top, left = (axis.flatten().repeat(batch) for axis in torch.meshgrid(corner, corner, indexing="ij"))
-    shift = _offsets((len(top), 2), cell - side, images.device, generator)
+    shift = _offsets((len(top), 2), cell - side, images.device, generator, share)
     owner = torch.arange(batch, device=images.device).repeat_interleave(config.tiles)
     crops = _crop(images, owner, top + shift[:, 0], left + shift[:, 1], side)
     crops = _resize(crops, config.crop_size)
     if generator is not None:
-        grey = _uniform((batch,), generator, images.device) < config.grey
-        crops = _recolour(crops, config, generator, grey.repeat_interleave(config.tiles))
+        grey = _uniform((batch,), generator, images.device, share) < config.grey
+        crops = _recolour(crops, config, generator, share, grey.repeat_interleave(config.tiles))
     return torch.unflatten(crops, 0, (batch, config.tiles))
 
 
-def frames(clips: Tensor, config: ShuffleConfig, generator: torch.Generator | None = None) -> Tensor:
+def frames(
+    clips: Tensor, config: ShuffleConfig, generator: torch.Generator | None = None, share: Share = WHOLE
+) -> Tensor:
     """Crop, resize and normalise each frame of (B, u, H, W, 3) bytes, (B, u, 3, S, S)."""
-    crops = cut_frames(clips, config, generator)
+    crops = cut_frames(clips, config, generator, share)
     return normalise(crops.flatten(0, 1)).view_as(crops)
 
 
-def cut_frames(clips: Tensor, config: ShuffleConfig, generator: torch.Generator | None = None) -> Tensor:
+def cut_frames(
+    clips: Tensor, config: ShuffleConfig, generator: torch.Generator | None = None, share: Share = WHOLE
+) -> Tensor:
     """The frames before they are normalised, in [0, 1]: what a person can look at."""
     batch, num_frames, size = clips.shape[0], clips.shape[1], clips.shape[2]
     side = max(1, round(size * config.frame_share))
     draws = batch if config.shared_crop else batch * num_frames
     repeats = batch * num_frames // draws
-    shift = _offsets((draws, 2), size - side, clips.device, generator).repeat_interleave(repeats, 0)
+    shift = _offsets((draws, 2), size - side, clips.device, generator, share).repeat_interleave(repeats, 0)
     owner = torch.arange(batch * num_frames, device=clips.device)
     crops = _crop(clips.flatten(0, 1), owner, shift[:, 0], shift[:, 1], side)
     crops = _resize(crops, config.crop_size)
     if generator is not None and config.frame_jitter:
-        crops = _recolour(crops, config, generator, repeats=repeats)
+        crops = _recolour(crops, config, generator, share, repeats=repeats)
     return torch.unflatten(crops, 0, (batch, num_frames))
 
 
@@ -75,14 +85,22 @@ def normalise(crops: Tensor) -> Tensor:
     return (crops - mean) / std.clamp(min=MIN_STD)
 
 
-def _uniform(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
-    return torch.rand(shape, generator=generator, device=device)
+def _uniform(shape: tuple[int, ...], generator: torch.Generator, device: torch.device, share: Share) -> Tensor:
+    """(..., N) numbers in [0, 1) for the N crops of a share."""
+    *others, crops = shape
+    total = crops * share.of
+    return torch.rand((*others, total), generator=generator, device=device)[..., share.rows(total)]
 
 
-def _offsets(shape: tuple[int, ...], room: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
+def _offsets(
+    shape: tuple[int, ...], room: int, device: torch.device, generator: torch.Generator | None, share: Share
+) -> Tensor:
+    """(N, ...) offsets for the N crops of a share."""
     if generator is None:
         return torch.full(shape, room // 2, device=device)
-    return torch.randint(room + 1, shape, generator=generator, device=device)
+    crops, *others = shape
+    total = crops * share.of
+    return torch.randint(room + 1, (total, *others), generator=generator, device=device)[share.rows(total)]
 
 
 def _crop(images: Tensor, owner: Tensor, top: Tensor, left: Tensor, side: int) -> Tensor:
@@ -103,13 +121,14 @@ def _recolour(
     crops: Tensor,
     config: ShuffleConfig,
     generator: torch.Generator,
+    share: Share,
     grey: Tensor | None = None,
     repeats: int = 1,
 ) -> Tensor:
     """Turn crops grey where asked, then jitter: one draw for each group of `repeats` crops."""
     draws = len(crops) // repeats
     gamma, saturation, hue = (
-        (2 * _uniform((3, draws), generator, crops.device) - 1).repeat_interleave(repeats, 1).unbind()
+        (2 * _uniform((3, draws), generator, crops.device, share) - 1).repeat_interleave(repeats, 1).unbind()
     )
     matrix = _saturation_matrix(1 + config.saturation * saturation) @ _hue_matrix(2 * math.pi * config.hue * hue)
     if grey is not None:

@@ -4,7 +4,7 @@ A crop's features do not depend on the order it stands in, so the trunk and fc6 
 and only the head runs for each permutation.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +49,13 @@ def validate(network: OrderingNetwork, task: str, crops: Iterable[Tensor], permu
     network.train(was_training)
     state = torch.cat(ratios, dim=1)
     return Validation(state, 1 - hits.double() / state.shape[1])
+
+
+def merge(parts: Sequence[Validation]) -> Validation:
+    """One validation from those of the parts that X_val was shared in."""
+    state = torch.cat([part.state for part in parts], dim=1)
+    hits = torch.stack([((1 - part.permutation_errors) * part.state.shape[1]).round() for part in parts]).sum(dim=0)
+    return Validation(state, 1 - hits / state.shape[1])
 
 
 def _all_orders(network: OrderingNetwork, task: str, vectors: Tensor, permutations: Tensor) -> tuple[Tensor, Tensor]:

@@ -67,6 +67,24 @@ class RunLog:
         self._board.close()  # type: ignore[no-untyped-call]
 
 
+class NoLog(RunLog):
+    """The log of a process that is not the main one: it writes nothing."""
+
+    def __init__(self) -> None:
+        """Open nothing."""
+
+    def write(self, kind: str, iteration: int, **values: Any) -> None:
+        """The main process has it."""
+
+    def write_validation(self, iteration: int, task: str, validation: Validation, observation: Observation) -> None:
+        """The main process has it."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
 def _keep_up_to(path: Path, iteration: int) -> None:
     """Keep the whole lines up to an iteration, none for a run at its start: the rest will be written again."""
     if not path.exists():

@@ -3,9 +3,10 @@
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,12 +22,14 @@ from unshuffle.data.prepare import Data
 from unshuffle.errors import UserError
 from unshuffle.models import Backbone
 from unshuffle.models.ordering import OrderingNetwork
-from unshuffle.policy.samplers import Sampler
-from unshuffle.policy.state import Validation, validate
-from unshuffle.randomness import torch_generator
+from unshuffle.policy.samplers import Observation, Proposal, Sampler
+from unshuffle.policy.state import Validation, merge, validate
+from unshuffle.randomness import seed_everything, stream_seed, torch_generator
 from unshuffle.run import Run
+from unshuffle.training import distributed
 from unshuffle.training.checkpoint import random_state, restore_random_state, save_checkpoint
 from unshuffle.training.console import Display, TaskStatus
+from unshuffle.training.distributed import together
 from unshuffle.training.log import RunLog
 from unshuffle.training.optim import Optimisers
 from unshuffle.training.step import Outcome, Step
@@ -92,7 +95,7 @@ class Trainer:
         self.permutations = {task: rows.to(device) for task, rows in permutations.items()}
         self.samplers = samplers
         self.optimisers = Optimisers(network, config.optim)
-        self._learn = Step(self.network, self.permutations, self.optimisers, config.optim.precision)
+        self.share = distributed.share()
         self.streams = {
             task: BatchStream(samples, config.optim.batch_size, config.seed, task)
             for task, samples in data.training.items()
@@ -105,6 +108,12 @@ class Trainer:
         self._asked_to_stop: int | None = None
         self._warned: dict[str, bool] = {}
 
+    @cached_property
+    def _learn(self) -> Step:
+        """Made for the first step: what happens before it may fail on one process alone, and this is done by all."""
+        network = distributed.parallel(self.network, some_unused=self.config.tasks == "S&T")
+        return Step(network, self.permutations, self.optimisers, self.config.optim.precision)
+
     def train(self, run: Run, log: RunLog, display: Display) -> None:
         """Go on from the current iteration to the last, saving into the run folder."""
         batches = Prefetcher(self._load, self.iteration, self.config.optim.iterations, self.config.data.workers)
@@ -113,25 +122,28 @@ class Trainer:
                 self._monitor(log, display)
                 self._validate(log, display)
             tally = Tally()
-            for batch in coming:
+            while self.iteration < self.config.optim.iterations:
+                with together():
+                    batch = next(coming)
                 self.step(batch, tally)
+                stop = distributed.largest(self._asked_to_stop or 0)
                 if self._due(self.config.log.train_every):
                     tally = self._log_training(log, display, tally, batches.seconds_waited)
                 with tally.paused():
-                    self._between_steps(run, log, display)
-                if self._asked_to_stop is not None:
-                    raise Stopped(self._asked_to_stop, self.iteration, run.folder)
+                    self._between_steps(run, log, display, stopping=stop > 0)
+                if stop:
+                    raise Stopped(stop, self.iteration, run.folder)
 
-    def _between_steps(self, run: Run, log: RunLog, display: Display) -> None:
+    def _between_steps(self, run: Run, log: RunLog, display: Display, *, stopping: bool) -> None:
         if self._episode_ends or self._episode_begins or self.iteration == self.config.optim.iterations:
             self._validate(log, display)
         if self._due(self.config.log.monitor_every):
             self._monitor(log, display)
-        if self._due(self.config.log.checkpoint_every) or self._asked_to_stop is not None:
+        if self._due(self.config.log.checkpoint_every) or stopping:
             self.save(run)
 
     def step(self, pixels: dict[str, Tensor], tally: Tally) -> None:
-        """One step on a batch of each active task; the losses are summed."""
+        """One step on this process's share of a batch of each active task; the losses are summed."""
         if self.iteration in self.config.optim.milestones:
             for sampler in self.samplers.values():
                 sampler.rate_dropped()
@@ -139,27 +151,38 @@ class Trainer:
         for task, some in pixels.items():
             generator = torch_generator(self.device, self.config.seed, "step", task, self.iteration)
             crops[task] = self.crops(task, some, generator)
-            proposals[task] = self.samplers[task].propose(len(some), self.config.permutations.per_sample, generator)
-            tally.samples += len(some)
-            tally.crops += len(some) * crops[task].shape[1]
+            proposals[task] = self._propose(task, len(some) * self.share.of, generator)
+            tally.samples += len(some) * self.share.of
+            tally.crops += len(some) * self.share.of * crops[task].shape[1]
+        if self.share.of > 1:  # dropout: other masks on every process, and none that a resumed run would not have
+            where = ("dropout", self.share.index, self.iteration)
+            seed_everything(int(stream_seed(self.config.seed, *where).generate_state(1)[0]))
         for task, outcome in self._learn(crops, proposals, self.iteration).items():
             tally.add(task, outcome)
         self.iteration += 1
+
+    def _propose(self, task: str, samples: int, generator: torch.Generator) -> Proposal:
+        """This process's share of the permutations of a whole batch."""
+        whole = self.samplers[task].propose(samples, self.config.permutations.per_sample, generator)
+        return replace(whole, permutations=whole.permutations[self.share.rows(samples)])
 
     def crops(self, task: str, pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Samples as bytes to (B, P, 3, S, S) crops on the device."""
         pixels = pixels.to(self.device, non_blocking=True)
         if task == "spatial":
-            return shuffle.tiles(pixels[:, 0], self.config.shuffle, generator)
-        return shuffle.frames(pixels, self.config.shuffle, generator)
+            return shuffle.tiles(pixels[:, 0], self.config.shuffle, generator, self.share)
+        return shuffle.frames(pixels, self.config.shuffle, generator, self.share)
 
     def validation_crops(self, task: str) -> Iterator[Tensor]:
-        """X_val in chunks, centre crops in their true colours."""
-        return (self.crops(task, chunk) for chunk in self.validation_pixels[task].split(VALIDATION_CHUNK))
+        """This process's share of X_val in chunks, centre crops in their true colours."""
+        pixels = self.validation_pixels[task]
+        own = pixels[self.share.rows(len(pixels))]
+        return (self.crops(task, chunk) for chunk in own.split(VALIDATION_CHUNK))
 
     def validate(self, task: str) -> Validation:
         """Every permutation on every validation sample."""
-        return validate(self.network, task, self.validation_crops(task), self.permutations[task])
+        own = validate(self.network, task, self.validation_crops(task), self.permutations[task])
+        return merge(distributed.gather(own))
 
     def active_tasks(self, iteration: int) -> list[str]:
         """The tasks that an iteration trains: all, or with S&T the spatial one first and then the temporal."""
@@ -191,9 +214,12 @@ class Trainer:
 
     def save(self, run: Run) -> None:
         """Write a checkpoint, unless there is nothing left worth saving."""
-        if not all(bool(value.isfinite().all()) for value in self.network.state_dict().values()):
-            raise UserError(self._not_a_number())
-        save_checkpoint(run.checkpoints, self.iteration, self.state_dict(), self.config.log.keep_checkpoints)
+        distributed.average_buffers(self.network)
+        with together():
+            if not all(bool(value.isfinite().all()) for value in self.network.state_dict().values()):
+                raise UserError(self._not_a_number())
+            if distributed.is_main():
+                save_checkpoint(run.checkpoints, self.iteration, self.state_dict(), self.config.log.keep_checkpoints)
 
     def statuses(self) -> dict[str, TaskStatus]:
         """Empty figures for the display."""
@@ -203,7 +229,7 @@ class Trainer:
         }
 
     def _load(self, iteration: int) -> dict[str, Tensor]:
-        return {task: self.streams[task].batch(iteration) for task in self.active_tasks(iteration)}
+        return {task: self.streams[task].batch(iteration, self.share) for task in self.active_tasks(iteration)}
 
     @property
     def _episode_ends(self) -> bool:
@@ -220,8 +246,7 @@ class Trainer:
 
     def _log_training(self, log: RunLog, display: Display, tally: Tally, waited: float) -> Tally:
         seconds = time.perf_counter() - tally.begin
-        loss = {task: float(total) / tally.steps[task] for task, total in tally.losses.items()}
-        accuracy = {task: float(total) / tally.steps[task] for task, total in tally.hits.items()}
+        loss, accuracy = self._averages(tally.losses, tally), self._averages(tally.hits, tally)
         if not np.isfinite(list(loss.values())).all():
             raise UserError(self._not_a_number())
         display.samples_per_second, display.crops_per_second = tally.samples / seconds, tally.crops / seconds
@@ -229,16 +254,22 @@ class Trainer:
         for task in loss:
             display.tasks[task].loss, display.tasks[task].accuracy = loss[task], accuracy[task]
         display.update(self.iteration)
-        log.write(
-            "train",
-            self.iteration,
-            loss=loss,
-            accuracy=accuracy,
-            samples_per_second=display.samples_per_second,
-            crops_per_second=display.crops_per_second,
-            waiting_for_data=display.waiting,
-        )
+        with together():
+            log.write(
+                "train",
+                self.iteration,
+                loss=loss,
+                accuracy=accuracy,
+                samples_per_second=display.samples_per_second,
+                crops_per_second=display.crops_per_second,
+                waiting_for_data=display.waiting,
+            )
         return Tally(waited_before=waited)
+
+    def _averages(self, sums: Mapping[str, Tensor], tally: Tally) -> dict[str, float]:
+        """Means over the steps of a tally and over all processes."""
+        own = [float(total) / tally.steps[task] for task, total in sums.items()]
+        return dict(zip(sums, distributed.means(own), strict=True))
 
     def _not_a_number(self) -> str:
         return (
@@ -247,15 +278,25 @@ class Trainer:
         )
 
     def _validate(self, log: RunLog, display: Display) -> None:
+        distributed.average_buffers(self.network)
         for task in self.permutations:
-            validation, sampler = self.validate(task), self.samplers[task]
+            validation = self.validate(task)
             if not validation.state.isfinite().all():
                 raise UserError(self._not_a_number())
-            seen = sampler.observe(validation, self.iteration, ends=self._episode_ends, begins=self._episode_begins)
-            log.write_validation(self.iteration, task, validation, seen)
-            self._warn(log, display, task, seen.warnings)
-            display.tasks[task].error, display.tasks[task].preference = validation.error, sampler.preference()
+            seen = self._observe(self.samplers[task], validation)
+            with together():
+                log.write_validation(self.iteration, task, validation, seen)
+                self._warn(log, display, task, seen.warnings)
+            display.tasks[task].error = validation.error
+            display.tasks[task].preference = self.samplers[task].preference()
         display.update(self.iteration)
+
+    def _observe(self, sampler: Sampler, validation: Validation) -> Observation:
+        """Let a sampler see a validation; what the main process's makes of it holds for all."""
+        seen = sampler.observe(validation, self.iteration, ends=self._episode_ends, begins=self._episode_begins)
+        if self.share.of > 1:
+            sampler.load_state_dict(distributed.broadcast(sampler.state_dict()))
+        return seen
 
     def _warn(self, log: RunLog, display: Display, task: str, warnings: list[str]) -> None:
         """Tell what the sampler warns of: all of it in the log, on the console when it begins."""
@@ -266,19 +307,25 @@ class Trainer:
         self._warned[task] = bool(warnings)
 
     def _monitor(self, log: RunLog, display: Display) -> None:
-        if self.monitor is None:
-            return
-        scores = self.monitor(self.network.trunk)
-        log.write("monitor", self.iteration, **scores)
-        display.top1 = scores["top1"]
-        display.update(self.iteration)
+        distributed.average_buffers(self.network)
+        with together():
+            if self.monitor is None:
+                return
+            scores = self.monitor(self.network.trunk)
+            log.write("monitor", self.iteration, **scores)
+            display.top1 = scores["top1"]
+            display.update(self.iteration)
 
     @contextmanager
     def _catching_signals(self) -> Iterator[None]:
-        """Ctrl-C, SIGTERM or a lost terminal end the run after the current step, with a checkpoint; twice, at once."""
+        """Ctrl-C, SIGTERM or a lost terminal end the run after the current step, with a checkpoint; twice, at once.
+
+        Several processes may be sent a signal twice for one wish, by the system and by torchrun, which also ends them
+        for good if they linger: they do not count.
+        """
 
         def ask(signum: int, frame: FrameType | None) -> None:
-            if self._asked_to_stop is not None:
+            if self._asked_to_stop is not None and self.share.of == 1:
                 raise KeyboardInterrupt
             self._asked_to_stop = signum
 

@@ -1,0 +1,206 @@
+"""Two processes beside each other do what one does."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import unshuffle
+from unshuffle.errors import UserError
+from unshuffle.run import Run
+from unshuffle.training import distributed
+from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
+
+WORKER = Path(__file__).with_name("worker.py")
+TINY = [
+    *("--device", "cpu", "--data.val_size", "4", "--data.workers", "1", "--log.no_pictures"),
+    *("--synthetic.images", "16", "--synthetic.clips", "12", "--synthetic.gallery", "12", "--synthetic.queries", "6"),
+    *("--optim.iterations", "2", "--optim.batch_size", "4", "--permutations.spatial", "4"),
+    *("--permutations.temporal", "4", "--permutations.per_sample", "1", "--policy.groups", "2"),
+]
+
+
+def test_a_process_on_its_own_is_all_there_is() -> None:
+    with distributed.started():
+        assert (distributed.rank(), distributed.size(), distributed.is_main()) == (0, 1, True)
+    assert distributed.gather("a") == ["a"]
+    assert (distributed.broadcast("a"), distributed.largest(3), distributed.means([1.0, 2.0])) == ("a", 3, [1.0, 2.0])
+    network = torch.nn.Linear(1, 1)
+    assert distributed.parallel(network, some_unused=False) is network
+    assert distributed.own_device("cuda:1") == "cuda:1"
+    with pytest.raises(OSError, match="gone"), distributed.together():
+        raise OSError("gone")
+
+
+def test_what_processes_cannot_share_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "size", lambda: 3)
+    distributed.check_shares(6, 3)
+    with pytest.raises(UserError, match=r"optim\.batch_size 8 cannot be shared equally by 3 processes"):
+        distributed.check_shares(8, 3)
+    with pytest.raises(UserError, match=r"data\.val_size 2 leaves nothing"):
+        distributed.check_shares(6, 2)
+
+
+def test_every_process_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "size", lambda: 3)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    assert [distributed.own_device(name) for name in ("cuda", "cpu")] == ["cuda:2", "cpu"]
+    with pytest.raises(UserError, match="cuda:1 is one GPU for 3 processes"):
+        distributed.own_device("cuda:1")
+
+
+def side_by_side(commands: list[list[str]], folder: Path) -> list[tuple[int, str]]:
+    """Run a command as each rank; exit codes and what was said."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    processes = []
+    for rank, command in enumerate(commands):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": len(commands), "MASTER_PORT": port}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+        environment |= {name: str(value) for name, value in place.items()}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, *command],
+                cwd=folder,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        return [(process.wait(), said) for process in processes for _, said in [process.communicate(timeout=120)]]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What one process found, and what each of two did."""
+
+    folder: Path
+    alone: dict[str, Any]
+    ranks: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    folder = tmp_path_factory.mktemp("ranks")
+    for count in (1, 2):
+        for code, said in side_by_side([[str(WORKER), str(folder)]] * count, folder):
+            assert code == 0, said
+    alone, *ranks = (torch.load(folder / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
+    return Outcomes(folder, alone, ranks)
+
+
+def assert_close(one: Any, other: Any, where: str = "") -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_close(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for place, (left, right) in enumerate(zip(one, other, strict=True)):
+            assert_close(left, right, f"{where}[{place}]")
+    elif isinstance(one, torch.Tensor | float):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, msg=lambda text: f"{where}: {text}")
+    else:
+        assert one == other, where
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["normalised", "frozen", "synchronised", "in turn"])
+def test_two_processes_are_one_with_the_same_batch(outcomes: Outcomes, scenario: str) -> None:
+    """Weights, running statistics, crops, permutations, validations and the samplers' states."""
+    for found in outcomes.ranks:
+        assert_close(found[scenario], outcomes.alone[scenario])
+
+
+@pytest.mark.slow
+def test_permutations_and_decisions_are_the_same_to_the_bit(outcomes: Outcomes) -> None:
+    first, second = (found["synchronised"] for found in outcomes.ranks)
+    for name in ("steps", "samplers", "validations"):
+        torch.testing.assert_close(first[name], second[name], rtol=0, atol=0)
+    for step, whole in zip(first["steps"], outcomes.alone["synchronised"]["steps"], strict=True):
+        for task in ("spatial", "temporal"):
+            assert torch.equal(step[f"{task} permutations"], whole[f"{task} permutations"])
+            assert len(step[f"{task} crops"]) == 4
+    assert first["samplers"]["spatial"]["episodes"] > 0
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_stops_all_after_the_same_step(outcomes: Outcomes) -> None:
+    assert [found["stopped"] for found in outcomes.ranks] == [5, 5]
+
+
+@pytest.mark.slow
+def test_what_one_process_fails_at_ends_all_and_is_said_once(outcomes: Outcomes) -> None:
+    assert outcomes.ranks[0]["unreadable"] == ["SaidByAnother: rank 1 has failed", "UserError: the disk is gone"]
+    assert outcomes.alone["unreadable"] == ["UserError: the disk is gone"]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_processes(outcomes: Outcomes) -> None:
+    def last(folder: Path) -> dict[str, Any]:
+        state = load_checkpoint(list_checkpoints(Run(folder).checkpoints)[-1])
+        return {name: state[name] for name in ("iteration", "network", "optimisers", "samplers", "data")}
+
+    whole = last(outcomes.folder / "by-1" / "whole")
+    assert whole["iteration"] == 9
+    assert_close(last(outcomes.folder / "by-1" / "stopped"), whole)  # two went on with it
+    assert last(outcomes.folder / "by-2" / "stopped")["iteration"] == 5
+    run = unshuffle.pretrain(out=outcomes.folder / "by-2" / "stopped", resume=True)
+    assert_close(last(run.folder), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ([["--optim.batch_size", "3"]] * 2, "optim.batch_size 3 cannot be shared equally by 2 processes"),
+        ([[], ["--optim.iteratons", "3"]], "did you mean --optim.iterations?"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2_of_all(
+    tmp_path: Path, options: list[list[str]], sentence: str
+) -> None:
+    commands = [["-m", "unshuffle", "pretrain", *TINY, *some] for some in options]
+    results = side_by_side(commands, tmp_path)
+    assert [code for code, _ in results] == [2, 2], results
+    said = "".join(text for _, text in results)
+    assert sentence in said
+    assert re.findall("^unshuffle: .*", said, re.M) == said.splitlines()
+    assert len(said.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_torchrun_writes_one_run(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    finished = subprocess.run(
+        [*launcher, "-m", "unshuffle", "pretrain", *TINY],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.count("Open these:") == 1
+    run = Run.open(tmp_path / "runs" / "demo-1")
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["demo-1"]
+    assert [path.name for path in run.checkpoints.iterdir()] == ["00000002.pt"]
+    assert [entry["processes"] for entry in run.metrics("start")] == [2]
+    assert [(entry["task"], entry["iteration"]) for entry in run.metrics("validation")] == [
+        (task, iteration) for iteration in (0, 2) for task in ("spatial", "temporal")
+    ]
+    assert run.weights.exists()

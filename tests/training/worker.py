@@ -1,0 +1,159 @@
+"""One process of several: `worker.py FOLDER` does everything below with the others and keeps what came of it.
+
+Alone, the same file makes what the several are compared with.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from conftest import small_config
+from torch import Tensor, nn
+
+from unshuffle.assembly import build_trainer
+from unshuffle.config import Config
+from unshuffle.data.batches import BatchStream
+from unshuffle.data.prepare import prepare
+from unshuffle.data.share import Share
+from unshuffle.errors import UserError
+from unshuffle.models.norm import synchronise
+from unshuffle.pretraining import run_pretraining
+from unshuffle.run import Run
+from unshuffle.training import distributed
+from unshuffle.training.console import Display, PatientConsole
+from unshuffle.training.log import NoLog
+from unshuffle.training.step import Step
+from unshuffle.training.trainer import Stopped, Trainer
+
+SGD = {"optimiser": "sgd", "lr": 0.02}  # AdamW would make steps of the rounding errors in gradients that are zero
+
+
+def config(out: Path, sync_bn: bool = True, **changes: Any) -> Config:
+    head = {"dropout": 0.0}
+    values: dict[str, Any] = {
+        "model": {"sync_bn": sync_bn, "spatial": head, "temporal": head},
+        "optim": {"trunk": SGD, "spatial": SGD, "temporal": SGD},
+        **changes,
+    }
+    return small_config(out, **values)
+
+
+def all_rows(own: Tensor) -> Tensor:
+    return torch.cat(distributed.gather(own.detach()))
+
+
+def normalised() -> dict[str, Tensor]:
+    """A batch of which every process has its rows, through a convolution and a normalisation."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5)).double()
+    synchronise(layers)
+    layers.double()
+    images, weights = torch.randn(6, 3, 8, 8).double() * 2 + 1, torch.randn(6, 5, 6, 6).double()
+    rows = distributed.share().rows(6)
+    own = images[rows].requires_grad_()
+    maps = layers(own)
+    (maps * weights[rows]).sum().backward()
+    assert own.grad is not None
+    gradients = {f"gradient of {name}": value.grad for name, value in layers.named_parameters()}
+    return {
+        "kind": torch.tensor([ord(letter) for letter in type(layers[1]).__name__]),
+        "maps": all_rows(maps),
+        "gradient of the images": all_rows(own.grad),
+        **{name: torch.stack(distributed.gather(value)).sum(0) for name, value in gradients.items()},
+        **dict(layers[1].named_buffers()),
+    }
+
+
+@contextmanager
+def recorded_steps() -> Iterator[list[dict[str, Tensor]]]:
+    """What every step of all processes together was given."""
+    steps: list[dict[str, Tensor]] = []
+    call = Step.__call__
+
+    def record(self: Step, crops: Any, proposals: Any, iteration: int) -> Any:
+        steps.append(
+            {f"{task} crops": all_rows(some) for task, some in crops.items()}
+            | {f"{task} permutations": all_rows(some.permutations) for task, some in proposals.items()}
+        )
+        return call(self, crops, proposals, iteration)
+
+    with mock.patch.object(Step, "__call__", record):
+        yield steps
+
+
+def trained(config: Config, frozen: bool = False) -> dict[str, Any]:
+    """A whole training, with its own evaluation and samplers on every process."""
+    assert config.out is not None
+    trainer = build_trainer(config, prepare(config))
+    trainer.network.train(not frozen)
+    with recorded_steps() as steps:
+        quiet = Display(trainer.statuses(), config.optim.iterations, console=PatientConsole(quiet=True))
+        trainer.train(Run(config.out), NoLog(), quiet)
+    state = trainer.state_dict()
+    validations = {task: vars(trainer.validate(task)) for task in trainer.permutations}
+    return {"network": state["network"], "samplers": state["samplers"], "steps": steps, "validations": validations}
+
+
+def stopped(config: Config) -> int:
+    """A run that only the last process is asked to leave."""
+    step = Trainer.step
+
+    def interrupted(self: Trainer, *args: Any) -> None:
+        if self.iteration == 4 and distributed.rank() == distributed.size() - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        step(self, *args)
+
+    with mock.patch.object(Trainer, "step", interrupted):
+        try:
+            run_pretraining(config)
+        except Stopped as stop:
+            return stop.iteration
+    raise AssertionError("the run went on")
+
+
+def unreadable(config: Config) -> list[str]:
+    """A run in which the last process cannot read its third batch: what each process ends with."""
+    batch = BatchStream.batch
+
+    def failing(self: BatchStream, step: int, share: Share) -> Tensor:
+        if step == 2 and share.index == share.of - 1:
+            raise UserError("the disk is gone")
+        return batch(self, step, share)
+
+    with mock.patch.object(BatchStream, "batch", failing):
+        try:
+            run_pretraining(config)
+        except UserError as error:
+            return distributed.gather(f"{type(error).__name__}: {error}")
+    raise AssertionError("the run went on")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    with distributed.started():
+        count = distributed.size()
+        own = folder / f"by-{count}"
+        results = {
+            "normalised": normalised(),
+            "frozen": trained(config(own / "frozen", sync_bn=False), frozen=True),
+            "synchronised": trained(config(own / "synchronised")),
+            "in turn": trained(config(own / "in-turn", tasks="S&T")),
+            "stopped": stopped(config(own / "stopped")),
+            "unreadable": unreadable(config(own / "unreadable")),
+        }
+        if count == 1:
+            run_pretraining(config(own / "whole"))
+        else:
+            run_pretraining(config(folder / "by-1" / "stopped"), resume=True)
+        torch.save(results, folder / f"{count}-{distributed.rank()}.pt")
+
+
+if __name__ == "__main__":
+    main()
