@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unshuffle.data.batches import BatchStream, Prefetcher, Samples, choose_frames, spaced_frames
+from unshuffle.data.share import Share
 
 
 class CodedSource:
@@ -150,6 +151,19 @@ def test_batches_are_a_function_of_seed_and_step() -> None:
     assert forwards[0].shape == (4, 3, 8, 8, 3) and forwards[0].dtype == torch.uint8
     for step in range(6):
         assert forwards[step][:, 0, 0, 0, 0].tolist() == shared.items(step).tolist()
+
+
+def test_a_share_is_cut_from_the_same_batch_and_reads_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, batches, read = stream(7, 6).batch(3), stream(7, 6), CodedSource.read
+    items: list[int] = []
+
+    def recorded(self: CodedSource, item: int, frames: Sequence[int]) -> Any:
+        items.append(item)
+        return read(self, item, frames)
+
+    monkeypatch.setattr(CodedSource, "read", recorded)
+    assert torch.equal(batches.batch(3, Share(1, 3)), whole[2:4])
+    assert items == batches.items(3)[2:4].tolist()
 
 
 @pytest.mark.parametrize("other", [stream(50, 20, seed=1), stream(50, 20, task="temporal")])

@@ -11,6 +11,7 @@ from PIL import Image
 
 from unshuffle.config import ShuffleConfig
 from unshuffle.data import shuffle
+from unshuffle.data.share import Share
 from unshuffle.data.shuffle import frames, normalise, permute, tiles
 from unshuffle.permutations import inverse
 
@@ -355,3 +356,14 @@ def test_frames_are_never_turned_grey() -> None:
     clips = random_bytes(2, 3, 16, 16, 3)
     config = replace(STILL, crop_size=8, frame_share=1, grey=1)
     np.testing.assert_allclose(frames(clips, config, generator()), frames(clips, config), atol=1e-4)
+
+
+@pytest.mark.parametrize("shared_crop", [False, True])
+def test_a_share_is_drawn_as_part_of_the_whole_batch(shared_crop: bool) -> None:
+    config = ShuffleConfig(frames=4, crop_size=10, shared_crop=shared_crop)
+    images, clips, own = random_bytes(6, 48, 48, 3), random_bytes(6, 4, 24, 24, 3), slice(2, 4)
+    for cut, pixels in ((tiles, images), (frames, clips)):
+        whole, part = generator(), generator()
+        expected = cut(pixels, config, whole)[own]
+        torch.testing.assert_close(cut(pixels[own], config, part, Share(1, 3)), expected, rtol=0, atol=1e-5)
+        assert torch.equal(whole.get_state(), part.get_state()), "what is drawn next is the same"

@@ -14,7 +14,7 @@ from unshuffle.models.heads import build_head
 from unshuffle.models.ordering import OrderingNetwork, trunk_features
 from unshuffle.permutations import permutation_set
 from unshuffle.policy import state
-from unshuffle.policy.state import Validation, softmax_ratios, validate
+from unshuffle.policy.state import Validation, merge, softmax_ratios, validate
 
 PARTS = {"spatial": 4, "temporal": 5}
 COUNT = 9
@@ -216,3 +216,12 @@ def test_chance(count: int, chance: float) -> None:
 
 def test_error_is_the_mean() -> None:
     assert Validation(torch.ones(4, 2), torch.tensor([0.0, 1.0, 0.5, 0.5])).error == 0.5
+
+
+@pytest.mark.parametrize("sizes", [(7,), (3, 4), (2, 2, 3)])
+def test_validations_of_parts_make_that_of_the_whole(sizes: tuple[int, ...]) -> None:
+    net, parts = network("spatial"), crops("spatial", 7)
+    whole = validate(net, "spatial", [parts], psi("spatial"))
+    merged = merge([validate(net, "spatial", [some], psi("spatial")) for some in parts.split(sizes)])  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(merged.state, whole.state)
+    assert torch.equal(merged.permutation_errors, whole.permutation_errors)

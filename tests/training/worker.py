@@ -1,7 +1,7 @@
 """One process of several: `worker.py FOLDER` does everything below with the others and keeps what came of it.
 
-Alone, the same file makes what the several are compared with; `worker.py FOLDER RUN` goes on with a run. Everything is
-in double precision: in single, the kinks of ReLU and pooling make differences of 1e-5 out of rounding errors.
+Alone, the same file makes what the several are compared with. Everything is in double precision: in single, the kinks
+of ReLU and pooling make differences of 1e-5 out of rounding errors.
 """
 
 import os
@@ -36,9 +36,10 @@ from unshuffle.training.trainer import Stopped, Trainer
 SGD = {"optimiser": "sgd", "lr": 0.02}  # AdamW would make steps of the rounding errors in gradients that are zero
 
 
-def config(out: Path, sync_bn: bool = True, **changes: Any) -> Config:
-    head = {"dropout": 0.0}
+def config(out: Path, sync_bn: bool = True, dropout: float = 0.0, **changes: Any) -> Config:
+    head = {"dropout": dropout}
     values: dict[str, Any] = {
+        "synthetic": {"gallery": 6, "queries": 2},
         "model": {"sync_bn": sync_bn, "spatial": head, "temporal": head},
         "optim": {"trunk": SGD, "spatial": SGD, "temporal": SGD},
         **changes,
@@ -132,8 +133,17 @@ def stopped(config: Config) -> int:
     raise AssertionError("the run went on")
 
 
+def ends(config: Config) -> list[str]:
+    """A run that fails: what it ends with on each process."""
+    try:
+        run_pretraining(config)
+    except UserError as error:
+        return distributed.gather(f"{type(error).__name__}: {error}")
+    raise AssertionError("the run went on")
+
+
 def unreadable(config: Config) -> list[str]:
-    """A run in which the last process cannot read its third batch: what each process ends with."""
+    """A run in which the last process cannot read its third batch."""
     batch = BatchStream.batch
 
     def failing(self: BatchStream, step: int, share: Share) -> Tensor:
@@ -142,11 +152,7 @@ def unreadable(config: Config) -> list[str]:
         return batch(self, step, share)
 
     with mock.patch.object(BatchStream, "batch", failing):
-        try:
-            run_pretraining(config)
-        except UserError as error:
-            return distributed.gather(f"{type(error).__name__}: {error}")
-    raise AssertionError("the run went on")
+        return ends(config)
 
 
 def everything(folder: Path) -> None:
@@ -157,7 +163,9 @@ def everything(folder: Path) -> None:
         "frozen": trained(config(own / "frozen", sync_bn=False), frozen=True),
         "synchronised": trained(config(own / "synchronised")),
         "in turn": trained(config(own / "in-turn", tasks="S&T")),
+        "as it comes": trained(config(own / "as-it-comes", sync_bn=False, dropout=0.2)),
         "stopped": stopped(config(own / "stopped")),
+        "refused": ends(config(own / "refused", policy={"groups": 1})),
         "unreadable": unreadable(config(own / "unreadable")),
     }
     if count == 1:
@@ -170,7 +178,4 @@ def everything(folder: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with distributed.started(), in_double():
-        if sys.argv[2:]:
-            run_pretraining(config(Path(*sys.argv[1:])), resume=True)
-        else:
-            everything(Path(sys.argv[1]))
+        everything(Path(sys.argv[1]))
