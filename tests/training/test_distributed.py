@@ -18,6 +18,7 @@ from unshuffle.run import Run
 from unshuffle.training import distributed
 from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
 
+pytestmark = pytest.mark.xdist_group("distributed")  # one worker, so that the processes are started once
 WORKER = Path(__file__).with_name("worker.py")
 TINY = [
     *("--device", "cpu", "--data.val_size", "4", "--data.workers", "1", "--log.no_pictures"),

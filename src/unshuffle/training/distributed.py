@@ -97,8 +97,11 @@ def parallel(network: nn.Module, *, some_unused: bool) -> nn.Module:
     """
     if size() == 1:
         return network
-    # buffers are BN's running statistics, which training does not read: `average_buffers` is enough for them
-    return DistributedDataParallel(network, broadcast_buffers=False, find_unused_parameters=some_unused)
+    wrapped = DistributedDataParallel(network, find_unused_parameters=some_unused)
+    # BN's running statistics, which training does not read: `average_buffers` is enough for them; set here because the
+    # argument's name depends on torch's version
+    wrapped.broadcast_buffers = False
+    return wrapped
 
 
 def average_buffers(network: nn.Module) -> None:
