@@ -108,6 +108,10 @@ def trained(config: Config, frozen: bool = False) -> dict[str, Any]:
     assert config.out is not None
     trainer = build_trainer(config, prepare(config))
     trainer.network.train(not frozen)
+    for sampler in trainer.samplers.values():
+        sampler.load_state_dict(
+            {**sampler.state_dict(), "episodes": 7 * distributed.rank()}
+        )  # only the main one's counts
     with recorded_steps() as steps:
         quiet = Display(trainer.statuses(), config.optim.iterations, console=PatientConsole(quiet=True))
         trainer.train(Run(config.out), NoLog(), quiet)
