@@ -18,7 +18,6 @@ from unshuffle.run import Run
 from unshuffle.training import distributed
 from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
 
-pytestmark = pytest.mark.xdist_group("distributed")  # one worker, so that the processes are started once
 WORKER = Path(__file__).with_name("worker.py")
 TINY = [
     *("--device", "cpu", "--data.val_size", "4", "--data.workers", "1", "--log.no_pictures"),
@@ -93,16 +92,6 @@ class Outcomes:
     ranks: list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    folder = tmp_path_factory.mktemp("ranks")
-    for count in (1, 2):
-        for code, said in side_by_side([[str(WORKER), str(folder)]] * count, folder):
-            assert code == 0, said
-    alone, *ranks = (torch.load(folder / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
-    return Outcomes(folder, alone, ranks)
-
-
 def assert_close(one: Any, other: Any, where: str = "") -> None:
     if isinstance(one, dict):
         assert one.keys() == other.keys(), where
@@ -119,15 +108,30 @@ def assert_close(one: Any, other: Any, where: str = "") -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", ["normalised", "frozen", "synchronised", "in turn"])
-def test_two_processes_are_one_with_the_same_batch(outcomes: Outcomes, scenario: str) -> None:
+def test_two_processes_do_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One test for all that two processes do, so that they are started once."""
+    for count in (1, 2):
+        for code, said in side_by_side([[str(WORKER), str(tmp_path)]] * count, tmp_path):
+            assert code == 0, said
+    alone, *ranks = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
+    outcomes = Outcomes(tmp_path, alone, ranks)
+    same_as_one_with_the_same_batch(outcomes)
+    the_same_permutations_and_decisions_to_the_bit(outcomes)
+    one_network_with_their_own_normalisation_and_dropout(outcomes)
+    a_signal_to_one_stops_all_after_the_same_step(outcomes)
+    what_one_fails_at_ends_all_and_is_said_once(outcomes)
+    monkeypatch.syspath_prepend(WORKER.parent)
+    a_run_goes_on_with_another_number_of_processes(outcomes)
+
+
+def same_as_one_with_the_same_batch(outcomes: Outcomes) -> None:
     """Weights, running statistics, crops, permutations, validations and the samplers' states."""
-    for found in outcomes.ranks:
-        assert_close(found[scenario], outcomes.alone[scenario])
+    for scenario in ("normalised", "frozen", "synchronised", "in turn"):
+        for found in outcomes.ranks:
+            assert_close(found[scenario], outcomes.alone[scenario], scenario)
 
 
-@pytest.mark.slow
-def test_permutations_and_decisions_are_the_same_to_the_bit(outcomes: Outcomes) -> None:
+def the_same_permutations_and_decisions_to_the_bit(outcomes: Outcomes) -> None:
     first, second = (found["synchronised"] for found in outcomes.ranks)
     for name in ("steps", "samplers", "validations"):
         torch.testing.assert_close(first[name], second[name], rtol=0, atol=0)
@@ -138,8 +142,7 @@ def test_permutations_and_decisions_are_the_same_to_the_bit(outcomes: Outcomes) 
     assert first["samplers"]["spatial"]["episodes"] > 0
 
 
-@pytest.mark.slow
-def test_processes_stay_one_network_with_their_own_normalisation_and_dropout(outcomes: Outcomes) -> None:
+def one_network_with_their_own_normalisation_and_dropout(outcomes: Outcomes) -> None:
     first, second = (found["as it comes"] for found in outcomes.ranks)
     for name in ("network", "samplers", "validations"):
         torch.testing.assert_close(first[name], second[name], rtol=0, atol=0)
@@ -147,13 +150,11 @@ def test_processes_stay_one_network_with_their_own_normalisation_and_dropout(out
         assert_close(first["network"], outcomes.alone["as it comes"]["network"])
 
 
-@pytest.mark.slow
-def test_a_signal_to_one_process_stops_all_after_the_same_step(outcomes: Outcomes) -> None:
+def a_signal_to_one_stops_all_after_the_same_step(outcomes: Outcomes) -> None:
     assert [found["stopped"] for found in outcomes.ranks] == [5, 5]
 
 
-@pytest.mark.slow
-def test_what_one_process_fails_at_ends_all_and_is_said_once(outcomes: Outcomes) -> None:
+def what_one_fails_at_ends_all_and_is_said_once(outcomes: Outcomes) -> None:
     assert outcomes.ranks[0]["unreadable"] == ["SaidByAnother: rank 1 has failed", "UserError: the disk is gone"]
     assert outcomes.alone["unreadable"] == ["UserError: the disk is gone"]
     first, second = outcomes.ranks[0]["refused"]  # both find it
@@ -161,8 +162,7 @@ def test_what_one_process_fails_at_ends_all_and_is_said_once(outcomes: Outcomes)
     assert second == "SaidByAnother: rank 0 has failed"
 
 
-@pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_processes(outcomes: Outcomes, monkeypatch: pytest.MonkeyPatch) -> None:
+def a_run_goes_on_with_another_number_of_processes(outcomes: Outcomes) -> None:
     def last(folder: Path) -> dict[str, Any]:
         state = load_checkpoint(list_checkpoints(Run(folder).checkpoints)[-1])
         return {name: state[name] for name in ("iteration", "network", "optimisers", "samplers", "data")}
@@ -171,7 +171,6 @@ def test_a_run_goes_on_with_another_number_of_processes(outcomes: Outcomes, monk
     assert whole["iteration"] == 9
     assert_close(last(outcomes.folder / "by-1" / "stopped"), whole)  # two went on with it
     assert last(outcomes.folder / "by-2" / "stopped")["iteration"] == 5
-    monkeypatch.syspath_prepend(WORKER.parent)
     worker = importlib.import_module("worker")
     with worker.in_double():
         run_pretraining(worker.config(outcomes.folder / "by-2" / "stopped"), resume=True)
