@@ -41,6 +41,8 @@ class DataConfig:
     """Where folders are packed to."""
     workers: int = 2
     """Threads that prepare batches ahead of the training."""
+    gpu_share: float = 0.5
+    """Keep the packed data on the GPU when it takes no more than this share of its free memory; 0: never."""
 
 
 @dataclass(frozen=True)
@@ -182,8 +184,8 @@ class OptimConfig:
     """The spatial head."""
     temporal: GroupConfig = GroupConfig()
     """The temporal head."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: autocast of the forward pass, for GPUs that have it."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16: the forward pass in bfloat16, and fused kernels where there are some; auto: on GPUs that have it."""
 
 
 @dataclass(frozen=True)
@@ -328,7 +330,6 @@ def small() -> Config:
             trunk=GroupConfig(lr=0.01),
             spatial=GroupConfig(lr=0.01),
             temporal=GroupConfig("adamw", lr=5e-4, weight_decay=0.01),
-            precision="bf16",
         ),
         policy=PolicyConfig(interval=250, batches=250),
         log=LogConfig(monitor_every=2000),
@@ -479,6 +480,7 @@ def _probabilities(config: Config) -> dict[str, float]:
     return {
         "shuffle.grey": config.shuffle.grey,
         "data.max_bad_share": config.data.max_bad_share,
+        "data.gpu_share": config.data.gpu_share,
         **{f"policy.{name}": getattr(config.policy, name) for name in POLICY_SHARES},
         "model.spatial.dropout": config.model.spatial.dropout,
         "model.temporal.dropout": config.model.temporal.dropout,

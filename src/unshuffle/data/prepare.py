@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from unshuffle.config import Config, DataConfig, Tasks
-from unshuffle.data.batches import Items, Samples
+from unshuffle.data.batches import Samples
 from unshuffle.data.pack import cached_store
 from unshuffle.data.source import Source
+from unshuffle.data.squares import Items
 from unshuffle.data.store import Kind, Store
 from unshuffle.data.synthetic import synthetic_clips, synthetic_images
 from unshuffle.errors import UserError

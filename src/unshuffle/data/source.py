@@ -1,7 +1,7 @@
 """What every collection of images or clips looks like to the rest of the program."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -27,3 +27,11 @@ class Source(Protocol):
 
     def read(self, item: int, frames: Sequence[int]) -> Pixels:
         """The chosen frames of one item, as (len(frames), height, width, 3) RGB."""
+
+
+@runtime_checkable
+class FlatSource(Source, Protocol):
+    """A source whose frames lie one after another in memory or in a memory map."""
+
+    def flat(self) -> tuple[Pixels, npt.NDArray[np.int64]] | None:
+        """All bytes, and where each item begins; None if they are compressed."""

@@ -14,14 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unshuffle.accelerator import choose_precision, has_kernels
 from unshuffle.config import Config
 from unshuffle.data import shuffle
-from unshuffle.data.batches import BatchStream, Prefetcher
+from unshuffle.data.batches import BatchStream, Prefetcher, ahead
 from unshuffle.data.prepare import Data
+from unshuffle.data.squares import Squares, make_resident
 from unshuffle.errors import UserError
 from unshuffle.models import Backbone
 from unshuffle.models.ordering import OrderingNetwork
-from unshuffle.policy.samplers import Sampler
+from unshuffle.policy.samplers import Proposal, Sampler
 from unshuffle.policy.state import Validation, validate
 from unshuffle.randomness import torch_generator
 from unshuffle.run import Run
@@ -29,7 +31,7 @@ from unshuffle.training.checkpoint import random_state, restore_random_state, sa
 from unshuffle.training.console import Display, TaskStatus
 from unshuffle.training.log import RunLog
 from unshuffle.training.optim import Optimisers
-from unshuffle.training.step import Outcome, Step
+from unshuffle.training.step import Outcome, build_step
 
 Monitor = Callable[[Backbone], dict[str, float]]
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -87,16 +89,14 @@ class Trainer:
         device: torch.device,
         monitor: Monitor | None = None,
     ) -> None:
-        self.config, self.device, self.monitor = config, device, monitor
+        self.config, self.data, self.device, self.monitor = config, data, device, monitor
         self.network = network.to(device)
         self.permutations = {task: rows.to(device) for task, rows in permutations.items()}
         self.samplers = samplers
+        self.precision = choose_precision(config.optim.precision, device)
         self.optimisers = Optimisers(network, config.optim)
-        self._learn = Step(self.network, self.permutations, self.optimisers, config.optim.precision)
-        self.streams = {
-            task: BatchStream(samples, config.optim.batch_size, config.seed, task)
-            for task, samples in data.training.items()
-        }
+        self.learn = build_step(self.network, self.permutations, self.optimisers, self.precision, device)
+        self.streams = self._build_streams(data)
         self.data_digests = {
             task: [data.training[task].digest(), data.validation[task].digest()] for task in data.training
         }
@@ -105,10 +105,26 @@ class Trainer:
         self._asked_to_stop: int | None = None
         self._warned: dict[str, bool] = {}
 
+    def _build_streams(self, data: Data) -> dict[str, BatchStream]:
+        sources = {id(samples.source): samples.source for samples in data.training.values()}
+        share = self.config.data.gpu_share / len(sources)
+        resident = {key: make_resident(source, self.device, share) for key, source in sources.items()}
+        return {
+            task: BatchStream(
+                samples,
+                self.config.optim.batch_size,
+                self.config.seed,
+                task,
+                resident[id(samples.source)],
+                pinned=self.device.type == "cuda",
+            )
+            for task, samples in data.training.items()
+        }
+
     def train(self, run: Run, log: RunLog, display: Display) -> None:
         """Go on from the current iteration to the last, saving into the run folder."""
-        batches = Prefetcher(self._load, self.iteration, self.config.optim.iterations, self.config.data.workers)
-        with display, self._catching_signals(), closing(iter(batches)) as coming:
+        batches = Prefetcher(self.load, self.iteration, self.config.optim.iterations, self.config.data.workers)
+        with display, self._catching_signals(), closing(ahead(batches, self.device)) as coming:
             if self.iteration == 0:
                 self._monitor(log, display)
                 self._validate(log, display)
@@ -130,32 +146,43 @@ class Trainer:
         if self._due(self.config.log.checkpoint_every) or self._asked_to_stop is not None:
             self.save(run)
 
-    def step(self, pixels: dict[str, Tensor], tally: Tally) -> None:
+    def step(self, squares: dict[str, Squares], tally: Tally) -> None:
         """One step on a batch of each active task; the losses are summed."""
         if self.iteration in self.config.optim.milestones:
             for sampler in self.samplers.values():
                 sampler.rate_dropped()
-        crops, proposals = {}, {}
-        for task, some in pixels.items():
-            generator = torch_generator(self.device, self.config.seed, "step", task, self.iteration)
-            crops[task] = self.crops(task, some, generator)
-            proposals[task] = self.samplers[task].propose(len(some), self.config.permutations.per_sample, generator)
+        crops, proposals = self.shuffle(squares)
+        for some in crops.values():
             tally.samples += len(some)
-            tally.crops += len(some) * crops[task].shape[1]
-        for task, outcome in self._learn(crops, proposals, self.iteration).items():
+            tally.crops += len(some) * some.shape[1]
+        for task, outcome in self.learn(crops, proposals, self.iteration).items():
             tally.add(task, outcome)
         self.iteration += 1
 
-    def crops(self, task: str, pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Samples as bytes to (B, P, 3, S, S) crops on the device."""
-        pixels = pixels.to(self.device, non_blocking=True)
-        if task == "spatial":
-            return shuffle.tiles(pixels[:, 0], self.config.shuffle, generator)
-        return shuffle.frames(pixels, self.config.shuffle, generator)
+    def shuffle(self, squares: dict[str, Squares]) -> tuple[dict[str, Tensor], dict[str, Proposal]]:
+        """The crops of a batch, and the permutations to put them into."""
+        crops, proposals = {}, {}
+        for task, some in squares.items():
+            generator = torch_generator(self.device, self.config.seed, "step", task, self.iteration)
+            crops[task] = self.crops(task, some, generator)
+            proposals[task] = self.samplers[task].propose(len(some), self.config.permutations.per_sample, generator)
+        return crops, proposals
+
+    def crops(self, task: str, squares: Squares, generator: torch.Generator | None = None) -> Tensor:
+        """Samples to (B, P, 3, S, S) crops on the device; with a generator those of training."""
+        squares, config = squares.to(self.device), self.config.shuffle
+        cuts = shuffle.CUTS[task](len(squares), squares.side, config, self.device, generator)
+        if not has_kernels(self.device):
+            return shuffle.render(squares.pixels(), cuts, config.crop_size)
+        from unshuffle.data import rendering  # needs Triton
+
+        training_type = torch.bfloat16 if self.precision == "bf16" else torch.float32
+        return rendering.render(squares, cuts, config.crop_size, training_type if generator else torch.float32)
 
     def validation_crops(self, task: str) -> Iterator[Tensor]:
         """X_val in chunks, centre crops in their true colours."""
-        return (self.crops(task, chunk) for chunk in self.validation_pixels[task].split(VALIDATION_CHUNK))
+        chunks = self.validation_pixels[task].split(VALIDATION_CHUNK)
+        return (self.crops(task, Squares.of(chunk)) for chunk in chunks)
 
     def validate(self, task: str) -> Validation:
         """Every permutation on every validation sample."""
@@ -202,7 +229,8 @@ class Trainer:
             for task, rows in self.permutations.items()
         }
 
-    def _load(self, iteration: int) -> dict[str, Tensor]:
+    def load(self, iteration: int) -> dict[str, Squares]:
+        """The batch of an iteration, for each of its tasks; any thread may make it."""
         return {task: self.streams[task].batch(iteration) for task in self.active_tasks(iteration)}
 
     @property
