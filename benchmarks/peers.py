@@ -53,8 +53,8 @@ from unshuffle.training.log import RunLog
 ARMS = {
     "a": "a: public jigsaw, JPEG files",
     "a-packed": "a: public jigsaw, packed store",
-    "b": "b: torchvision v2 and bf16, JPEG files",
-    "b-packed": "b: torchvision v2 and bf16, packed store",
+    "b": "b: torchvision v2 pipeline, JPEG files",
+    "b-packed": "b: torchvision v2 pipeline, packed store",
     "ours": "unshuffle, packed store",
 }
 CLASSES = 1000
@@ -197,12 +197,11 @@ def measure(setting: Setting, name: str) -> Row:
     device = torch.device(setting.device)
     pictures = Pictures(setting.store(), None if name.endswith("packed") else setting.images)
     permutations = torch.from_numpy(permutation_set(9, CLASSES))
-    if name.startswith("a"):
-        data: Dataset[Sample] = PillowTiles(pictures, permutations)
-        step = plain_step(device, CLASSES)
-    else:
-        data, step = TensorTiles(pictures, permutations), tuned_step(device, CLASSES, setting.compiled)
-    return measure_peer(ARMS[name], loaded(data, len(pictures), setting), step, setting)
+    plain = name.startswith("a")
+    data: Dataset[Sample] = (PillowTiles if plain else TensorTiles)(pictures, permutations)
+    batches = loaded(data, len(pictures), setting)  # before the network: the workers are not to inherit a GPU's state
+    step = plain_step(device, CLASSES) if plain else tuned_step(device, CLASSES, setting.compiled)
+    return measure_peer(ARMS[name], batches, step, setting)
 
 
 def loaded(data: Dataset[Sample], count: int, setting: Setting) -> Iterator[tuple[Tensor, Tensor]]:
