@@ -14,18 +14,16 @@ from functools import lru_cache
 from typing import Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unshuffle.data.source import Pixels, Source
+from unshuffle.data.source import Items, OrderedSource, Pixels, Source
 from unshuffle.randomness import numpy_rng
 
 T = TypeVar("T")
-Items = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # hashed by identity, which the cache of orders needs
 class Samples:
     """The samples of one task: some items of a source, as squares of one size."""
 
@@ -90,6 +88,14 @@ def epoch_order(seed: int, task: str, epoch: int, total: int) -> Items:
     return numpy_rng(seed, "epoch", task, epoch).permutation(total)
 
 
+@lru_cache(maxsize=8)
+def own_order(samples: Samples, seed: int, task: str, epoch: int) -> Items:
+    """The order of all samples in one epoch: the source's own, if it has one."""
+    if isinstance(samples.source, OrderedSource):
+        return samples.source.order(samples.items, numpy_rng(seed, "epoch", task, epoch))
+    return epoch_order(seed, task, epoch, len(samples))
+
+
 @dataclass(frozen=True)
 class BatchStream:
     """An endless stream of training batches: every epoch is a new order of all samples."""
@@ -103,9 +109,8 @@ class BatchStream:
         """The items of the batch at a step, across the end of an epoch if need be."""
         positions = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
         epochs, places = np.divmod(positions, len(self.samples))
-        total = len(self.samples)
         chosen = [
-            epoch_order(self.seed, self.task, int(epoch), total)[place]
+            own_order(self.samples, self.seed, self.task, int(epoch))[place]
             for epoch, place in zip(epochs, places, strict=True)
         ]
         return self.samples.items[chosen]

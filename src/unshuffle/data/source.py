@@ -1,12 +1,13 @@
 """What every collection of images or clips looks like to the rest of the program."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 Pixels = npt.NDArray[np.uint8]
+Items = npt.NDArray[np.int64]
 
 
 class Source(Protocol):
@@ -27,3 +28,14 @@ class Source(Protocol):
 
     def read(self, item: int, frames: Sequence[int]) -> Pixels:
         """The chosen frames of one item, as (len(frames), height, width, 3) RGB."""
+
+
+@runtime_checkable
+class OrderedSource(Source, Protocol):
+    """A source in which some orders are far cheaper to read than others, and so has its own."""
+
+    def order(self, items: Items, rng: np.random.Generator) -> Items:
+        """Positions in `items` for one epoch: a random order of all of them."""
+
+    def share(self, items: Items, seed: int, rank: int, world: int) -> Items:
+        """Those of `items` that one of `world` processes trains on; every item belongs to one of them."""
