@@ -18,6 +18,7 @@ from unshuffle.errors import UserError
 # What tells one state of a file from the next; every kind of storage has some of these.
 _STAMPS = ("size", "mtime", "ETag", "etag", "LastModified", "last_modified", "md5Hash", "updated", "created")
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_TAR = re.compile(r"\.tar(\?[^/]*)?$")  # a signed web address goes on after a question mark
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
@@ -46,11 +47,9 @@ class ShardFile:
 
 def is_shards(address: str) -> bool:
     """Whether an address means shards: a URL, the name or pattern of tar files, or a folder of nothing else."""
-    if "://" in address or _names_a_tar(address):
-        return True
     folder = Path(address).expanduser()
-    if not folder.is_dir():
-        return False
+    if "://" in address or not folder.is_dir():
+        return "://" in address or _names_a_tar(address)
     visible = [path for path in folder.iterdir() if not path.name.startswith(".")]
     return bool(visible) and all(path.is_file() and _names_a_tar(path.name) for path in visible)
 
@@ -116,7 +115,7 @@ def reading(address: str) -> Iterator[None]:
 
 
 def _names_a_tar(address: str) -> bool:
-    return ".tar" in address.rsplit("/", 1)[-1] or address.endswith(_COMPRESSED)
+    return bool(_TAR.search(address)) or address.endswith(_COMPRESSED)
 
 
 def _find(address: str) -> list[tuple[Any, str]]:

@@ -175,7 +175,7 @@ class ShardSource:
     @property
     def encoded(self) -> bool:
         """Whether all items are made of images, so that `read_encoded` serves every one."""
-        return not any(self._is_video(item) for item in range(len(self)))
+        return not bool(((self._members == 1) & (self._frames > 1)).any())
 
     def read_encoded(self, item: int, frames: Sequence[int]) -> list[Encoded]:
         """The chosen frames of one item as they lie in the shard, for `decode_batch`."""
@@ -284,8 +284,8 @@ def index_shard(file: ShardFile, options: ShardOptions) -> Index:
     good: dict[str, Entry] = {}
     bad: dict[str, str] = {}
     wanted = image_suffixes() | (VIDEO_SUFFIXES if options.kind == "videos" else frozenset())
-    with reading(file.address), file.fs.open(file.path, "rb") as raw:
-        for tar, member in _members(file, raw):
+    with reading(file.address), _damage_explained(file), file.fs.open(file.path, "rb") as raw:
+        for tar, member in _members(raw):
             name = str(PurePosixPath(member.name))
             if _suffix(name) not in wanted:
                 continue
@@ -301,24 +301,25 @@ def index_shard(file: ShardFile, options: ShardOptions) -> Index:
     return Index([good[name] for name in sorted(good)], sorted(bad.items()))
 
 
-def _members(file: ShardFile, raw: BinaryIO) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+def _members(raw: BinaryIO) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
     """The visible files in a tar; an error if it is damaged, where tarfile alone would take the rest for absent."""
-    count = 0
+    with tarfile.open(fileobj=raw, mode="r:") as tar:
+        for member in tar:
+            hidden = any(part.startswith(".") for part in PurePosixPath(member.name).parts)
+            if not member.isdir() and not hidden:
+                yield tar, member
+        raw.seek(tar.offset)
+        if raw.read(tarfile.BLOCKSIZE).strip(b"\0"):
+            raise tarfile.ReadError("no header where the next one should be")
+
+
+@contextmanager
+def _damage_explained(file: ShardFile) -> Iterator[None]:
     try:
-        with tarfile.open(fileobj=raw, mode="r:") as tar:
-            for member in tar:
-                count += 1
-                hidden = any(part.startswith(".") for part in PurePosixPath(member.name).parts)
-                if not member.isdir() and not hidden:
-                    yield tar, member
-            raw.seek(tar.offset)
-            if raw.read(tarfile.BLOCKSIZE).strip(b"\0"):
-                raise tarfile.ReadError("no header where the next one should be")
+        yield
     except tarfile.TarError as error:
-        raise UserError(
-            f"{file.address} is no tar file, or is damaged or cut off after {count} members ({explain(error)}): "
-            "make or copy it again"
-        ) from error
+        problem = f"is no tar file, or is damaged or cut off ({explain(error)})"
+        raise UserError(f"{file.address} {problem}: make or copy it again") from error
 
 
 def _entry(name: str, tar: tarfile.TarFile, member: tarfile.TarInfo, options: ShardOptions) -> Entry:
