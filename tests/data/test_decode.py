@@ -8,8 +8,9 @@ from PIL import Image
 from torch import Tensor
 
 from unshuffle.data import decode as decoding
-from unshuffle.data.decode import Encoded, decode, decode_batch
+from unshuffle.data.decode import decode, decode_batch
 from unshuffle.data.images import peek_image, read_image
+from unshuffle.data.source import Encoded
 
 CPU, SIDE = torch.device("cpu"), 32
 

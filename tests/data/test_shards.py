@@ -16,6 +16,7 @@ from PIL import Image
 
 from unshuffle import cli
 from unshuffle.config import Config, DataConfig, ShuffleConfig
+from unshuffle.data import addresses
 from unshuffle.data.batches import BatchStream, Samples
 from unshuffle.data.pack import pack
 from unshuffle.data.prepare import prepare
@@ -302,6 +303,31 @@ def test_without_space_each_item_is_asked_for(
     assert len(asked.ranges) == 4 and not asked.copies
 
 
+@pytest.mark.parametrize("copies", [True, False])
+def test_storage_that_fails_for_a_moment_is_asked_again(
+    copies: bool, remote: Callable[..., Any], memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "PAUSES", (0.0, 0.0))
+    _, far = remote(cache_gb=1 if copies else 0)
+    name = "get_file" if copies else "cat_file"
+    original, asked = getattr(type(memory), name), []
+
+    def moody(fs: Any, *args: Any, **options: Any) -> Any:
+        asked.append(args)
+        if failing(len(asked)):
+            raise OSError("the network is down")
+        return original(fs, *args, **options)
+
+    monkeypatch.setattr(type(memory), name, moody)
+    stream = BatchStream(Samples(far, np.arange(24), 1, 20), 4, 0, "spatial")
+    failing: Callable[[int], bool] = lambda times: times <= 2  # noqa: E731
+    assert stream.batch(0).shape == (4, 1, 20, 20, 3)
+    if not copies:
+        failing = lambda times: True  # noqa: E731
+        with pytest.raises(UserError, match=r"memory://.*img-00.\.tar.* cannot be read: the network is down"):
+            stream.batch(1)
+
+
 def test_the_index_is_kept_until_the_shard_changes(
     tmp_path: Path, opened: Callable[..., ShardSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,7 +435,7 @@ BAD = {
     "missing": ("nowhere/{0..3}.tar", r"0\.tar does not exist"),
     "no match": ("nowhere/*.tar", "there are no tar files at"),
     "protocol": ("nonsense://bucket/0.tar", "nonsense://bucket/0.tar cannot be read: .*nonsense"),
-    "not installed": ("wandb://x/0.tar", "needs a package that is not installed"),
+    "not installed": ("absent://x/0.tar", "needs a package that is not installed: Install absent"),
     "no tar": ("text.tar", r"text\.tar is no tar file"),
     "zero bytes": ("zero.tar", r"zero\.tar is no tar file"),
     "cut": ("cut.tar", r"cut\.tar is .*cut off"),
@@ -425,6 +451,7 @@ BAD = {
 @pytest.fixture
 def bad_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    fsspec.register_implementation("absent", "absent.Files", clobber=True, errtxt="Install absent")
     whole = write_tar(Path("whole.tar"), {f"{number}.jpg": encoded(number) for number in range(4)}).read_bytes()
     with tarfile.open("whole.tar") as tar:
         second, last = (tar.getmember(name) for name in ("1.jpg", "3.jpg"))

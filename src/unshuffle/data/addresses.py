@@ -2,18 +2,22 @@
 
 import hashlib
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from unshuffle.data.media import explain
 from unshuffle.errors import UserError
+
+T = TypeVar("T")
+PAUSES = (1.0, 10.0)  # seconds before storage is asked again
 
 # What tells one state of a file from the next; every kind of storage has some of these.
 _STAMPS = ("size", "mtime", "ETag", "etag", "LastModified", "last_modified", "md5Hash", "updated", "created")
@@ -42,7 +46,7 @@ class ShardFile:
     def read_range(self, offset: int, length: int) -> bytes:
         """Some bytes of it."""
         with reading(self.address):
-            return bytes(self.fs.cat_file(self.path, start=offset, end=offset + length))
+            return patiently(lambda: bytes(self.fs.cat_file(self.path, start=offset, end=offset + length)))
 
 
 def is_shards(address: str) -> bool:
@@ -112,6 +116,18 @@ def reading(address: str) -> Iterator[None]:
         raise UserError(f"{address} needs a package that is not installed: {explain(error)}") from error
     except Exception as error:
         raise UserError(f"{address} cannot be read: {explain(error) or type(error).__name__}") from error
+
+
+def patiently(work: Callable[[], T]) -> T:
+    """Try again what fails for a moment, as storage does in the course of a long run."""
+    for pause in PAUSES:
+        try:
+            return work()
+        except (FileNotFoundError, PermissionError):
+            raise
+        except Exception:
+            time.sleep(pause)
+    return work()
 
 
 def _names_a_tar(address: str) -> bool:

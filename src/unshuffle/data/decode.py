@@ -3,7 +3,6 @@
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,21 +12,9 @@ from torch.nn import functional
 
 from unshuffle.data.images import read_image
 from unshuffle.data.media import BadMedia
-from unshuffle.data.source import Pixels
+from unshuffle.data.source import Encoded, Pixels
 
 GREY = 127
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """One image or frame as it lies in a file, and the size at which it is wanted."""
-
-    name: str
-    data: bytes
-    height: int
-    width: int
-    plain: bool
-    """Whether a bare JPEG decoder makes of it what Pillow does: RGB or grey, stored upright."""
 
 
 def decode(encoded: Encoded) -> Pixels:

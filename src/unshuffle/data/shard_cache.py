@@ -6,7 +6,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from unshuffle.data.addresses import ShardFile, reading
+from unshuffle.data.addresses import ShardFile, patiently, reading
 from unshuffle.errors import UserError
 
 CONNECTIONS = 4
@@ -52,8 +52,8 @@ class ShardCache:
         part = self.folder / f"{file.digest}.{os.getpid()}.part"
         self._make_room(file.size)
         try:
-            with reading(file.address):
-                file.fs.get_file(file.path, str(part))
+            with reading(f"{file.address}, copied to {self.folder},"):
+                patiently(lambda: file.fs.get_file(file.path, str(part)))
             if part.stat().st_size != file.size:
                 raise UserError(f"{file.address} has changed since it was looked up, or its copy broke off")
             part.replace(path)

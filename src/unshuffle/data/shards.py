@@ -23,11 +23,11 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from unshuffle.data.addresses import ShardFile, find_shards, look_up, reading
-from unshuffle.data.decode import Encoded, decode
+from unshuffle.data.decode import decode
 from unshuffle.data.images import image_suffixes, peek_image
 from unshuffle.data.media import BadMedia, check_not_empty, check_short_side, explain, scaled_size
 from unshuffle.data.shard_cache import ShardCache, read_local
-from unshuffle.data.source import Items, Pixels
+from unshuffle.data.source import Encoded, Items, Pixels
 from unshuffle.data.store import Kind
 from unshuffle.data.videos import MIN_FRAMES, VIDEO_SUFFIXES, read_frames
 from unshuffle.errors import UserError

@@ -1,6 +1,7 @@
 """What every collection of images or clips looks like to the rest of the program."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -39,3 +40,27 @@ class OrderedSource(Source, Protocol):
 
     def share(self, items: Items, seed: int, rank: int, world: int) -> Items:
         """Those of `items` that one of `world` processes trains on; every item belongs to one of them."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One image or frame as it lies in a file, and the size at which it is wanted."""
+
+    name: str
+    data: bytes
+    height: int
+    width: int
+    plain: bool
+    """Whether a bare JPEG decoder makes of it what Pillow does: RGB or grey, stored upright."""
+
+
+@runtime_checkable
+class EncodedSource(Source, Protocol):
+    """A source whose frames can be had as they are encoded, to be decoded elsewhere."""
+
+    @property
+    def encoded(self) -> bool:
+        """Whether that is so for every item."""
+
+    def read_encoded(self, item: int, frames: Sequence[int]) -> list[Encoded]:
+        """The chosen frames of one item; decoded they have the size that `size` tells."""
