@@ -1,10 +1,11 @@
 """What it costs to read images from tar shards instead of from a packed store.
 
     python benchmarks/shards.py FOLDER [--count 4000] [--shards 8] [--short_side 256] [--batches 30] [--threads 2]
+        [--repeats 7]
 
 Takes the first images of a folder, makes shards and stores of them in a temporary folder, and reads the training
 batches of 128 of each in an order of its own, the files being in memory already. With a GPU the shards' JPEGs are also
-decoded there. Results go to results/shards_DEVICE.csv.
+decoded there. The routes are measured in turn, several times; the first pass over a store also checks its sums. Results go to results/shards_DEVICE.csv.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import TypeVar
 
 import numpy as np
@@ -46,7 +48,8 @@ def main() -> None:
     with out.open("w", newline="") as file:
         file.write(f"# python {' '.join(['benchmarks/shards.py', 'FOLDER', *sys.argv[2:]])}\n")
         versions = f"Python {platform.python_version()}, torch {torch.__version__}, Pillow {PIL.__version__}"
-        file.write(f"# {versions}, {machine}, {args.threads} reading threads\n")
+        file.write(f"# {versions}, {machine}, {args.threads} reading threads, ")
+        file.write(f"load {os.getloadavg()[0]:.1f} at the end\n")
         writer = csv.DictWriter(file, rows[0].keys())
         writer.writeheader()
         writer.writerows(rows)
@@ -61,6 +64,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--short_side", type=int, default=256)
     parser.add_argument("--batches", type=int, default=30)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=7)
     return parser.parse_args()
 
 
@@ -71,27 +75,31 @@ def measure(args: argparse.Namespace, folder: Path, device: torch.device) -> lis
     jpeg, jpeg_seconds = timed(lambda: packed(folder, "jpeg", args))
     shards, index_seconds = timed(lambda: open_shards(str(folder / "shards"), options, folder / "cache", False))
     _, open_seconds = timed(lambda: open_shards(str(folder / "shards"), options, folder / "cache", False))
-    images = args.batches * BATCH
     rows = [
-        row("pack a store, raw", len(raw), raw_seconds),
-        row("pack a store, jpeg", len(jpeg), jpeg_seconds),
-        row("index the shards", len(shards), index_seconds),
-        row("open the indexed shards", len(shards), open_seconds),
-        row("read the store, raw", images, read_all(stream_of(raw, args).batch, args)),
-        row("read the store, jpeg", images, read_all(stream_of(jpeg, args).batch, args)),
-        row("read the shards", images, read_all(stream_of(shards, args).batch, args)),
+        row("pack a store, raw", len(raw), [raw_seconds]),
+        row("pack a store, jpeg", len(jpeg), [jpeg_seconds]),
+        row("index the shards", len(shards), [index_seconds]),
+        row("open the indexed shards", len(shards), [open_seconds]),
     ]
     stream = stream_of(shards, args)
 
     def encoded(step: int) -> list[Encoded]:
         return [one for item in stream.items(step) for one in shards.read_encoded(int(item), [0])]
 
-    rows.append(row("read the shards, not decoded", images, read_all(encoded, args)))
+    routes: dict[str, Callable[[], float]] = {
+        "read the store, raw": lambda: read_all(stream_of(raw, args).batch, args),
+        "read the store, jpeg": lambda: read_all(stream_of(jpeg, args).batch, args),
+        "read the shards": lambda: read_all(stream_of(shards, args).batch, args),
+        "read the shards, not decoded": lambda: read_all(encoded, args),
+    }
     if device.type == "cuda":
-        decode_batch(encoded(0), device)  # warms up the decoder
-        seconds = read_all(encoded, args, lambda batch: decode_batch(batch, device))
-        rows.append(row("read the shards, decode on the GPU", images, seconds))
-    return rows
+        routes["read the shards, decode on the GPU"] = lambda: read_all(
+            encoded, args, lambda batch: decode_batch(batch, device)
+        )
+    # in turn, so that whatever else the machine does falls on all of them alike
+    rounds = [{name: route() for name, route in routes.items()} for _ in range(args.repeats)]
+    images = args.batches * BATCH
+    return rows + [row(name, images, [seconds[name] for seconds in rounds]) for name in routes]
 
 
 def make_data(paths: list[Path], folder: Path, shards: int) -> None:
@@ -123,7 +131,7 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
 
 def read_all(make: Callable[[int], T], args: argparse.Namespace, use: Callable[[T], object] = id) -> float:
     """Seconds to make all batches by threads and use each, after a first batch that does not count."""
-    make(args.batches)
+    use(make(args.batches))
     begin = time.perf_counter()
     for batch in Prefetcher(make, 0, args.batches, args.threads):
         use(batch)
@@ -132,12 +140,15 @@ def read_all(make: Callable[[int], T], args: argparse.Namespace, use: Callable[[
     return time.perf_counter() - begin
 
 
-def row(what: str, images: int, seconds: float) -> dict[str, str]:
+def row(what: str, images: int, seconds: list[float]) -> dict[str, str]:
+    """The median of the measurements, with the slowest and the fastest."""
     return {
         "what": what,
         "images": str(images),
-        "seconds": f"{seconds:.2f}",
-        "images_per_second": f"{images / seconds:.0f}",
+        "repeats": str(len(seconds)),
+        "images_per_second": f"{images / median(seconds):.0f}",
+        "slowest": f"{images / max(seconds):.0f}",
+        "fastest": f"{images / min(seconds):.0f}",
     }
 
 
