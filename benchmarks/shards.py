@@ -5,7 +5,8 @@
 
 Takes the first images of a folder, makes shards and stores of them in a temporary folder, and reads the training
 batches of 128 of each in an order of its own, the files being in memory already. With a GPU the shards' JPEGs are also
-decoded there. The routes are measured in turn, several times; the first pass over a store also checks its sums. Results go to results/shards_DEVICE.csv.
+decoded there. The routes are measured in turn, several times; the first pass over a store also checks its sums.
+Results go to results/shards_DEVICE.csv.
 """
 
 import argparse

@@ -154,6 +154,16 @@ def test_video_files_are_those_of_a_packed_store(
     np.testing.assert_array_equal(shards.read(0, [1, 0]), store.read(0, [1, 0]))
 
 
+def test_a_video_that_is_no_longer_what_was_indexed(
+    video_folder: Path, tmp_path: Path, opened: Callable[..., ShardSource]
+) -> None:
+    tar = write_tar(tmp_path / "clips.tar", {"clip0.mp4": (video_folder / "clip0.mp4").read_bytes()})
+    source = opened(tar, "videos")
+    tar.write_bytes(bytes(tar.stat().st_size))
+    with pytest.raises(UserError, match=r"clips\.tar/clip0\.mp4 is not what it was"):
+        source.read(0, [0])
+
+
 def test_frames_that_share_a_key_are_a_clip(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
     frames = {f"a/run.{number}.jpg": encoded(number) for number in (10, 2, 1, 0)}
     more = {f"b.frame{number:02}.png": encoded(number, suffix="png", width=50 + number) for number in range(4)}

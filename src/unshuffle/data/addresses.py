@@ -115,7 +115,7 @@ def reading(address: str) -> Iterator[None]:
     except ImportError as error:
         raise UserError(f"{address} needs a package that is not installed: {explain(error)}") from error
     except Exception as error:
-        raise UserError(f"{address} cannot be read: {explain(error) or type(error).__name__}") from error
+        raise UserError(f"{address} cannot be read: {explain(error)}") from error
 
 
 def patiently(work: Callable[[], T]) -> T:

@@ -8,14 +8,14 @@ import json
 import re
 import tarfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from tempfile import NamedTemporaryFile
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 import numpy as np
 from rich.console import Console
@@ -33,6 +33,7 @@ from unshuffle.data.videos import MIN_FRAMES, VIDEO_SUFFIXES, read_frames
 from unshuffle.errors import UserError
 from unshuffle.randomness import numpy_rng
 
+T = TypeVar("T")
 FORMAT = 1  # of the index; another one is made anew
 GIGABYTE = 10**9
 AHEAD = 2  # shards that are fetched before their turn
@@ -80,24 +81,10 @@ class Index:
 def open_shards(address: str, options: ShardOptions, cache: Path, progress: bool = True) -> "ShardSource":
     """The items of all shards that an address means; the shards that are new are read through, in parallel."""
     found = find_shards(address)
-    files: list[ShardFile] = []
-    indices: list[Index] = []
-    bar = Progress(
-        TextColumn("indexing shards"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not progress,
-    )
     pool = ThreadPoolExecutor(thread_name_prefix="index")
     try:
-        with bar:
-            task = bar.add_task("", total=len(found))
-            for file, index in pool.map(lambda shard: _look_up_and_index(shard, options, cache), found):
-                files.append(file)
-                indices.append(index)
-                bar.advance(task)
+        indexed = pool.map(lambda shard: _look_up_and_index(shard, options, cache), found)
+        files, indices = zip(*_counted(indexed, len(found), progress), strict=True)
     finally:
         pool.shutdown(cancel_futures=True)
     source = ShardSource(files, indices, options, cache)
@@ -206,12 +193,14 @@ class ShardSource:
                 raise IndexError(f"{self._names[item]} has {count} frames, so none has number {frame}")
 
     def _read_video(self, item: int, frames: Sequence[int]) -> Pixels:
-        data = self._bytes(item, int(self._first[item]))
-        wanted = set(frames)
-        with _as_file(data, self._names[item]) as path:
-            decoded = islice(read_frames(path, self.options.short_side, self.options.every), max(frames) + 1)
-            kept = {number: frame for number, frame in enumerate(decoded) if number in wanted}
-        return np.stack([kept[frame] for frame in frames])
+        data, name = self._bytes(item, int(self._first[item])), self._names[item]
+        try:
+            with _as_file(data, name) as path:
+                decoded = islice(read_frames(path, self.options.short_side, self.options.every), max(frames) + 1)
+                kept = {number: frame for number, frame in enumerate(decoded) if number in frames}
+            return np.stack([kept[frame] for frame in frames])
+        except (BadMedia, KeyError) as problem:
+            raise UserError(f"{name} is not what it was when its shard was indexed: {problem}") from problem
 
     def _bytes(self, item: int, member: int) -> bytes:
         shard = int(self._shards[item])
@@ -219,9 +208,11 @@ class ShardSource:
         if file.local is not None:
             with reading(file.address):
                 return read_local(file.local, offset, length)
-        if self._cache is None or shard not in self._next:
+        following = self._next.get(shard)
+        if self._cache is None or following is None:
             return file.read_range(offset, length)
-        self._cache.ahead(self.files[self._next[shard]])
+        if self.files[following].local is None:
+            self._cache.ahead(self.files[following])
         return self._cache.read(file, offset, length)
 
 
@@ -262,6 +253,13 @@ def _labels(files: Sequence[ShardFile]) -> list[str]:
     """What the names of items begin with: the shards' file names, which a move does not change, if they differ."""
     short = [PurePosixPath(file.path).name for file in files]
     return short if len(set(short)) == len(short) else [file.address for file in files]
+
+
+def _counted(indexed: Iterable[T], total: int, shown: bool) -> Iterator[T]:
+    """The same, with a bar on the error stream."""
+    columns = (TextColumn("indexing shards"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not shown) as bar:
+        yield from bar.track(indexed, total)
 
 
 def _look_up_and_index(found: tuple[Any, str], options: ShardOptions, cache: Path) -> tuple[ShardFile, Index]:
