@@ -417,6 +417,11 @@ def test_processes_divide_the_shards(counts: list[int], world: int, seed: int) -
     assert loads.min() > 0 and loads.max() - loads.min() <= max(counts)
 
 
+def test_large_shards_are_dealt_first() -> None:
+    for seed in range(5):
+        assert np.bincount(owners(shards_of([1, 1, 1, 1, 4]), seed, 2)).tolist() == [4, 4]
+
+
 def test_every_process_trains_on_its_own_share(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
     source = opened(write_shards(tmp_path / "shards", 5, 3))
     training = np.arange(15)[np.arange(15) % 4 > 0]
