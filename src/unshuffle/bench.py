@@ -14,9 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, check
 from unshuffle.config_file import merge
-from unshuffle.data.batches import Prefetcher, ahead
+from unshuffle.data.batches import Batch, Prefetcher, ahead
 from unshuffle.data.prepare import prepare
-from unshuffle.data.squares import Squares
 from unshuffle.errors import UserError
 from unshuffle.training.console import PatientConsole
 from unshuffle.training.step import Step
@@ -106,9 +105,7 @@ def _whole_iterations(trainer: Trainer, iterations: int) -> dict[str, float]:
 
 
 @contextmanager
-def _batches(
-    trainer: Trainer, count: int
-) -> Iterator[tuple[Iterator[dict[str, Squares]], Prefetcher[dict[str, Squares]]]]:
+def _batches(trainer: Trainer, count: int) -> Iterator[tuple[Iterator[Batch], Prefetcher[Batch]]]:
     """The next batches of a trainer, as its own loop sees them."""
     start = trainer.iteration
     prefetcher = Prefetcher(trainer.load, start, start + count, trainer.config.data.workers)

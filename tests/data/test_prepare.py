@@ -110,8 +110,9 @@ def test_the_temporal_task_needs_videos(tasks: Any, config: Config, images: Path
 def test_samples_can_be_drawn_and_validated(config: Config, images: Path, videos: Path) -> None:
     data = prepare(replace(config, images=images, videos=videos), progress=False)
     for task, shape in {"spatial": (1, 30, 30, 3), "temporal": (4, 24, 24, 3)}.items():
-        drawn = data.training[task].draw(int(data.training[task].items[0]), np.random.default_rng(0))
-        assert drawn.shape == shape
+        samples = data.training[task]
+        drawn = samples.read(samples.draw(samples.items[:1], np.random.default_rng(0)))
+        assert drawn.shape == (1, *shape)
         assert data.validation[task].centres().shape == (2, *shape)
 
 

@@ -7,7 +7,7 @@ import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,14 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unshuffle.data.source import Source
-from unshuffle.data.squares import Items, Resident, Squares, Windows
+from unshuffle.data.decode import EncodedSquares
+from unshuffle.data.source import EncodedSource, Items, OrderedSource, Source
+from unshuffle.data.squares import Resident, Squares, Windows
 from unshuffle.randomness import numpy_rng
 
 T = TypeVar("T")
+Batch = Mapping[str, "Squares | EncodedSquares"]
+"""What is trained on in one step, of each task."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # hashed by identity, which the cache of orders needs
 class Samples:
     """The samples of one task: some items of a source, as squares of one size."""
 
@@ -110,6 +113,14 @@ def epoch_order(seed: int, task: str, epoch: int, total: int) -> Items:
     return numpy_rng(seed, "epoch", task, epoch).permutation(total)
 
 
+@lru_cache(maxsize=8)
+def own_order(samples: Samples, seed: int, task: str, epoch: int) -> Items:
+    """The order of all samples in one epoch: the source's own, if it has one."""
+    if isinstance(samples.source, OrderedSource):
+        return samples.source.order(samples.items, numpy_rng(seed, "epoch", task, epoch))
+    return epoch_order(seed, task, epoch, len(samples))
+
+
 @dataclass(frozen=True)
 class BatchStream:
     """An endless stream of training batches: every epoch is a new order of all samples."""
@@ -120,26 +131,31 @@ class BatchStream:
     task: str
     resident: Resident | None = None
     """The source's bytes on the device, if they are there."""
-    pinned: bool = False
+    gpu: bool = False
+    """Whether the batches go to a GPU: from pinned memory, or encoded as they are."""
 
     def items(self, step: int) -> Items:
         """The items of the batch at a step, across the end of an epoch if need be."""
         positions = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
         epochs, places = np.divmod(positions, len(self.samples))
-        total = len(self.samples)
         chosen = [
-            epoch_order(self.seed, self.task, epoch, total)[places[epochs == epoch]]
+            own_order(self.samples, self.seed, self.task, epoch)[places[epochs == epoch]]
             for epoch in np.unique(epochs).tolist()
         ]
         items: Items = self.samples.items[np.concatenate(chosen)]
         return items
 
-    def batch(self, step: int) -> Squares:
+    def batch(self, step: int) -> Squares | EncodedSquares:
         """The batch at a step."""
         windows = self.samples.draw(self.items(step), numpy_rng(self.seed, "batch", self.task, step))
         if self.resident is not None:
             return self.resident.squares(windows, self.samples.side)
-        return Squares.of(self.samples.read(windows, self.pinned))
+        source = self.samples.source
+        if self.gpu and isinstance(source, EncodedSource) and source.encoded:
+            frames = zip(windows.items.tolist(), windows.frames.tolist(), strict=True)
+            images = [image for item, some in frames for image in source.read_encoded(item, some)]
+            return EncodedSquares(images, windows, self.samples.side)
+        return Squares.of(self.samples.read(windows, self.gpu))
 
 
 class Prefetcher(Generic[T]):
@@ -171,10 +187,10 @@ class Prefetcher(Generic[T]):
         return result
 
 
-def ahead(batches: Iterable[dict[str, Squares]], device: torch.device) -> Generator[dict[str, Squares]]:
+def ahead(batches: Iterable[Batch], device: torch.device) -> Generator[dict[str, Squares]]:
     """The batches on the device; on a GPU each travels while the one before it is used."""
     if device.type != "cuda":
-        yield from batches
+        yield from ({task: some.to(device) for task, some in batch.items()} for batch in batches)
         return
     copies = torch.cuda.Stream(device)
     coming: dict[str, Squares] | None = None
@@ -187,7 +203,7 @@ def ahead(batches: Iterable[dict[str, Squares]], device: torch.device) -> Genera
             yield _received(coming, device, copies)
 
 
-def _sent(batch: dict[str, Squares], device: torch.device, copies: torch.cuda.Stream) -> dict[str, Squares]:
+def _sent(batch: Batch, device: torch.device, copies: torch.cuda.Stream) -> dict[str, Squares]:
     with torch.cuda.stream(copies):
         return {task: squares.to(device) for task, squares in batch.items()}
 

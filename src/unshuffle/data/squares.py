@@ -3,13 +3,11 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unshuffle.data.source import FlatSource, Pixels, Source
+from unshuffle.data.source import FlatSource, Items, Pixels, Source
 
-Items = npt.NDArray[np.int64]
 COPY_BYTES = 256 << 20  # that go to the device at a time
 
 

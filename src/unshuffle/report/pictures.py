@@ -116,7 +116,7 @@ def attempt(trainer: Trainer, task: str, count: int) -> Attempts:
     labels = torch.randint(len(permutations), (len(pixels),), generator=draw).to(permutations.device)
     was_training = trainer.network.training
     trainer.network.eval()
-    crops = trainer.crops(task, Squares.of(pixels))
+    crops = trainer.crops(task, Squares.of(pixels.to(trainer.device)))
     logits = trainer.network({task: crops}, {task: permutations[labels][:, None]})[task]
     trainer.network.train(was_training)
     predicted = permutations[logits[:, 0].argmax(dim=1)]

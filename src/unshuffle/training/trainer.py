@@ -17,7 +17,7 @@ from torch import Tensor
 from unshuffle.accelerator import choose_precision, has_kernels
 from unshuffle.config import Config
 from unshuffle.data import shuffle
-from unshuffle.data.batches import BatchStream, Prefetcher, ahead
+from unshuffle.data.batches import Batch, BatchStream, Prefetcher, ahead
 from unshuffle.data.prepare import Data
 from unshuffle.data.squares import Squares, make_resident
 from unshuffle.errors import UserError
@@ -116,7 +116,7 @@ class Trainer:
                 self.config.seed,
                 task,
                 resident[id(samples.source)],
-                pinned=self.device.type == "cuda",
+                gpu=self.device.type == "cuda",
             )
             for task, samples in data.training.items()
         }
@@ -146,12 +146,12 @@ class Trainer:
         if self._due(self.config.log.checkpoint_every) or self._asked_to_stop is not None:
             self.save(run)
 
-    def step(self, squares: dict[str, Squares], tally: Tally) -> None:
+    def step(self, batch: Batch, tally: Tally) -> None:
         """One step on a batch of each active task; the losses are summed."""
         if self.iteration in self.config.optim.milestones:
             for sampler in self.samplers.values():
                 sampler.rate_dropped()
-        crops, proposals = self.shuffle(squares)
+        crops, proposals = self.shuffle(batch)
         for some in crops.values():
             tally.samples += len(some)
             tally.crops += len(some) * some.shape[1]
@@ -159,18 +159,18 @@ class Trainer:
             tally.add(task, outcome)
         self.iteration += 1
 
-    def shuffle(self, squares: dict[str, Squares]) -> tuple[dict[str, Tensor], dict[str, Proposal]]:
+    def shuffle(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Proposal]]:
         """The crops of a batch, and the permutations to put them into."""
         crops, proposals = {}, {}
-        for task, some in squares.items():
+        for task, some in batch.items():
             generator = torch_generator(self.device, self.config.seed, "step", task, self.iteration)
-            crops[task] = self.crops(task, some, generator)
+            crops[task] = self.crops(task, some.to(self.device), generator)
             proposals[task] = self.samplers[task].propose(len(some), self.config.permutations.per_sample, generator)
         return crops, proposals
 
     def crops(self, task: str, squares: Squares, generator: torch.Generator | None = None) -> Tensor:
-        """Samples to (B, P, 3, S, S) crops on the device; with a generator those of training."""
-        squares, config = squares.to(self.device), self.config.shuffle
+        """Squares on the device to (B, P, 3, S, S) crops; with a generator those of training."""
+        config = self.config.shuffle
         cuts = shuffle.CUTS[task](len(squares), squares.side, config, self.device, generator)
         if not has_kernels(self.device):
             return shuffle.render(squares.pixels(), cuts, config.crop_size)
@@ -182,7 +182,7 @@ class Trainer:
     def validation_crops(self, task: str) -> Iterator[Tensor]:
         """X_val in chunks, centre crops in their true colours."""
         chunks = self.validation_pixels[task].split(VALIDATION_CHUNK)
-        return (self.crops(task, Squares.of(chunk)) for chunk in chunks)
+        return (self.crops(task, Squares.of(chunk.to(self.device))) for chunk in chunks)
 
     def validate(self, task: str) -> Validation:
         """Every permutation on every validation sample."""
@@ -229,7 +229,7 @@ class Trainer:
             for task, rows in self.permutations.items()
         }
 
-    def load(self, iteration: int) -> dict[str, Squares]:
+    def load(self, iteration: int) -> Batch:
         """The batch of an iteration, for each of its tasks; any thread may make it."""
         return {task: self.streams[task].batch(iteration) for task in self.active_tasks(iteration)}
 
