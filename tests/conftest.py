@@ -1,5 +1,25 @@
-"""What all tests share: one thread, so that the tests take turns politely and sums come out the same everywhere."""
+"""What all tests share: one thread, so that the tests take turns politely and sums come out the same everywhere.
 
+Without a GPU the Triton kernels are interpreted, which is slow but the same arithmetic.
+"""
+
+import os
+
+import pytest
 import torch
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture
+def kernel_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Where kernels are tested; an interpreted program should take many values at once."""
+    if torch.cuda.is_available():
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+        return torch.device("cuda")
+    norm_pool = pytest.importorskip("unshuffle.models.norm_pool")
+    for name, value in {"BLOCK": 1 << 17, "ROWS": 1 << 12, "SPLITS": 2}.items():
+        monkeypatch.setattr(norm_pool, name, value)
+    return torch.device("cpu")

@@ -48,6 +48,18 @@ class DoctorCommand(Config):
 
 
 @dataclass(frozen=True)
+class BenchCommand(Config):
+    """How fast this machine trains, and where the time goes."""
+
+    config: Path | None = None
+    """Start from the config.yaml of another run, or your own; options given beside it win."""
+    iterations: int = 50
+    """Iterations to measure."""
+    json: Path | None = None
+    """Write the figures there."""
+
+
+@dataclass(frozen=True)
 class PermutationsCommand:
     """Choose a diverse set of permutations and write it as .npy."""
 
@@ -126,6 +138,17 @@ def doctor(args: Sequence[str]) -> int:
     return 0 if all(task["learns"] for task in findings.values()) else 1
 
 
+def bench(args: Sequence[str]) -> int:
+    """`unshuffle bench`."""
+    command = _parse_run(BenchCommand, args)
+    from unshuffle.bench import bench as measure
+
+    config = _config_of(command)
+    figures = measure(config, iterations=command.iterations)
+    _write_json(command.json, "bench", "whole iterations, then each part alone", to_dict(config), figures)
+    return 0
+
+
 def permutations(args: Sequence[str]) -> int:
     """`unshuffle permutations`."""
     command = _parse(PermutationsCommand, "permutations", args)
@@ -178,6 +201,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], type[Any]]] = {
     "doctor": (doctor, DoctorCommand),
     "permutations": (permutations, PermutationsCommand),
     "pack": (pack, PackCommand),
+    "bench": (bench, BenchCommand),
 }
 
 

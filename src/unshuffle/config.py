@@ -38,9 +38,15 @@ class DataConfig:
     encoding: Literal["raw", "jpeg"] = "raw"
     """How a folder is packed into the cache: raw is fast, jpeg is small."""
     cache: Path = Path("~/.cache/unshuffle")
-    """Where folders are packed to."""
+    """Where folders are packed to, and what is known of shards is kept."""
+    shard_window: int = 8
+    """Tar shards that an epoch mixes at a time; more mix better, and need more of the cache when they are remote."""
+    shard_cache_gb: float = 20.0
+    """Disk space in data.cache for copies of remote shards, for images and for videos; 0: no copies."""
     workers: int = 2
     """Threads that prepare batches ahead of the training."""
+    gpu_share: float = 0.5
+    """Keep the packed data on the GPU when it takes no more than this share of its free memory; 0: never."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +190,8 @@ class OptimConfig:
     """The spatial head."""
     temporal: GroupConfig = GroupConfig()
     """The temporal head."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: autocast of the forward pass, for GPUs that have it."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16: the forward pass in bfloat16, and fused kernels where there are some; auto: on GPUs that have it."""
 
 
 @dataclass(frozen=True)
@@ -268,10 +274,10 @@ class Config:
 
     preset: Preset = "demo"
     """demo: 2 CPU cores, minutes. small: one GPU, about 20 minutes. paper: its numbers. paper-literal: its words."""
-    images: Path | None = None
-    """Folder of images (any, nested, no labels), or a packed store."""
-    videos: Path | None = None
-    """Folder of videos, or a packed store."""
+    images: str | None = None
+    """Folder of images (any, nested, no labels), a packed store, or tar shards: 's3://bucket/img-{000..123}.tar'."""
+    videos: str | None = None
+    """Folder of videos, a packed store, or tar shards of videos or of frames."""
     out: Path | None = None
     """The run folder; by default the next free runs/PRESET-N."""
     init: Path | None = None
@@ -330,7 +336,6 @@ def small() -> Config:
             trunk=GroupConfig(lr=0.01),
             spatial=GroupConfig(lr=0.01),
             temporal=GroupConfig("adamw", lr=5e-4, weight_decay=0.01),
-            precision="bf16",
         ),
         policy=PolicyConfig(interval=250, batches=250),
         log=LogConfig(monitor_every=2000),
@@ -458,6 +463,7 @@ def _amounts(config: Config) -> dict[str, float]:
         "policy.entropy_weight": config.policy.entropy_weight,
         "policy.start_below": config.policy.start_below,
         "data.frame_span": config.data.frame_span,
+        "data.shard_cache_gb": config.data.shard_cache_gb,
         **{f"shuffle.{name}": getattr(config.shuffle, name) for name in ("gamma", "saturation", "hue")},
         **{f"optim.{name}.weight_decay": group.weight_decay for name, group in _rates(config).items()},
     }
@@ -481,6 +487,7 @@ def _probabilities(config: Config) -> dict[str, float]:
     return {
         "shuffle.grey": config.shuffle.grey,
         "data.max_bad_share": config.data.max_bad_share,
+        "data.gpu_share": config.data.gpu_share,
         **{f"policy.{name}": getattr(config.policy, name) for name in POLICY_SHARES},
         "model.spatial.dropout": config.model.spatial.dropout,
         "model.temporal.dropout": config.model.temporal.dropout,
@@ -492,6 +499,7 @@ def _counts(config: Config) -> dict[str, int]:
         "data.val_size": config.data.val_size,
         "data.workers": config.data.workers,
         "data.frame_every": config.data.frame_every,
+        "data.shard_window": config.data.shard_window,
         "permutations.per_sample": config.permutations.per_sample,
         **{f"policy.{name}": getattr(config.policy, name) for name in ("interval", "batches", "horizon")},
         "optim.iterations": config.optim.iterations,

@@ -9,6 +9,7 @@ from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, check
 from unshuffle.config_file import merge
 from unshuffle.data.prepare import Data, prepare
+from unshuffle.data.squares import Squares
 from unshuffle.errors import UserError
 from unshuffle.training.console import PatientConsole
 from unshuffle.training.trainer import Tally, Trainer
@@ -88,7 +89,7 @@ def overfit(config: Config, data: Data, task: str, samples: int, choices: int, s
     accuracy = 0.0
     while accuracy < ENOUGH and trainer.iteration < steps:
         tally = Tally()
-        trainer.step({task: pixels}, tally)
+        trainer.step({task: Squares.of(pixels)}, tally)
         if trainer.iteration % VALIDATE_EVERY == 0 or trainer.iteration == steps:
             accuracy = 1 - trainer.validate(task).error
     return Overfit(accuracy, 1 / choices, trainer.iteration, float(tally.losses[task]))

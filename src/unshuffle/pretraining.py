@@ -38,7 +38,16 @@ from unshuffle.training.distributed import is_main, together
 from unshuffle.training.log import NoLog, RunLog
 from unshuffle.training.trainer import Trainer
 
-CHANGEABLE_ON_RESUME = ("device", "log.", "data.workers", "data.cache", "out", "images", "videos")
+CHANGEABLE_ON_RESUME = (
+    "device",
+    "log.",
+    "data.workers",
+    "data.cache",
+    "data.shard_cache_gb",
+    "out",
+    "images",
+    "videos",
+)
 
 
 def pretrain(
@@ -50,7 +59,7 @@ def pretrain(
     resume: bool = False,
     **options: Any,
 ) -> Run:
-    """Learn features from a folder of images, of videos, or both; with neither, from the synthetic world.
+    """Learn features from a folder or shards of images, of videos, or both; with neither, from the synthetic world.
 
     Options are the fields of `unshuffle.config.Config`; sections are given as dicts, such as
     `optim={"iterations": 1000}`. The run folder that comes back holds the backbone, the metrics and pictures.

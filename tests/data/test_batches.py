@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from unshuffle.data.batches import BatchStream, Prefetcher, Samples, choose_frames, spaced_frames
 from unshuffle.data.share import Share
+from unshuffle.data.squares import Squares
 
 
 class CodedSource:
@@ -54,8 +55,10 @@ def stream(total: int, batch_size: int, seed: int = 0, task: str = "spatial") ->
 @settings(max_examples=150, deadline=None)
 def test_chosen_frames(data: st.DataObject, available: int, span: int, seed: int) -> None:
     count = data.draw(st.integers(1, available))
-    chosen = choose_frames(available, count, span, np.random.default_rng(seed))
-    assert len(chosen) == count
+    more = available + 3
+    both = choose_frames(np.array([available, more]), count, span, np.random.default_rng(seed))
+    assert both.shape == (2, count) and both[1, -1] < more
+    chosen = both[0].tolist()
     assert all(a < b for a, b in itertools.pairwise(chosen)), "in temporal order, none twice"
     assert chosen[0] >= 0 and chosen[-1] < available
     if span:
@@ -65,9 +68,16 @@ def test_chosen_frames(data: st.DataObject, available: int, span: int, seed: int
 @pytest.mark.parametrize(("span", "reachable"), [(0, 9), (4, 3), (100, 9)])
 def test_every_frame_of_the_window_is_chosen_sometimes(span: int, reachable: int) -> None:
     rng = np.random.default_rng(0)
-    chosen = [choose_frames(10, 2, span, rng) for _ in range(1000)]
-    assert {frame for frames in chosen for frame in frames} == set(range(10))
-    assert {last - first for first, last in chosen} == set(range(1, reachable + 1))
+    chosen = choose_frames(np.full(1000, 10), 2, span, rng)
+    assert set(chosen.flatten()) == set(range(10))
+    assert set(chosen[:, 1] - chosen[:, 0]) == set(range(1, reachable + 1))
+
+
+def test_every_choice_of_frames_is_equally_likely() -> None:
+    chosen = choose_frames(np.full(20_000, 5), 3, 0, np.random.default_rng(0))
+    choices, counts = np.unique(chosen, axis=0, return_counts=True)
+    assert len(choices) == 10
+    assert np.abs(counts - 2000).max() < 5 * np.sqrt(2000 * 0.9), "five standard errors"
 
 
 @pytest.mark.parametrize(
@@ -100,11 +110,8 @@ def test_spaced_frames_are_distinct_and_even(data: st.DataObject, available: int
 
 
 def test_a_drawn_sample_is_one_square_of_ordered_frames() -> None:
-    rng = np.random.default_rng(0)
-    corners = set()
-    for _ in range(300):
-        some = samples(3, frames=4, side=8)
-        clip = some.read(some.draw(5, rng))
+    drawn, corners = samples(3, frames=4, side=8), set()
+    for clip in drawn.read(drawn.draw(np.full(300, 5), np.random.default_rng(0))).numpy():
         assert clip.shape == (4, 8, 8, 3)
         assert (clip[..., 0] == 5).all()
         numbers = clip[:, 0, 0, 1]
@@ -125,10 +132,8 @@ def test_centres() -> None:
 
 
 def test_span_reaches_the_frames() -> None:
-    rng = np.random.default_rng(0)
-    some = samples(1, frames=3, span=4)
-    clips = [some.read(some.draw(2, rng))[:, 0, 0, 1].astype(int) for _ in range(50)]
-    assert max(numbers[-1] - numbers[0] for numbers in clips) == 3
+    frames = samples(1, frames=3, span=4).draw(np.full(50, 2), np.random.default_rng(0)).frames
+    assert max(numbers[-1] - numbers[0] for numbers in frames) == 3
 
 
 @pytest.mark.parametrize(("total", "batch_size"), [(10, 5), (10, 3), (10, 10), (3, 8), (1, 4), (7, 2)])
@@ -144,17 +149,18 @@ def test_every_epoch_has_every_sample_once(total: int, batch_size: int) -> None:
 
 
 def test_batches_are_a_function_of_seed_and_step() -> None:
-    forwards = [stream(5, 4).batch(step) for step in range(6)]
+    forwards = [stream(5, 4).batch(step).pixels() for step in range(6)]
     shared = stream(5, 4)
     for step in (5, 0, 3, 1, 4, 2):
-        assert torch.equal(shared.batch(step), forwards[step])
-    assert forwards[0].shape == (4, 3, 8, 8, 3) and forwards[0].dtype == torch.uint8
+        assert torch.equal(shared.batch(step).pixels(), forwards[step])
+    assert forwards[0].shape == (12, 8, 8, 3) and forwards[0].dtype == torch.uint8
     for step in range(6):
-        assert forwards[step][:, 0, 0, 0, 0].tolist() == shared.items(step).tolist()
+        assert forwards[step][::3, 0, 0, 0].tolist() == shared.items(step).tolist()
 
 
 def test_a_share_is_cut_from_the_same_batch_and_reads_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, batches, read = stream(7, 6).batch(3), stream(7, 6), CodedSource.read
+    assert isinstance(whole, Squares)
     items: list[int] = []
 
     def recorded(self: CodedSource, item: int, frames: Sequence[int]) -> Any:
@@ -162,18 +168,20 @@ def test_a_share_is_cut_from_the_same_batch_and_reads_nothing_else(monkeypatch: 
         return read(self, item, frames)
 
     monkeypatch.setattr(CodedSource, "read", recorded)
-    assert torch.equal(batches.batch(3, Share(1, 3)), whole[2:4])
+    share = batches.batch(3, Share(1, 3))
+    assert isinstance(share, Squares)
+    assert torch.equal(share.pixels(), whole.pixels()[6:12])
     assert items == batches.items(3)[2:4].tolist()
 
 
 @pytest.mark.parametrize("other", [stream(50, 20, seed=1), stream(50, 20, task="temporal")])
 def test_seeds_and_tasks_have_their_own_order(other: BatchStream) -> None:
     assert stream(50, 20).items(0).tolist() != other.items(0).tolist()
-    assert not torch.equal(stream(50, 20).batch(0), other.batch(0))
+    assert not torch.equal(stream(50, 20).batch(0).data, other.batch(0).data)
 
 
 def test_the_same_item_looks_different_in_each_epoch() -> None:
-    looks = {stream(1, 1).batch(step).numpy().tobytes() for step in range(5)}
+    looks = {stream(1, 1).batch(step).data.numpy().tobytes() for step in range(5)}
     assert len(looks) > 1
 
 

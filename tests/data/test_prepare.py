@@ -111,8 +111,8 @@ def test_samples_can_be_drawn_and_validated(config: Config, images: Path, videos
     data = prepare(replace(config, images=images, videos=videos), progress=False)
     for task, shape in {"spatial": (1, 30, 30, 3), "temporal": (4, 24, 24, 3)}.items():
         samples = data.training[task]
-        drawn = samples.read(samples.draw(int(samples.items[0]), np.random.default_rng(0)))
-        assert drawn.shape == shape
+        drawn = samples.read(samples.draw(samples.items[:1], np.random.default_rng(0)))
+        assert drawn.shape == (1, *shape)
         assert data.validation[task].centres().shape == (2, *shape)
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from unshuffle.config import ShuffleConfig
 from unshuffle.data import shuffle
 from unshuffle.data.share import Share
-from unshuffle.data.shuffle import frames, normalise, permute, tiles
+from unshuffle.data.shuffle import frame_cuts, normalise, permute, render, tile_cuts
 from unshuffle.permutations import inverse
 
 STILL = ShuffleConfig(grey=0, gamma=0, saturation=0, hue=0)
@@ -21,6 +21,17 @@ STILL = ShuffleConfig(grey=0, gamma=0, saturation=0, hue=0)
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def tiles(images: torch.Tensor, config: ShuffleConfig, draws: torch.Generator | None = None) -> torch.Tensor:
+    cuts = tile_cuts(len(images), images.shape[1], config, images.device, draws)
+    return render(images, cuts, config.crop_size)
+
+
+def frames(clips: torch.Tensor, config: ShuffleConfig, draws: torch.Generator | None = None) -> torch.Tensor:
+    config = replace(config, frames=clips.shape[1])
+    cuts = frame_cuts(len(clips), clips.shape[2], config, clips.device, draws)
+    return render(clips.flatten(0, 1), cuts, config.crop_size)
 
 
 def random_bytes(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -157,18 +168,12 @@ def test_frames_against_a_loop(size: int, share: float, side: int) -> None:
             np.testing.assert_allclose(mine, slow_normalise(slow_resize(crop, side)), atol=2e-4)
 
 
-def test_the_papers_tiles_are_64_of_85_pixels_made_75(monkeypatch: pytest.MonkeyPatch) -> None:
-    sides = []
-    real = shuffle._crop
-
-    def crop(images: torch.Tensor, owner: torch.Tensor, top: torch.Tensor, left: torch.Tensor, side: int):
-        sides.append(side)
-        return real(images, owner, top, left, side)
-
-    monkeypatch.setattr(shuffle, "_crop", crop)
+def test_the_papers_tiles_are_64_of_85_pixels_made_75() -> None:
+    here = torch.device("cpu")
+    assert tile_cuts(1, 255, ShuffleConfig(), here).side == 64
+    assert frame_cuts(1, 256, ShuffleConfig(), here).side == 224
     assert tiles(random_bytes(1, 255, 255, 3), ShuffleConfig()).shape == (1, 9, 3, 75, 75)
     assert frames(random_bytes(1, 8, 256, 256, 3), ShuffleConfig()).shape == (1, 8, 3, 75, 75)
-    assert sides == [64, 224]
 
 
 def test_position_t_holds_part_psi_t() -> None:
@@ -359,11 +364,12 @@ def test_frames_are_never_turned_grey() -> None:
 
 
 @pytest.mark.parametrize("shared_crop", [False, True])
-def test_a_share_is_drawn_as_part_of_the_whole_batch(shared_crop: bool) -> None:
+def test_a_share_of_the_cuts_makes_its_part_of_the_crops(shared_crop: bool) -> None:
     config = ShuffleConfig(frames=4, crop_size=10, shared_crop=shared_crop)
-    images, clips, own = random_bytes(6, 48, 48, 3), random_bytes(6, 4, 24, 24, 3), slice(2, 4)
-    for cut, pixels in ((tiles, images), (frames, clips)):
-        whole, part = generator(), generator()
-        expected = cut(pixels, config, whole)[own]
-        torch.testing.assert_close(cut(pixels[own], config, part, Share(1, 3)), expected, rtol=0, atol=1e-5)
-        assert torch.equal(whole.get_state(), part.get_state()), "what is drawn next is the same"
+    for cuts, parts, frames_each in ((tile_cuts, config.tiles, 1), (frame_cuts, 4, 4)):
+        squares = random_bytes(6 * frames_each, 48, 48, 3)
+        own = squares[2 * frames_each : 4 * frames_each]
+        whole = cuts(6, 48, config, torch.device("cpu"), generator())
+        part = render(own, whole.part(Share(1, 3)), 10)
+        assert part.shape == (2, parts, 3, 10, 10)
+        torch.testing.assert_close(part, render(squares, whole, 10)[2:4], rtol=0, atol=1e-5)

@@ -12,6 +12,7 @@ from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, demo
 from unshuffle.data import shuffle
 from unshuffle.data.prepare import prepare
+from unshuffle.data.squares import Squares
 from unshuffle.pretraining import run_pretraining
 from unshuffle.report.pictures import attempt, draw_pictures, in_place, mosaic, one_of_each, restored_order
 from unshuffle.run import Run
@@ -109,7 +110,9 @@ def test_attempt_is_what_the_network_says(trainer: Trainer, task: str, parts: in
     chosen = attempts.pixels
     for sample in range(4):
         shown = attempts.shown[sample]
-        logits = trainer.network({task: trainer.crops(task, chosen[[sample]])}, {task: shown[None, None]})[task]
+        logits = trainer.network({task: trainer.crops(task, Squares.of(chosen[[sample]]))}, {task: shown[None, None]})[
+            task
+        ]
         assert torch.equal(trainer.permutations[task][logits[0, 0].argmax()], attempts.predicted[sample])
         words, _ = attempts.verdict(sample)
         assert (words == "recognised") == torch.equal(shown, attempts.predicted[sample])

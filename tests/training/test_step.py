@@ -1,5 +1,6 @@
 """A step's figures and its gradients against a loop."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -8,9 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unshuffle.config import HeadConfig, demo
+from unshuffle.models import build_backbone
+from unshuffle.models.heads import build_head
+from unshuffle.models.ordering import OrderingNetwork, trunk_features
 from unshuffle.policy.samplers import Proposal
 from unshuffle.training.optim import Optimisers
-from unshuffle.training.step import Step
+from unshuffle.training.step import GraphedStep, Step
 
 
 class Lookup(nn.Module):
@@ -44,3 +49,35 @@ def test_loss_accuracy_and_gradient_are_those_of_a_loop(with_prior: bool) -> Non
     assert float(outcome.loss) == pytest.approx(total.item())
     assert float(outcome.accuracy) == pytest.approx(hits / 8)
     torch.testing.assert_close(network.logits.grad, rows.grad)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("backbone", ["caffenet", "tiny"])
+def test_a_recorded_step_learns_what_a_plain_one_learns(backbone: str) -> None:
+    """Several steps, with priors and without, and with changing tasks: S, T, both."""
+    device, sets, results = torch.device("cuda"), {"spatial": 5, "temporal": 4}, []
+    config = replace(demo().optim, batch_size=8)
+    for kind in (Step, GraphedStep):
+        torch.manual_seed(0)
+        trunk = build_backbone(backbone)
+        features = trunk_features(trunk, 75)
+        heads = {task: build_head(features, 4, count, HeadConfig("lstm", 16, 16)) for task, count in sets.items()}
+        network = OrderingNetwork(trunk, heads).to(device)
+        orders = {task: torch.argsort(torch.rand(count, 4, device=device)) for task, count in sets.items()}
+        step = kind(network, orders, Optimisers(network, config), "bf16")
+        losses = []
+        for iteration in range(8):
+            tasks = [["spatial"], ["temporal"], ["spatial", "temporal"]][iteration % 3]
+            crops = {task: torch.randn(8, 4, 3, 75, 75, device=device, dtype=torch.bfloat16) for task in tasks}
+            prior = torch.randn(5, device=device) if iteration > 4 else None
+            drawn = {
+                task: Proposal(torch.randint(sets[task], (8, 2), device=device), prior if task == "spatial" else None)
+                for task in tasks
+            }
+            losses += [float(outcome.loss) for outcome in step(crops, drawn, iteration).values()]
+        results.append((losses, network.state_dict()))
+    (plain, weights), (recorded, others) = results
+    assert recorded == pytest.approx(plain, rel=0.05)
+    for name, buffer in weights.items():
+        if name.endswith(("running_mean", "num_batches_tracked")):
+            torch.testing.assert_close(others[name], buffer, rtol=0.1, atol=0.05)

@@ -7,28 +7,29 @@ import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from unshuffle.data.decode import EncodedSquares
 from unshuffle.data.share import WHOLE, Share
-from unshuffle.data.source import Pixels, Source
+from unshuffle.data.source import EncodedSource, Items, OrderedSource, Source
+from unshuffle.data.squares import Resident, Squares, Windows
 from unshuffle.randomness import numpy_rng
 
 T = TypeVar("T")
-Items = npt.NDArray[np.int64]
-Window = tuple[int, list[int], int, int]
-"""What a sample shows: the item, its frames, top and left of the square."""
+Batch = Mapping[str, "Squares | EncodedSquares"]
+"""What is trained on in one step, of each task."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # hashed by identity, which the cache of orders needs
 class Samples:
     """The samples of one task: some items of a source, as squares of one size."""
 
@@ -44,23 +45,34 @@ class Samples:
     def __len__(self) -> int:
         return len(self.items)
 
-    def draw(self, item: int, rng: np.random.Generator) -> Window:
-        """A training sample, not yet read: random frames in temporal order, a random square shared by them."""
-        frames = choose_frames(self.source.num_frames(item), self.frames, self.span, rng)
-        height, width = self.source.size(item)
-        top, left = rng.integers(height - self.side + 1), rng.integers(width - self.side + 1)
-        return item, frames, int(top), int(left)
+    def draw(self, items: Items, rng: np.random.Generator) -> Windows:
+        """Training samples: random frames in temporal order, a random square shared by them."""
+        available, sizes = self._shapes
+        frames = choose_frames(available[items], self.frames, self.span, rng)
+        return Windows(items, frames, rng.integers(sizes[items] - self.side + 1))
 
-    def centre(self, item: int) -> Pixels:
-        """A validation sample: evenly spaced frames, the centre square."""
-        frames = spaced_frames(self.source.num_frames(item), self.frames, self.span)
-        height, width = self.source.size(item)
-        return self.read((item, frames, (height - self.side) // 2, (width - self.side) // 2))
+    def centre(self, items: Items) -> Windows:
+        """Validation samples: evenly spaced frames, the centre square."""
+        available, sizes = self._shapes
+        frames = [spaced_frames(int(count), self.frames, self.span) for count in available[items]]
+        return Windows(items, np.array(frames), (sizes[items] - self.side) // 2)
 
-    def read(self, window: Window) -> Pixels:
-        """The pixels of a sample, (frames, side, side, 3)."""
-        item, frames, top, left = window
-        return self.source.read(item, frames)[:, top : top + self.side, left : left + self.side]
+    def read(self, windows: Windows, pinned: bool = False) -> Tensor:
+        """(B, frames, side, side, 3) bytes; pinned memory goes to a GPU without being waited for."""
+        shape = (len(windows.items), self.frames, self.side, self.side, 3)
+        pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
+        for target, item, frames, (top, left) in zip(
+            pixels.numpy(), windows.items.tolist(), windows.frames.tolist(), windows.corners.tolist(), strict=True
+        ):
+            target[:] = self.source.read(item, frames)[:, top : top + self.side, left : left + self.side]
+        return pixels
+
+    @cached_property
+    def _shapes(self) -> tuple[Items, Items]:
+        """Number of frames, and height and width, of every item of the source."""
+        everything = range(len(self.source))
+        counts = np.array([self.source.num_frames(item) for item in everything])
+        return counts, np.array([self.source.size(item) for item in everything])
 
     def digest(self) -> str:
         """A fingerprint of the names of the samples, to tell whether they are still the same."""
@@ -69,15 +81,22 @@ class Samples:
 
     def centres(self) -> Tensor:
         """All samples in their validation form, (N, frames, side, side, 3) bytes."""
-        return torch.from_numpy(np.stack([self.centre(int(item)) for item in self.items]))
+        return self.read(self.centre(self.items))
 
 
-def choose_frames(available: int, count: int, span: int, rng: np.random.Generator) -> list[int]:
-    """`count` different frames at random, in temporal order."""
-    window = min(available, max(span, count)) if span else available
-    start = int(rng.integers(available - window + 1))
-    chosen = np.sort(rng.choice(window, count, replace=False)) + start
-    return [int(frame) for frame in chosen]
+def choose_frames(available: Items, count: int, span: int, rng: np.random.Generator) -> Items:
+    """`count` different frames at random out of each number of available ones, in temporal order."""
+    window = np.minimum(available, max(span, count)) if span else available
+    start = rng.integers(available - window + 1)
+    # Floyd's way to draw without replacement, for all rows at once: of 0 ... last, or last itself if that is taken
+    chosen = np.full((len(available), count), -1)
+    for place in range(count):
+        last = window - count + place
+        drawn = rng.integers(last + 1)
+        taken = (chosen == drawn[:, None]).any(axis=1)
+        chosen[:, place] = np.where(taken, last, drawn)
+    ordered: Items = np.sort(chosen, axis=1) + start[:, None]
+    return ordered
 
 
 def spaced_frames(available: int, count: int, span: int) -> list[int]:
@@ -95,6 +114,14 @@ def epoch_order(seed: int, task: str, epoch: int, total: int) -> Items:
     return numpy_rng(seed, "epoch", task, epoch).permutation(total)
 
 
+@lru_cache(maxsize=8)
+def own_order(samples: Samples, seed: int, task: str, epoch: int) -> Items:
+    """The order of all samples in one epoch: the source's own, if it has one."""
+    if isinstance(samples.source, OrderedSource):
+        return samples.source.order(samples.items, numpy_rng(seed, "epoch", task, epoch))
+    return epoch_order(seed, task, epoch, len(samples))
+
+
 @dataclass(frozen=True)
 class BatchStream:
     """An endless stream of training batches: every epoch is a new order of all samples."""
@@ -103,23 +130,33 @@ class BatchStream:
     batch_size: int
     seed: int
     task: str
+    resident: Resident | None = None
+    """The source's bytes on the device, if they are there."""
+    gpu: bool = False
+    """Whether the batches go to a GPU: from pinned memory, or encoded as they are."""
 
     def items(self, step: int) -> Items:
         """The items of the batch at a step, across the end of an epoch if need be."""
         positions = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
         epochs, places = np.divmod(positions, len(self.samples))
-        total = len(self.samples)
         chosen = [
-            epoch_order(self.seed, self.task, int(epoch), total)[place]
-            for epoch, place in zip(epochs, places, strict=True)
+            own_order(self.samples, self.seed, self.task, epoch)[places[epochs == epoch]]
+            for epoch in np.unique(epochs).tolist()
         ]
-        return self.samples.items[chosen]
+        items: Items = self.samples.items[np.concatenate(chosen)]
+        return items
 
-    def batch(self, step: int, share: Share = WHOLE) -> Tensor:
-        """The batch at a step, (B, frames, side, side, 3) bytes; of a share, only its own samples are read."""
-        rng = numpy_rng(self.seed, "batch", self.task, step)
-        windows = [self.samples.draw(int(item), rng) for item in self.items(step)]
-        return torch.from_numpy(np.stack([self.samples.read(window) for window in windows[share.rows(len(windows))]]))
+    def batch(self, step: int, share: Share = WHOLE) -> Squares | EncodedSquares:
+        """The batch at a step; of a share, only its own samples are read."""
+        windows = self.samples.draw(self.items(step), numpy_rng(self.seed, "batch", self.task, step)).part(share)
+        if self.resident is not None:
+            return self.resident.squares(windows, self.samples.side)
+        source = self.samples.source
+        if self.gpu and isinstance(source, EncodedSource) and source.encoded:
+            frames = zip(windows.items.tolist(), windows.frames.tolist(), strict=True)
+            images = [image for item, some in frames for image in source.read_encoded(item, some)]
+            return EncodedSquares(images, windows, self.samples.side)
+        return Squares.of(self.samples.read(windows, self.gpu))
 
 
 class Prefetcher(Generic[T]):
@@ -149,3 +186,33 @@ class Prefetcher(Generic[T]):
         result = future.result()
         self.seconds_waited += time.perf_counter() - begin
         return result
+
+
+def ahead(batches: Iterable[Batch], device: torch.device) -> Generator[dict[str, Squares]]:
+    """The batches on the device; on a GPU each travels while the one before it is used."""
+    if device.type != "cuda":
+        yield from ({task: some.to(device) for task, some in batch.items()} for batch in batches)
+        return
+    copies = torch.cuda.Stream(device)
+    coming: dict[str, Squares] | None = None
+    with closing(iter(batches)) as source:  # type: ignore[type-var]
+        for batch in source:
+            ready, coming = coming, _sent(batch, device, copies)
+            if ready is not None:
+                yield _received(ready, device, copies)
+        if coming is not None:
+            yield _received(coming, device, copies)
+
+
+def _sent(batch: Batch, device: torch.device, copies: torch.cuda.Stream) -> dict[str, Squares]:
+    with torch.cuda.stream(copies):
+        return {task: squares.to(device) for task, squares in batch.items()}
+
+
+def _received(batch: dict[str, Squares], device: torch.device, copies: torch.cuda.Stream) -> dict[str, Squares]:
+    here = torch.cuda.current_stream(device)
+    here.wait_stream(copies)
+    for squares in batch.values():
+        for tensor in (squares.data, squares.places):
+            tensor.record_stream(here)
+    return batch

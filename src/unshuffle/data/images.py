@@ -1,11 +1,15 @@
 """Finding image files and reading them as RGB pixels, whatever their format."""
 
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from unshuffle.data.media import (
     BadMedia,
@@ -14,12 +18,23 @@ from unshuffle.data.media import (
     explain,
     find_files,
     resize_short_side,
+    scaled_size,
 )
 from unshuffle.data.source import Pixels
 
 # Pillow recognises these formats but has no decoder for them.
 _NO_DECODER = {"BUFR", "GRIB", "HDF5", "MPEG"}
 _DEEP_MODES = ("I", "F")
+_LYING = {5, 6, 7, 8}  # values of the EXIF orientation that swap height and width
+
+
+class Peek(NamedTuple):
+    """An image as it will be read."""
+
+    height: int
+    width: int
+    plain: bool
+    """A JPEG in RGB or grey that is stored upright, as a decoder that knows nothing else can take it."""
 
 
 @cache
@@ -36,17 +51,34 @@ def find_images(folder: Path) -> list[Path]:
     return find_files(folder, image_suffixes())
 
 
-def read_image(path: Path, short_side: int | None = None) -> Pixels:
-    """One image as (height, width, 3) RGB, turned upright, its short side made `short_side` pixels.
+def read_image(file: Path | bytes, short_side: int | None = None) -> Pixels:
+    """One image, by its path or its bytes, as (height, width, 3) RGB, turned upright, its short side made `short_side`.
 
     Transparency is laid on white, deep greys are scaled to 8 bits, and an animation gives its first frame.
     Raises `BadMedia` for a file that is empty, truncated, tiny or no image at all.
     """
-    try:
-        check_not_empty(path)
-        with Image.open(path) as image:
+    with _explained():
+        check_not_empty(file)
+        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
             check_sides(*image.size)
             return np.array(resize_short_side(upright_rgb(image, short_side), short_side))
+
+
+def peek_image(file: BinaryIO, short_side: int) -> Peek:
+    """What `read_image` will make of an image, told by its header; `BadMedia` if that is enough to refuse it."""
+    with _explained(), Image.open(file) as image:
+        check_sides(*image.size)
+        turned = int(image.getexif().get(ExifTags.Base.Orientation, 1))
+        plain = image.format == "JPEG" and image.mode in ("RGB", "L") and turned == 1
+        _draft(image, short_side)
+        width, height = scaled_size(image.size, short_side)
+        return Peek(*((width, height) if turned in _LYING else (height, width)), plain)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
     except BadMedia:
         raise
     except UnidentifiedImageError as error:
@@ -58,9 +90,13 @@ def read_image(path: Path, short_side: int | None = None) -> Pixels:
 def upright_rgb(image: Image.Image, short_side: int | None = None) -> Image.Image:
     """An opened image turned upright, in RGB; `short_side` lets the decoder take short cuts to that size."""
     if short_side is not None:
-        # Lets a JPEG decode at a fraction of its size; twice the target keeps the antialiasing honest.
-        image.draft(None, (2 * short_side, 2 * short_side))
+        _draft(image, short_side)
     return _to_rgb(ImageOps.exif_transpose(image))
+
+
+def _draft(image: Image.Image, short_side: int) -> None:
+    # Lets a JPEG decode at a fraction of its size; twice the target keeps the antialiasing honest.
+    image.draft(None, (2 * short_side, 2 * short_side))
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

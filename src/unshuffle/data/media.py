@@ -39,10 +39,16 @@ def _walk(folder: Path) -> list[Path]:
     return found
 
 
-def check_not_empty(path: Path) -> None:
+def check_not_empty(file: Path | bytes) -> None:
     """Refuse a file of zero bytes, for which decoders have only obscure words."""
-    if path.stat().st_size == 0:
+    if (len(file) if isinstance(file, bytes) else file.stat().st_size) == 0:
         raise BadMedia("the file is empty")
+
+
+def check_short_side(short_side: int) -> None:
+    """Refuse to store frames at a size that would itself be refused."""
+    if short_side < MIN_SIDE:
+        raise UserError(f"a short side of {short_side} pixels is too small: the least is {MIN_SIDE}")
 
 
 def check_sides(width: int, height: int) -> None:
@@ -62,6 +68,10 @@ def resize_short_side(image: Image.Image, short_side: int | None) -> Image.Image
     """The image with its shape kept and its short side made `short_side` pixels; None leaves it alone."""
     if short_side is None or min(image.size) == short_side:
         return image
-    scale = short_side / min(image.size)
-    width, height = (round(side * scale) for side in image.size)
-    return image.resize((width, height), Image.Resampling.BILINEAR)
+    return image.resize(scaled_size(image.size, short_side), Image.Resampling.BILINEAR)
+
+
+def scaled_size(size: tuple[int, int], short_side: int) -> tuple[int, int]:
+    """The two sides of a frame once its short side is `short_side` pixels."""
+    scale = short_side / min(size)
+    return round(size[0] * scale), round(size[1] * scale)

@@ -30,7 +30,7 @@ from rich.table import Column
 from rich.text import Text
 
 from unshuffle.data.images import find_images, read_image
-from unshuffle.data.media import MIN_SIDE, BadMedia
+from unshuffle.data.media import BadMedia, check_short_side
 from unshuffle.data.source import Pixels
 from unshuffle.data.store import DATA, HEADER, INDEX, SKIPPED, Encoding, Header, Kind, Record, Store, Writer
 from unshuffle.data.videos import VIDEO_SUFFIXES, find_videos, read_frames
@@ -137,8 +137,7 @@ def _plan(
 
 
 def _check_options(short_side: int, quality: int, every: int) -> None:
-    if short_side < MIN_SIDE:
-        raise UserError(f"a short side of {short_side} pixels is too small: the least is {MIN_SIDE}")
+    check_short_side(short_side)
     if not 1 <= quality <= 100:
         raise UserError(f"a JPEG quality of {quality} is not between 1 and 100")
     if every < 1:

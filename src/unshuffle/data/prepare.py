@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from unshuffle.config import Config, DataConfig, Tasks
-from unshuffle.data.batches import Items, Samples
+from unshuffle.data.addresses import is_shards
+from unshuffle.data.batches import Samples
 from unshuffle.data.pack import cached_store
-from unshuffle.data.source import Source
+from unshuffle.data.shards import ShardOptions, ShardSource, open_shards
+from unshuffle.data.source import Items, Source
 from unshuffle.data.store import Kind, Store
 from unshuffle.data.synthetic import synthetic_clips, synthetic_images
 from unshuffle.errors import UserError
@@ -107,21 +109,38 @@ def _world_seed(config: Config, kind: str) -> int:
     return int(stream_seed(config.seed, "world", kind).generate_state(1)[0])
 
 
-def _open(kind: Kind, path: Path, short_side: int, config: DataConfig, data: Data, progress: bool) -> Store:
-    store = cached_store(
+def _open(kind: Kind, address: str, short_side: int, config: DataConfig, data: Data, progress: bool) -> Source:
+    address = str(address)  # from Python it may be a Path
+    source: Store | ShardSource
+    if is_shards(address):
+        source = shards = _open_shards(kind, address, short_side, config, progress)
+        how = f"{len(shards.files)} shards, read at short side {short_side}"
+    else:
+        source = store = _open_folder(kind, Path(address), short_side, config, progress)
+        how = f"packed at short side {store.header.short_side} in {store.path}"
+    data.skipped.extend(source.skipped)
+    data.found.append(f"{len(source)} {kind} in {address}, {len(source.skipped)} files skipped; {how}")
+    _check_bad_share(source.skipped, len(source) + len(source.skipped), kind, config)
+    return source
+
+
+def _open_shards(kind: Kind, address: str, short_side: int, config: DataConfig, progress: bool) -> ShardSource:
+    options = ShardOptions(
+        kind, short_side, every=config.frame_every, window=config.shard_window, cache_gb=config.shard_cache_gb
+    )
+    return open_shards(address, options, config.cache.expanduser(), progress)
+
+
+def _open_folder(kind: Kind, folder: Path, short_side: int, config: DataConfig, progress: bool) -> Store:
+    return cached_store(
         kind,
-        path.expanduser(),
+        folder.expanduser(),
         config.cache.expanduser(),
         short_side=short_side,
         encoding=config.encoding,
         every=config.frame_every,
         progress=progress,
     )
-    data.skipped.extend(store.skipped)
-    packed = f"packed at short side {store.header.short_side} in {store.path}"
-    data.found.append(f"{len(store)} {kind} in {path}, {len(store.skipped)} files skipped; {packed}")
-    _check_bad_share(store.skipped, len(store) + len(store.skipped), kind, config)
-    return store
 
 
 def _check_bad_share(bad: Sequence[Skipped], total: int, kind: str, config: DataConfig) -> None:

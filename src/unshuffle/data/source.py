@@ -1,12 +1,14 @@
 """What every collection of images or clips looks like to the rest of the program."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 Pixels = npt.NDArray[np.uint8]
+Items = npt.NDArray[np.int64]
 
 
 class Source(Protocol):
@@ -27,3 +29,46 @@ class Source(Protocol):
 
     def read(self, item: int, frames: Sequence[int]) -> Pixels:
         """The chosen frames of one item, as (len(frames), height, width, 3) RGB."""
+
+
+@runtime_checkable
+class FlatSource(Source, Protocol):
+    """A source whose frames lie one after another in memory or in a memory map."""
+
+    def flat(self) -> tuple[Pixels, npt.NDArray[np.int64]] | None:
+        """All bytes, and where each item begins; None if they are compressed."""
+
+
+@runtime_checkable
+class OrderedSource(Source, Protocol):
+    """A source in which some orders are far cheaper to read than others, and so has its own."""
+
+    def order(self, items: Items, rng: np.random.Generator) -> Items:
+        """Positions in `items` for one epoch: a random order of all of them."""
+
+    def share(self, items: Items, seed: int, rank: int, world: int) -> Items:
+        """Those of `items` that one of `world` processes trains on; every item belongs to one of them."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One image or frame as it lies in a file, and the size at which it is wanted."""
+
+    name: str
+    data: bytes
+    height: int
+    width: int
+    plain: bool
+    """Whether a bare JPEG decoder makes of it what Pillow does: RGB or grey, stored upright."""
+
+
+@runtime_checkable
+class EncodedSource(Source, Protocol):
+    """A source whose frames can be had as they are encoded, to be decoded elsewhere."""
+
+    @property
+    def encoded(self) -> bool:
+        """Whether that is so for every item."""
+
+    def read_encoded(self, item: int, frames: Sequence[int]) -> list[Encoded]:
+        """The chosen frames of one item; decoded they have the size that `size` tells."""

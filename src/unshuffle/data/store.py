@@ -10,6 +10,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
@@ -19,6 +20,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from unshuffle.data.source import Pixels
@@ -185,6 +187,17 @@ class Store:
                 raise IndexError(f"{self._names[item]} has {count} frames, so none has number {frame}")
             pixels[place] = self._decode(self._data[starts[frame] : starts[frame + 1]], item)
         return pixels
+
+    def flat(self) -> tuple[Pixels, npt.NDArray[np.int64]] | None:
+        """All bytes, once every checksum was looked at, and where each item begins; None if they are compressed."""
+        if self.encoding != "raw":
+            return None
+        ends = np.append(self._starts[self._first[1:]], self._starts[-1])
+        with ThreadPoolExecutor() as pool:
+            starts = self._starts[self._first]
+            records = (self._data[start:end] for start, end in zip(starts, ends, strict=True))
+            list(pool.map(self._verify, range(len(self)), records))
+        return self._data, starts
 
     def _decode(self, chunk: Pixels, item: int) -> Pixels:
         if self.encoding == "raw":

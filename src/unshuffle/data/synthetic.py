@@ -382,6 +382,10 @@ class SyntheticSource:
         """The chosen frames of one item."""
         return self.pixels[item, list(frames)]
 
+    def flat(self) -> tuple[Pixels, npt.NDArray[np.int64]]:
+        """All bytes, and where each item begins."""
+        return self.pixels.reshape(-1), np.arange(len(self)) * int(np.prod(self.pixels.shape[1:]))
+
 
 def _labelled(
     kind: str,

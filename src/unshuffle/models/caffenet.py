@@ -1,7 +1,10 @@
 """CaffeNet up to pool5 with batch normalisation, the paper's trunk, and a small one in its image."""
 
+import torch
 from torch import Tensor, nn
 
+from unshuffle.accelerator import has_kernels
+from unshuffle.models.norm import is_synchronised
 from unshuffle.models.registry import Backbone, register_backbone
 
 
@@ -38,6 +41,14 @@ class CaffeNet(Backbone):
         pool2 = self.pool(self.conv2(pool1))
         pool5: Tensor = self.pool(self.conv5(self.conv4(self.conv3(pool2))))
         return pool5
+
+    def training_pass(self, images: Tensor) -> Tensor:
+        """The pool5 map; bf16 images on a GPU take the fused kernels."""
+        if not has_kernels(images.device) or images.dtype != torch.bfloat16 or is_synchronised(self):
+            return super().training_pass(images)
+        from unshuffle.models.fused_caffenet import fused_pool5  # needs Triton, which comes with torch for GPUs only
+
+        return fused_pool5(self, images)
 
     def for_evaluation(self) -> "CaffeNet":
         """Conv1 takes stride 4, as in all of the paper's evaluations."""

@@ -15,7 +15,7 @@ class SynchronisedBatchNorm2d(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (N, C, H, W)."""
-        if not self.training or not dist.is_initialized() or dist.get_world_size() == 1:
+        if not self.training or _is_alone():
             return super().forward(input)
         with torch.autocast(input.device.type, enabled=False):
             values = input.to(torch.promote_types(input.dtype, torch.float32))
@@ -33,6 +33,15 @@ class SynchronisedBatchNorm2d(nn.BatchNorm2d):
         self.running_mean.lerp_(mean, self.momentum)
         self.running_var.lerp_(variance * count / (count - 1), self.momentum)
         self.num_batches_tracked += 1
+
+
+def _is_alone() -> bool:
+    return not dist.is_initialized() or dist.get_world_size() == 1
+
+
+def is_synchronised(module: nn.Module) -> bool:
+    """Whether normalisations inside a module wait for other processes, which fused kernels do not."""
+    return not _is_alone() and any(isinstance(layer, SynchronisedBatchNorm2d) for layer in module.modules())
 
 
 class _Gather(torch.autograd.Function):

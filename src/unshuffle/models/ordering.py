@@ -31,7 +31,8 @@ class OrderingNetwork(nn.Module):
     def embed(self, crops: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """fc6 of every part: (B, P, 3, S, S) crops of each task to (B, P, fc6), tiles and frames in one trunk pass."""
         sizes = {task: parts.shape[:2] for task, parts in crops.items()}
-        maps = self.trunk(torch.cat([parts.flatten(0, 1) for parts in crops.values()]))
+        images = torch.cat([parts.flatten(0, 1) for parts in crops.values()])
+        maps = self.trunk.training_pass(images) if self.training else self.trunk(images)
         features = maps.flatten(1).split([batch * parts for batch, parts in sizes.values()])
         return {
             task: self.head(task).embed(rows.unflatten(0, size))

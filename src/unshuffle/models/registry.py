@@ -18,6 +18,11 @@ class Backbone(nn.Module):
         """The pool5 map."""
         raise NotImplementedError
 
+    def training_pass(self, images: Tensor) -> Tensor:
+        """The pool5 map in training; a trunk may have a faster way on some device, with the same result."""
+        maps: Tensor = self(images)
+        return maps
+
     def for_evaluation(self) -> "Backbone":
         """Put the trunk into the form that evaluations use; most trunks have only one form."""
         return self.eval()

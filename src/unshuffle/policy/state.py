@@ -78,5 +78,5 @@ def softmax_ratios(logits: Tensor, labels: Tensor) -> Tensor:
     probabilities = logits.softmax(dim=2)
     index = labels[:, None].expand(len(logits), -1, 1)
     label = probabilities.gather(2, index)
-    rival = probabilities.scatter(2, index, -1.0).amax(dim=2, keepdim=True)
+    rival = probabilities.scatter_(2, index, -1.0).amax(dim=2, keepdim=True)
     return ((label + 1) / (rival + 1)).squeeze(2)

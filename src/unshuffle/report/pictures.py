@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unshuffle.data import shuffle
+from unshuffle.data.squares import Squares
 from unshuffle.evaluation.labelled import LabelledImages
 from unshuffle.evaluation.retrieval import RetrievalMonitor
 from unshuffle.permutations import inverse
@@ -115,16 +116,18 @@ def attempt(trainer: Trainer, task: str, count: int) -> Attempts:
     labels = torch.randint(len(permutations), (len(pixels),), generator=draw).to(permutations.device)
     was_training = trainer.network.training
     trainer.network.eval()
-    logits = trainer.network({task: trainer.crops(task, pixels)}, {task: permutations[labels][:, None]})[task]
+    crops = trainer.crops(task, Squares.of(pixels.to(trainer.device)))
+    logits = trainer.network({task: crops}, {task: permutations[labels][:, None]})[task]
     trainer.network.train(was_training)
     predicted = permutations[logits[:, 0].argmax(dim=1)]
     return Attempts(pixels, _visible(trainer, task, pixels).cpu(), permutations[labels].cpu(), predicted.cpu())
 
 
 def _visible(trainer: Trainer, task: str, pixels: Tensor) -> Tensor:
-    if task == "spatial":
-        return shuffle.cut_tiles(pixels[:, 0], trainer.config.shuffle)
-    return shuffle.cut_frames(pixels, trainer.config.shuffle)
+    config, squares = trainer.config.shuffle, pixels.flatten(0, 1)
+    cuts = shuffle.CUTS[task](len(pixels), squares.shape[1], config, squares.device)
+    crops: Tensor = shuffle.cut(squares, cuts, config.crop_size).unflatten(0, (-1, cuts.parts))
+    return crops
 
 
 def _spread(available: int, count: int) -> list[int]:

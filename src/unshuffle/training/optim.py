@@ -52,6 +52,12 @@ class Optimisers:
 
 
 def _build(parameters: Iterable[nn.Parameter], config: GroupConfig) -> torch.optim.Optimizer:
+    parameters = list(parameters)
+    fused = all(parameter.is_cuda for parameter in parameters)
     if config.optimiser == "sgd":
-        return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
-    return torch.optim.AdamW(parameters, lr=config.lr, betas=(config.momentum, 0.999), weight_decay=config.weight_decay)
+        return torch.optim.SGD(
+            parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused
+        )
+    return torch.optim.AdamW(
+        parameters, lr=config.lr, betas=(config.momentum, 0.999), weight_decay=config.weight_decay, fused=fused
+    )

@@ -15,10 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unshuffle.accelerator import choose_precision, has_kernels
 from unshuffle.config import Config
 from unshuffle.data import shuffle
-from unshuffle.data.batches import BatchStream, Prefetcher
+from unshuffle.data.batches import Batch, BatchStream, Prefetcher, ahead
 from unshuffle.data.prepare import Data
+from unshuffle.data.share import WHOLE
+from unshuffle.data.squares import Squares, make_resident
 from unshuffle.errors import UserError
 from unshuffle.models import Backbone
 from unshuffle.models.ordering import OrderingNetwork
@@ -32,7 +35,7 @@ from unshuffle.training.console import Display, TaskStatus
 from unshuffle.training.distributed import together
 from unshuffle.training.log import RunLog
 from unshuffle.training.optim import Optimisers
-from unshuffle.training.step import Outcome, Step
+from unshuffle.training.step import Outcome, Step, build_step
 
 Monitor = Callable[[Backbone], dict[str, float]]
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -90,16 +93,14 @@ class Trainer:
         device: torch.device,
         monitor: Monitor | None = None,
     ) -> None:
-        self.config, self.device, self.monitor = config, device, monitor
+        self.config, self.data, self.device, self.monitor = config, data, device, monitor
         self.network = network.to(device)
         self.permutations = {task: rows.to(device) for task, rows in permutations.items()}
         self.samplers = samplers
+        self.precision = choose_precision(config.optim.precision, device)
         self.optimisers = Optimisers(network, config.optim)
         self.share = distributed.share()
-        self.streams = {
-            task: BatchStream(samples, config.optim.batch_size, config.seed, task)
-            for task, samples in data.training.items()
-        }
+        self.streams = self._build_streams(data)
         self.data_digests = {
             task: [data.training[task].digest(), data.validation[task].digest()] for task in data.training
         }
@@ -108,16 +109,34 @@ class Trainer:
         self._asked_to_stop: int | None = None
         self._warned: dict[str, bool] = {}
 
+    def _build_streams(self, data: Data) -> dict[str, BatchStream]:
+        sources = {id(samples.source): samples.source for samples in data.training.values()}
+        share = self.config.data.gpu_share / len(sources)
+        resident = {key: make_resident(source, self.device, share) for key, source in sources.items()}
+        return {
+            task: BatchStream(
+                samples,
+                self.config.optim.batch_size,
+                self.config.seed,
+                task,
+                resident[id(samples.source)],
+                gpu=self.device.type == "cuda",
+            )
+            for task, samples in data.training.items()
+        }
+
     @cached_property
-    def _learn(self) -> Step:
+    def learn(self) -> Step:
         """Made for the first step: what happens before it may fail on one process alone, and this is done by all."""
+        if self.share.of == 1:
+            return build_step(self.network, self.permutations, self.optimisers, self.precision, self.device)
         network = distributed.parallel(self.network, some_unused=self.config.tasks == "S&T")
-        return Step(network, self.permutations, self.optimisers, self.config.optim.precision)
+        return Step(network, self.permutations, self.optimisers, self.precision)
 
     def train(self, run: Run, log: RunLog, display: Display) -> None:
         """Go on from the current iteration to the last, saving into the run folder."""
-        batches = Prefetcher(self._load, self.iteration, self.config.optim.iterations, self.config.data.workers)
-        with display, self._catching_signals(), closing(iter(batches)) as coming:
+        batches = Prefetcher(self.load, self.iteration, self.config.optim.iterations, self.config.data.workers)
+        with display, self._catching_signals(), closing(ahead(batches, self.device)) as coming:
             if self.iteration == 0:
                 self._monitor(log, display)
                 self._validate(log, display)
@@ -142,42 +161,52 @@ class Trainer:
         if self._due(self.config.log.checkpoint_every) or stopping:
             self.save(run)
 
-    def step(self, pixels: dict[str, Tensor], tally: Tally) -> None:
+    def step(self, batch: Batch, tally: Tally) -> None:
         """One step on this process's share of a batch of each active task; the losses are summed."""
         if self.iteration in self.config.optim.milestones:
             for sampler in self.samplers.values():
                 sampler.rate_dropped()
-        crops, proposals = {}, {}
-        for task, some in pixels.items():
-            generator = torch_generator(self.device, self.config.seed, "step", task, self.iteration)
-            crops[task] = self.crops(task, some, generator)
-            proposals[task] = self._propose(task, len(some) * self.share.of, generator)
+        crops, proposals = self.shuffle(batch)
+        for some in crops.values():
             tally.samples += len(some) * self.share.of
-            tally.crops += len(some) * self.share.of * crops[task].shape[1]
+            tally.crops += len(some) * self.share.of * some.shape[1]
         if self.share.of > 1:  # dropout: other masks on every process, and none that a resumed run would not have
             where = ("dropout", self.share.index, self.iteration)
             seed_everything(int(stream_seed(self.config.seed, *where).generate_state(1)[0]))
-        for task, outcome in self._learn(crops, proposals, self.iteration).items():
+        for task, outcome in self.learn(crops, proposals, self.iteration).items():
             tally.add(task, outcome)
         self.iteration += 1
+
+    def shuffle(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Proposal]]:
+        """The crops of a batch, and the permutations to put them into."""
+        crops, proposals = {}, {}
+        for task, some in batch.items():
+            generator = torch_generator(self.device, self.config.seed, "step", task, self.iteration)
+            crops[task] = self.crops(task, some.to(self.device), generator)
+            proposals[task] = self._propose(task, len(some) * self.share.of, generator)
+        return crops, proposals
 
     def _propose(self, task: str, samples: int, generator: torch.Generator) -> Proposal:
         """This process's share of the permutations of a whole batch."""
         whole = self.samplers[task].propose(samples, self.config.permutations.per_sample, generator)
         return replace(whole, permutations=whole.permutations[self.share.rows(samples)])
 
-    def crops(self, task: str, pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Samples as bytes to (B, P, 3, S, S) crops on the device."""
-        pixels = pixels.to(self.device, non_blocking=True)
-        if task == "spatial":
-            return shuffle.tiles(pixels[:, 0], self.config.shuffle, generator, self.share)
-        return shuffle.frames(pixels, self.config.shuffle, generator, self.share)
+    def crops(self, task: str, squares: Squares, generator: torch.Generator | None = None) -> Tensor:
+        """Squares on the device to (B, P, 3, S, S) crops; with a generator those of training."""
+        config, share = self.config.shuffle, WHOLE if generator is None else self.share
+        cuts = shuffle.CUTS[task](len(squares) * share.of, squares.side, config, self.device, generator).part(share)
+        if not has_kernels(self.device):
+            return shuffle.render(squares.pixels(), cuts, config.crop_size)
+        from unshuffle.data import rendering  # needs Triton
+
+        training_type = torch.bfloat16 if self.precision == "bf16" else torch.float32
+        return rendering.render(squares, cuts, config.crop_size, training_type if generator else torch.float32)
 
     def validation_crops(self, task: str) -> Iterator[Tensor]:
         """This process's share of X_val in chunks, centre crops in their true colours."""
         pixels = self.validation_pixels[task]
-        own = pixels[self.share.rows(len(pixels))]
-        return (self.crops(task, chunk) for chunk in own.split(VALIDATION_CHUNK))
+        chunks = pixels[self.share.rows(len(pixels))].split(VALIDATION_CHUNK)
+        return (self.crops(task, Squares.of(chunk.to(self.device))) for chunk in chunks)
 
     def validate(self, task: str) -> Validation:
         """Every permutation on every validation sample."""
@@ -228,7 +257,8 @@ class Trainer:
             for task, rows in self.permutations.items()
         }
 
-    def _load(self, iteration: int) -> dict[str, Tensor]:
+    def load(self, iteration: int) -> Batch:
+        """The batch of an iteration, for each of its tasks; any thread may make it."""
         return {task: self.streams[task].batch(iteration, self.share) for task in self.active_tasks(iteration)}
 
     @property

@@ -1,0 +1,21 @@
+"""What the device can do beyond plain torch."""
+
+from functools import lru_cache
+from importlib.util import find_spec
+
+import torch
+
+
+@lru_cache
+def has_kernels(device: torch.device) -> bool:
+    """Whether our Triton kernels run there: on NVIDIA GPUs that know bf16, where Triton is installed."""
+    if device.type != "cuda" or torch.version.hip is not None or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def choose_precision(name: str, device: torch.device) -> str:
+    """fp32 or bf16; auto is bf16 where it pays."""
+    if name != "auto":
+        return name
+    return "bf16" if has_kernels(device) else "fp32"

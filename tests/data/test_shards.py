@@ -1,0 +1,556 @@
+import io
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from unshuffle import cli
+from unshuffle.config import Config, DataConfig, ShuffleConfig
+from unshuffle.data import addresses
+from unshuffle.data.batches import BatchStream, Samples
+from unshuffle.data.decode import EncodedSquares
+from unshuffle.data.pack import pack
+from unshuffle.data.prepare import prepare
+from unshuffle.data.shards import ShardOptions, ShardSource, open_shards, owners, windowed_order
+from unshuffle.errors import UserError
+
+SIDE = 32
+Members = dict[str, bytes]
+
+CPU = torch.device("cpu")
+
+
+def photo(number: int, width: int, height: int) -> Image.Image:
+    coarse = np.random.default_rng(number).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def encoded(
+    number: int = 0, width: int = 50, height: int = 40, suffix: str = "jpeg", mode: str = "RGB", **options: Any
+) -> bytes:
+    buffer = io.BytesIO()
+    photo(number, width, height).convert(mode).save(buffer, suffix, **options)
+    return buffer.getvalue()
+
+
+def write_tar(path: Path, members: Members) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def write_shards(folder: Path, shards: int, each: int) -> Path:
+    for shard in range(shards):
+        numbers = range(shard * each, (shard + 1) * each)
+        write_tar(folder / f"img-{shard:03}.tar", {f"{number:05}.jpg": encoded(number) for number in numbers})
+    return folder
+
+
+def oriented(value: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = value
+    return exif
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    """A file system with no disk behind it, which counts what is asked of it."""
+    fs = fsspec.filesystem("memory")
+    yield fs
+    fs.rm("/", recursive=True)
+
+
+@pytest.fixture
+def opened(cache: Path) -> Callable[..., ShardSource]:
+    def open_them(address: Any, kind: Any = "images", **options: Any) -> ShardSource:
+        return open_shards(str(address), ShardOptions(kind, SIDE, **options), cache, progress=False)
+
+    return open_them
+
+
+def pixels_by_name(source: Any) -> dict[str, Any]:
+    found = {}
+    for item, name in enumerate(source.names):
+        pixels = source.read(item, range(source.num_frames(item)))
+        assert pixels.shape == (source.num_frames(item), *source.size(item), 3) and pixels.dtype == np.uint8
+        found[name] = pixels
+    return found
+
+
+def assert_same_pixels(shards: ShardSource, store: Any) -> None:
+    ours = {name.partition(".tar/")[2]: pixels for name, pixels in pixels_by_name(shards).items()}
+    theirs = pixels_by_name(store)
+    assert ours.keys() == theirs.keys()
+    for name, pixels in theirs.items():
+        np.testing.assert_array_equal(ours[name], pixels, err_msg=name)
+
+
+def test_images_are_those_of_a_packed_store(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+    folder = tmp_path / "pictures"
+    members = {
+        "a.png": encoded(0, 40, 30, "png"),
+        "b/large.jpg": encoded(1, 517, 389),  # decoded at a fraction of its size, which is rounded up
+        "b/tall.jpeg": encoded(2, 131, 263),
+        "b/turned.jpg": encoded(3, 300, 201, exif=oriented(6)),
+        "b/upside_down.jpg": encoded(3, 300, 201, exif=oriented(3)),
+        "c.webp": encoded(4, 90, 33, "webp"),
+        "d.d.jpg": encoded(5, 32, 32),
+        "grey.jpg": encoded(6, 32, 48, mode="L"),
+        "inks.jpg": encoded(7, 32, 48, mode="CMYK"),
+    }
+    for name, data in members.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    names = list(members)
+    write_tar(tmp_path / "shards" / "0.tar", {name: members[name] for name in names[::-2]} | {"a.json": b"{}"})
+    write_tar(tmp_path / "shards" / "1.tar", {f"./{name}": members[name] for name in names[-2::-2]})
+    store = pack("images", folder, tmp_path / "store", short_side=SIDE, progress=False)
+    shards = opened(tmp_path / "shards")
+    assert_same_pixels(shards, store)
+    assert shards.skipped == [] and shards.encoded
+    plain = {Path(name).name for item, name in enumerate(shards.names) if shards.read_encoded(item, [0])[0].plain}
+    assert plain == {"large.jpg", "tall.jpeg", "d.d.jpg", "grey.jpg"}, "a bare decoder would get the others wrong"
+
+
+@given(width=st.integers(16, 400), height=st.integers(16, 400), turn=st.integers(1, 8), side=st.integers(16, 90))
+@settings(max_examples=40, deadline=None)
+def test_the_size_is_known_before_decoding(
+    width: int, height: int, turn: int, side: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("sizes")
+    tar = write_tar(folder / "0.tar", {"a.jpg": encoded(0, width, height, exif=oriented(turn))})
+    source = open_shards(str(tar), ShardOptions("images", side), folder, progress=False)
+    assert source.read(0, [0]).shape == (1, *source.size(0), 3) and min(source.size(0)) == side
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_video_files_are_those_of_a_packed_store(
+    every: int, video_folder: Path, tmp_path: Path, opened: Callable[..., ShardSource]
+) -> None:
+    members = {path.name: path.read_bytes() for path in sorted(video_folder.iterdir())}
+    previews = {"clip0.jpg": encoded(), "clip0.txt": b"a label"}
+    tar = write_tar(tmp_path / "clips.tar", members | previews)
+    store = pack("videos", video_folder, tmp_path / "store", short_side=SIDE, every=every, progress=False)
+    shards = opened(tar, "videos", every=every)
+    assert_same_pixels(shards, store)
+    assert [name for name, _ in shards.skipped] == ["clips.tar/clip1b.mp4"]
+    assert not shards.encoded
+    np.testing.assert_array_equal(shards.read(0, [1, 0]), store.read(0, [1, 0]))
+
+
+def test_a_video_that_is_no_longer_what_was_indexed(
+    video_folder: Path, tmp_path: Path, opened: Callable[..., ShardSource]
+) -> None:
+    tar = write_tar(tmp_path / "clips.tar", {"clip0.mp4": (video_folder / "clip0.mp4").read_bytes()})
+    source = opened(tar, "videos")
+    tar.write_bytes(bytes(tar.stat().st_size))
+    with pytest.raises(UserError, match=r"clips\.tar/clip0\.mp4 is not what it was"):
+        source.read(0, [0])
+
+
+def test_frames_that_share_a_key_are_a_clip(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+    frames = {f"a/run.{number}.jpg": encoded(number) for number in (10, 2, 1, 0)}
+    more = {f"b.frame{number:02}.png": encoded(number, suffix="png", width=50 + number) for number in range(4)}
+    alone = {"c.000.jpg": encoded()}
+    broken = {"d.000.jpg": encoded(), "d.001.jpg": b"no image"}
+    source = opened(write_tar(tmp_path / "x.tar", frames | more | alone | broken), "videos")
+    assert source.names == ["x.tar/a/run", "x.tar/b"] and source.encoded
+    assert [name for name, _ in source.skipped] == ["x.tar/c", "x.tar/d"]
+    assert "d.001.jpg" in source.skipped[1][1]
+    assert [source.num_frames(item) for item in range(2)] == [4, 4]
+    images = opened(tmp_path / "x.tar")
+    for place, number in enumerate((0, 1, 2, 10)):
+        item = images.names.index(f"x.tar/a/run.{number}.jpg")
+        np.testing.assert_array_equal(source.read(0, [place])[0], images.read(item, [0])[0])
+    assert source.read(1, [3, 0]).shape == (2, *source.size(1), 3), "all frames have the size of the first"
+    assert opened(tmp_path / "x.tar", "videos", every=2).num_frames(0) == 2
+    with pytest.raises(IndexError, match="has 4 frames, so none has number 4"):
+        source.read(0, [4])
+
+
+def test_the_later_of_two_members_counts(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+    path = write_tar(tmp_path / "x.tar", {"a.jpg": b"no image", "b.jpg": encoded(1)})
+    with tarfile.open(path, "a") as tar:
+        for name, number in (("a.jpg", 2), ("b.jpg", 3)):
+            info = tarfile.TarInfo(name)
+            info.size = len(encoded(number))
+            tar.addfile(info, io.BytesIO(encoded(number)))
+    source = opened(path)
+    assert source.names == ["x.tar/a.jpg", "x.tar/b.jpg"] and not source.skipped
+    assert source.read_encoded(1, [0])[0].data == encoded(3)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["{0}/img-{{000..003}}.tar", "{0}/img-*.tar", "{0}", "{0}/img-00{{0,1,2,3}}.tar", "{0}/img-{{00,01}}{{0..3}}.tar"],
+)
+def test_addresses(address: str, tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+    folder = write_shards(tmp_path / "shards", 4, 2)
+    (folder / ".hidden").touch()
+    if "01" in address:
+        write_shards(tmp_path / "more", 14, 1)
+        for number in range(10, 14):
+            (tmp_path / "more" / f"img-{number:03}.tar").rename(folder / f"img-{number:03}.tar")
+    source = opened(address.format(folder))
+    assert list(source.names)[:8] == [f"img-{n // 2:03}.tar/{n:05}.jpg" for n in range(8)]
+    assert len(source) == (12 if "01" in address else 8)
+
+
+def test_shards_of_one_name_are_told_apart(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+    for folder in "ab":
+        write_tar(tmp_path / folder / "0.tar", {"x.jpg": encoded()})
+    assert len(set(opened(tmp_path / "{a,b}" / "0.tar").names)) == 2
+
+
+def test_a_folder_of_tars_and_images_is_a_folder_of_images(tmp_path: Path, cache: Path) -> None:
+    folder = write_shards(tmp_path / "mixed", 1, 2)
+    for number in range(4):
+        photo(number, 40, 40).save(folder / f"{number}.png")
+    config = Config(images=str(folder), data=DataConfig(val_size=1, image_short_side=SIDE, cache=cache))
+    assert list(prepare(config, progress=False).training["spatial"].source.names) == [f"{n}.png" for n in range(4)]
+
+
+class Requests:
+    """What a source asks of a remote file system."""
+
+    def __init__(self, fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ranges: list[str] = []
+        self.copies: list[str] = []
+        for name, asked in (("cat_file", self.ranges), ("get_file", self.copies)):
+            self._watch(fs, name, asked, monkeypatch)
+
+    def _watch(self, fs: Any, name: str, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        original = getattr(type(fs), name)
+
+        def watched(fs: Any, path: str, *args: Any, **options: Any) -> Any:
+            asked.append(path)
+            return original(fs, path, *args, **options)
+
+        monkeypatch.setattr(type(fs), name, watched)
+
+
+@pytest.fixture
+def remote(memory: Any, tmp_path: Path, opened: Callable[..., ShardSource]) -> Callable[..., tuple[Any, Any]]:
+    """The same six shards here and far away."""
+    folder = write_shards(tmp_path / "here", 6, 4)
+    for path in folder.iterdir():
+        memory.pipe(f"/far/{path.name}", path.read_bytes())
+    return lambda **options: (opened(folder), opened("memory://far/img-{000..005}.tar", **options))
+
+
+class Relay:
+    """Reads one source in the order of another."""
+
+    def __init__(self, source: ShardSource, order: ShardSource) -> None:
+        self.source, self.order, self.share = source, order.order, order.share
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+def test_remote_shards_give_the_same(
+    remote: Callable[..., Any], memory: Any, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    local, far = remote(window=2)
+    asked = Requests(memory, monkeypatch)
+    assert far.names == local.names
+    one, other = (Samples(source, np.arange(24), 1, 20) for source in (local, far))
+    assert torch.equal(one.centres(), other.centres())
+    assert len(asked.ranges) == 24 and not asked.copies, "nobody goes through whole shards yet"
+    streams = [BatchStream(replace(samples), 5, 0, "spatial") for samples in (one, other)]
+    far_order = [streams[1].batch(step).to(CPU).data for step in range(10)]
+    np.testing.assert_array_equal(np.sort(np.concatenate([streams[1].items(s) for s in range(5)])[:24]), np.arange(24))
+    assert len(asked.ranges) == 24 and set(asked.copies) == {f"/far/img-{n:03}.tar" for n in range(6)}
+    assert len(asked.copies) == 6, "each is copied once as long as there is room"
+    again = BatchStream(Samples(far, np.arange(24), 1, 20), 5, 0, "spatial")
+    for step in (7, 0, 9, 3):
+        assert torch.equal(again.batch(step).to(CPU).data, far_order[step]), "whatever came before"
+    assert not list(cache.rglob("*.part"))
+
+
+def test_copies_stay_within_their_space(
+    remote: Callable[..., Any], memory: Any, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    space = 3.5 * max(memory.sizes(memory.ls("/far", detail=False)))
+    local, far = remote(window=1, cache_gb=space / 1e9)
+    asked = Requests(memory, monkeypatch)
+    samples = Samples(far, np.arange(24), 1, 20)
+    stream = BatchStream(samples, 4, 0, "spatial")
+    near = BatchStream(replace(samples, source=Relay(local, far)), 4, 0, "spatial")
+    for step in range(18):
+        assert torch.equal(stream.batch(step).to(CPU).data, near.batch(step).to(CPU).data)
+        assert sum(path.stat().st_size for path in cache.rglob("*.tar")) <= space
+    assert len(asked.copies) > 6 and not asked.ranges
+    with pytest.raises(UserError, match=r"data\.shard_window 2 means copies of up to .* data\.shard_cache_gb"):
+        remote(window=2, cache_gb=space / 1e9)
+
+
+def test_without_space_each_item_is_asked_for(
+    remote: Callable[..., Any], memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, far = remote(cache_gb=0)
+    asked = Requests(memory, monkeypatch)
+    BatchStream(Samples(far, np.arange(24), 1, 20), 4, 0, "spatial").batch(0)
+    assert len(asked.ranges) == 4 and not asked.copies
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_storage_that_fails_for_a_moment_is_asked_again(
+    copies: bool, remote: Callable[..., Any], memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "PAUSES", (0.0, 0.0))
+    _, far = remote(cache_gb=1 if copies else 0)
+    name = "get_file" if copies else "cat_file"
+    original, asked = getattr(type(memory), name), []
+
+    def moody(fs: Any, *args: Any, **options: Any) -> Any:
+        asked.append(args)
+        if failing(len(asked)):
+            raise OSError("the network is down")
+        return original(fs, *args, **options)
+
+    monkeypatch.setattr(type(memory), name, moody)
+    stream = BatchStream(Samples(far, np.arange(24), 1, 20), 4, 0, "spatial")
+    failing: Callable[[int], bool] = lambda times: times <= 2  # noqa: E731
+    assert stream.batch(0).to(CPU).pixels().shape == (4, 20, 20, 3)
+    if not copies:
+        failing = lambda times: True  # noqa: E731
+        with pytest.raises(UserError, match=r"memory://.*img-00.\.tar.* cannot be read: the network is down"):
+            stream.batch(1)
+
+
+def test_the_index_is_kept_until_the_shard_changes(
+    tmp_path: Path, opened: Callable[..., ShardSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_shards(tmp_path / "shards", 3, 2)
+    opened(folder)
+    indexed = []
+    from unshuffle.data import shards
+
+    real = shards.index_shard
+    monkeypatch.setattr(shards, "index_shard", lambda file, options: indexed.append(file.path) or real(file, options))
+    assert len(opened(folder)) == 6 and not indexed
+    time.sleep(0.01)
+    write_tar(folder / "img-001.tar", {"new.jpg": encoded()})
+    assert len(opened(folder)) == 5 and indexed == [str(folder / "img-001.tar")]
+    for kept in (tmp_path / "cache" / "shards").glob("*.json"):
+        kept.write_text("{")
+    assert len(opened(folder)) == 5 and len(indexed) == 4, "a broken index is made anew"
+
+
+layouts = st.lists(st.integers(1, 12), min_size=1, max_size=20)  # samples of each shard
+
+
+def shards_of(counts: list[int]) -> Any:
+    """The shard of each sample, some numbers left out as when all of a shard is held back."""
+    return np.repeat(np.arange(len(counts)) * 3 + 1, counts)
+
+
+@given(counts=layouts, window=st.integers(1, 25), seed=st.integers(0, 2**32))
+@settings(max_examples=100, deadline=None)
+def test_an_order_has_every_sample_once_and_few_shards_at_a_time(counts: list[int], window: int, seed: int) -> None:
+    shards = shards_of(counts)
+    order, turns = windowed_order(shards, window, np.random.default_rng(seed))
+    assert sorted(order.tolist()) == list(range(len(shards)))
+    assert sorted(turns.tolist()) == sorted(set(shards.tolist()))
+    open_shards = np.zeros(len(shards), int)
+    for shard in set(shards.tolist()):
+        # around the circle a shard is open all the time but for its longest absence
+        places = np.flatnonzero(shards[order] == shard)
+        absences = np.diff([*places, places[0] + len(shards)])
+        longest = int(absences.argmax())
+        begin = places[(longest + 1) % len(places)]
+        lasts = len(shards) - absences[longest] + 1
+        open_shards[(begin + np.arange(lasts)) % len(shards)] += 1
+    assert open_shards.max() <= max(window, 1)
+
+
+def test_an_order_mixes_its_window_from_the_first_batch_to_the_last() -> None:
+    shards = shards_of([100] * 20)
+    order, turns = windowed_order(shards, 5, np.random.default_rng(0))
+    for batch in shards[order].reshape(-1, 50):
+        found, counts = np.unique(batch, return_counts=True)
+        assert len(found) >= 4 and counts.max() < 30
+    assert len(np.unique(shards[order][:500])) < 14, "but not all the shards"
+    begins = np.array([np.flatnonzero(shards[order] == shard)[0] for shard in turns[:15]])
+    assert (np.diff(begins[1:]) > 0).all(), "shards are begun in their turn"
+
+
+def test_few_shards_are_shuffled_uniformly() -> None:
+    rng = np.random.default_rng(0)
+    places = np.array([np.argsort(windowed_order(shards_of([3, 3]), 8, rng)[0]) for _ in range(3000)])
+    for sample in range(6):
+        assert np.bincount(places[:, sample], minlength=6).min() > 400, "500 are expected of each place"
+
+
+@given(counts=layouts, world=st.integers(1, 8), seed=st.integers(0, 2**32))
+@settings(max_examples=100, deadline=None)
+def test_processes_divide_the_shards(counts: list[int], world: int, seed: int) -> None:
+    shards = shards_of(counts)
+    if len(counts) < world:
+        with pytest.raises(UserError, match=f"{world} processes need {world} shards"):
+            owners(shards, seed, world)
+        return
+    owner = owners(shards, seed, world)
+    for shard in set(shards.tolist()):
+        assert len(set(owner[shards == shard].tolist())) == 1, "nobody reads a shard of somebody else"
+    loads = np.bincount(owner, minlength=world)
+    assert loads.min() > 0 and loads.max() - loads.min() <= max(counts)
+
+
+def test_large_shards_are_dealt_first() -> None:
+    for seed in range(5):
+        assert np.bincount(owners(shards_of([1, 1, 1, 1, 4]), seed, 2)).tolist() == [4, 4]
+
+
+def test_every_process_trains_on_its_own_share(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+    source = opened(write_shards(tmp_path / "shards", 5, 3))
+    training = np.arange(15)[np.arange(15) % 4 > 0]
+    shares = [source.share(training, 0, rank, 2) for rank in range(2)]
+    assert sorted(np.concatenate(shares).tolist()) == training.tolist()
+    for share in shares:
+        stream = BatchStream(Samples(source, share, 1, 20), len(share), 0, "spatial")
+        orders = [stream.items(epoch).tolist() for epoch in range(4)]
+        assert all(sorted(order) == share.tolist() for order in orders) and orders[0] != orders[1]
+
+
+def test_a_batch_does_not_depend_on_what_came_before(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+    folder = write_shards(tmp_path / "shards", 6, 3)
+
+    def stream() -> BatchStream:
+        return BatchStream(Samples(opened(folder, window=2), np.arange(1, 18), 1, 20), 4, 3, "spatial")
+
+    first, again = stream(), stream()
+    unbroken = [first.batch(step).to(CPU).data for step in range(12)]
+    for step in (11, 2, 7, 0):
+        assert torch.equal(again.batch(step).to(CPU).data, unbroken[step])
+    assert len({batch.numpy().tobytes() for batch in unbroken}) == 12
+
+
+def test_batches_for_a_gpu_are_decoded_there(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+    """Here the decoder of the CPU stands in for that of the GPU."""
+    samples = Samples(opened(write_shards(tmp_path / "shards", 2, 4)), np.arange(8), 1, 20)
+    encoded_batch = BatchStream(samples, 5, 0, "spatial", gpu=True).batch(3)
+    assert isinstance(encoded_batch, EncodedSquares) and len(encoded_batch) == 5
+    read = BatchStream(samples, 5, 0, "spatial").batch(3).to(CPU)
+    assert torch.equal(encoded_batch.to(CPU).pixels(), read.pixels())
+
+
+BAD = {
+    "missing": ("nowhere/{0..3}.tar", r"0\.tar does not exist"),
+    "no match": ("nowhere/*.tar", "there are no tar files at"),
+    "protocol": ("nonsense://bucket/0.tar", "nonsense://bucket/0.tar cannot be read: .*nonsense"),
+    "not installed": ("absent://x/0.tar", "needs a package that is not installed: Install absent"),
+    "no tar": ("text.tar", r"text\.tar is no tar file"),
+    "zero bytes": ("zero.tar", r"zero\.tar is no tar file"),
+    "cut": ("cut.tar", r"cut\.tar is .*cut off"),
+    "overwritten": ("overwritten.tar", r"overwritten\.tar is .*damaged"),
+    "no members": ("empty.tar", "there are no images in the 1 shards"),
+    "no images": ("labels.tar", "there are no images in the 1 shards"),
+    "only bad": ("bad.tar", r"no images in the 1 shards .*bad\.tar/a\.jpg: not an image"),
+    "compressed": ("x.tar.gz", "is compressed"),
+    "a folder": ("folder.tar", "folder.tar"),
+}
+
+
+@pytest.fixture
+def bad_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fsspec.register_implementation("absent", "absent.Files", clobber=True, errtxt="Install absent")
+    whole = write_tar(Path("whole.tar"), {f"{number}.jpg": encoded(number) for number in range(4)}).read_bytes()
+    with tarfile.open("whole.tar") as tar:
+        second, last = (tar.getmember(name) for name in ("1.jpg", "3.jpg"))
+    Path("text.tar").write_text("this is no tar file " * 100)
+    Path("zero.tar").touch()
+    Path("cut.tar").write_bytes(whole[: last.offset + 100])
+    Path("overwritten.tar").write_bytes(whole[: second.offset] + b"x" * 512 + whole[second.offset + 512 :])
+    write_tar(Path("empty.tar"), {})
+    write_tar(Path("labels.tar"), {"a.cls": b"3", "b.json": b"{}"})
+    write_tar(Path("bad.tar"), {"a.jpg": b"text"})
+    Path("folder.tar").mkdir()
+
+
+@pytest.mark.usefixtures("bad_shards")
+@pytest.mark.parametrize("case", BAD)
+def test_bad_shards(case: str) -> None:
+    address, words = BAD[case]
+    with pytest.raises(UserError, match=words):
+        prepare(Config(images=address, data=DataConfig(cache=Path("cache"))), progress=False)
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.6, 0.95])
+def test_a_tar_cut_anywhere_is_refused(keep: float, tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+    whole = write_tar(tmp_path / "whole.tar", {f"{number}.jpg": encoded(number, 400, 300) for number in range(3)})
+    end = sum(512 + -(-len(encoded(number, 400, 300)) // 512) * 512 for number in range(3))
+    (tmp_path / "cut.tar").write_bytes(whole.read_bytes()[: round(keep * end)])
+    with pytest.raises(UserError, match="cut off"):
+        opened(tmp_path / "cut.tar")
+
+
+def test_members_that_cannot_be_used_are_listed(tmp_path: Path, cache: Path) -> None:
+    good = {f"{number}.jpg": encoded(number) for number in range(6)}
+    bad = {"text.jpg": b"no image", "empty.png": b"", "tiny.png": encoded(0, 8, 8, "png"), "._0.jpg": b"left by a Mac"}
+    path = write_tar(tmp_path / "x.tar", good | bad)
+    with tarfile.open(path, "a") as tar:
+        link = tarfile.TarInfo("link.jpg")
+        link.type, link.linkname = tarfile.SYMTYPE, "0.jpg"
+        tar.addfile(link)
+    settings = DataConfig(val_size=1, image_short_side=SIDE, cache=cache, max_bad_share=0.5)
+    data = prepare(Config(images=str(path), data=settings), progress=False)
+    reasons = dict(data.skipped)
+    assert list(reasons) == [f"x.tar/{name}" for name in ("empty.png", "link.jpg", "text.jpg", "tiny.png")]
+    assert "empty" in reasons["x.tar/empty.png"] and "too small" in reasons["x.tar/tiny.png"]
+    assert data.found == [f"6 images in {path}, 4 files skipped; 1 shards, read at short side 32"]
+    with pytest.raises(UserError, match="4 of 10 images cannot be used"):
+        prepare(Config(images=str(path), data=replace(settings, max_bad_share=0.3)), progress=False)
+
+
+def test_clips_of_frames_and_images_train_both_tasks(tmp_path: Path, cache: Path) -> None:
+    frames = {f"{clip}.{frame:03}.jpg": encoded(10 * clip + frame) for clip in range(5) for frame in range(clip + 3)}
+    write_tar(tmp_path / "clips.tar", frames)
+    write_shards(tmp_path / "images", 2, 3)
+    config = Config(
+        images=str(tmp_path / "images"),
+        videos=str(tmp_path / "clips.tar"),
+        data=DataConfig(val_size=1, image_short_side=SIDE, frame_short_side=24, cache=cache, max_bad_share=0.5),
+        shuffle=ShuffleConfig(frames=4, crop_size=8),
+    )
+    data = prepare(config, progress=False)
+    assert {task: len(samples) for task, samples in data.training.items()} == {"spatial": 5, "temporal": 3}
+    assert data.skipped == [("clips.tar/0", "3 frames, and 4 are needed")]
+    assert BatchStream(data.training["temporal"], 3, 0, "temporal").batch(0).to(CPU).pixels().shape == (12, 24, 24, 3)
+
+
+def test_the_program_trains_on_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_shards(tmp_path / "shards", 3, 5)
+    options = f"--images {folder}/img-{{000..002}}.tar --out {tmp_path / 'run'} --data.cache {tmp_path / 'cache'}"
+    small = (
+        "--optim.iterations 2 --optim.batch_size 4 --data.val_size 3 --device cpu --log.no_pictures "
+        "--data.image_short_side 48 --shuffle.crop_size 16 --permutations.spatial 10"
+    )
+    assert cli.run(["pretrain", *options.split(), *small.split()]) == 0
+    assert (tmp_path / "run" / "backbone.safetensors").exists()
+    assert cli.run(["pretrain", "--images", f"{folder}/nothing-{{0..2}}.tar", "--out", str(tmp_path / "other")]) == 2
+    assert "nothing-0.tar does not exist" in capsys.readouterr().err

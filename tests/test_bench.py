@@ -1,0 +1,85 @@
+"""The bench's arithmetic; how fast anything is depends on the machine and is no test's business."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from unshuffle import bench, cli
+from unshuffle.bench import Stopwatch
+from unshuffle.config import demo
+from unshuffle.config_file import merge
+from unshuffle.errors import UserError
+
+SMALL = {
+    "data": {"val_size": 3, "image_short_side": 48, "frame_short_side": 24, "workers": 1},
+    "optim": {"batch_size": 4},
+    "permutations": {"spatial": 5, "temporal": 5, "per_sample": 1},
+    "shuffle": {"frames": 4, "crop_size": 24},
+    "policy": {"groups": 2, "interval": 100, "batches": 10},
+}
+WORLD = {"images": 8, "clips": 8, "clip_frames": 4}
+
+
+@pytest.fixture
+def small_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "WORLD", WORLD)
+
+
+@pytest.mark.usefixtures("small_world")
+def test_the_figures_fit_together(tmp_path: Path) -> None:
+    figures = bench.bench(merge(demo(), SMALL), iterations=3)
+    seconds = figures["ms_per_iteration"] / 1e3
+    assert figures["iterations_per_second"] == pytest.approx(1 / seconds)
+    assert figures["samples_per_second"] == pytest.approx(8 / seconds)
+    assert figures["crops_per_second"] == pytest.approx(4 * (9 + 4) / seconds)
+    assert figures["tflops"] == pytest.approx(figures["tflop_per_iteration"] / seconds)
+    assert figures["share_of_matmul"] == pytest.approx(figures["tflops"] / figures["matmul_tflops"])
+    assert list(figures["parts_ms"]) == ["shuffle", "forward", "backward", "optimiser", "data"]
+    assert all(part >= 0 for part in figures["parts_ms"].values())
+    twice = 2 * sum(figures["validation_ms"].values()) / 1e3
+    assert figures["validation_share"] == pytest.approx(twice / (100 * seconds))
+    assert figures["peak_memory_gb"] is None or torch.cuda.is_available()
+
+
+@pytest.mark.usefixtures("small_world")
+def test_the_arithmetic_of_a_step_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the layer table: each multiplication counts for two, and thrice for forward and the two gradients."""
+    figures = bench.bench(merge(demo(), SMALL), iterations=1)
+    conv = 3 * 32 * 25 * 12**2 * 2 + 32 * 48 * 9 * 12**2 * 3 + 48 * 96 * 9 * 6**2 * 3 + 96 * 96 * 9 * 6**2 * 3
+    crops = 4 * 9 + 4 * 4
+    fc6 = crops * 96 * 9 * 128 * 3
+    heads = 4 * (9 * 128 * 512 + 4 * 128 * 512 + 2 * 512 * 5) * 3
+    assert figures["tflop_per_iteration"] * 1e12 == pytest.approx(2 * (crops * conv + fc6 + heads), rel=0.02)
+
+
+@pytest.mark.usefixtures("small_world")
+def test_the_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "bench.json"
+    options = [f"--{section}.{name}={value}" for section, values in SMALL.items() for name, value in values.items()]
+    assert cli.run(["bench", "--iterations", "2", "--json", str(out), *options]) == 0
+    document = json.loads(out.read_text())
+    assert document["command"] == "bench" and document["metrics"]["ms_per_iteration"] > 0
+    assert "iterations/s" in capsys.readouterr().out
+
+
+def test_it_wants_an_iteration() -> None:
+    with pytest.raises(UserError, match="iterations is 0"):
+        bench.bench(demo(), iterations=0)
+
+
+def test_the_stopwatch_adds_up_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 3.0, 6.0, 10.0])
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock))
+    watch = Stopwatch(torch.device("cpu"))
+    for name in ("begin", "a", "b", "a", "b"):
+        watch.mark(name)
+    assert watch.totals() == {"a": 4000.0, "b": 6000.0}
+
+
+def test_without_data_the_world_has_the_presets_sizes() -> None:
+    config = replace(demo(), data=replace(demo().data, image_short_side=77, val_size=1000))
+    world = bench._with_world(config).synthetic
+    assert (world.image_size, world.frame_size, world.images, world.clips) == (77, 32, 2000, 2000)
