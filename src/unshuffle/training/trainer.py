@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unshuffle.accelerator import choose_precision, has_kernels
+from unshuffle.accelerator import choose_precision, has_kernels, wait_for
 from unshuffle.config import Config
 from unshuffle.data import shuffle
 from unshuffle.data.batches import Batch, BatchStream, Prefetcher, ahead
@@ -133,18 +133,24 @@ class Trainer:
                 self.step(batch, tally)
                 if self._due(self.config.log.train_every):
                     tally = self._log_training(log, display, tally, batches.seconds_waited)
-                with tally.paused():
-                    self._between_steps(run, log, display)
+                self._between_steps(run, log, display, tally)
                 if self._asked_to_stop is not None:
                     raise Stopped(self._asked_to_stop, self.iteration, run.folder)
 
-    def _between_steps(self, run: Run, log: RunLog, display: Display) -> None:
-        if self._episode_ends or self._episode_begins or self.iteration == self.config.optim.iterations:
-            self._validate(log, display)
-        if self._due(self.config.log.monitor_every):
-            self._monitor(log, display)
-        if self._due(self.config.log.checkpoint_every) or self._asked_to_stop is not None:
-            self.save(run)
+    def _between_steps(self, run: Run, log: RunLog, display: Display, tally: Tally) -> None:
+        validates = self._episode_ends or self._episode_begins or self.iteration == self.config.optim.iterations
+        monitors = self._due(self.config.log.monitor_every)
+        saves = self._due(self.config.log.checkpoint_every) or self._asked_to_stop is not None
+        if not (validates or monitors or saves):
+            return
+        wait_for(self.device)  # the steps that a GPU has still to do belong to the training
+        with tally.paused():
+            if validates:
+                self._validate(log, display)
+            if monitors:
+                self._monitor(log, display)
+            if saves:
+                self.save(run)
 
     def step(self, batch: Batch, tally: Tally) -> None:
         """One step on a batch of each active task; the losses are summed."""
@@ -275,6 +281,7 @@ class Trainer:
         )
 
     def _validate(self, log: RunLog, display: Display) -> None:
+        begin = time.perf_counter()
         for task in self.permutations:
             validation, sampler = self.validate(task), self.samplers[task]
             if not validation.state.isfinite().all():
@@ -283,6 +290,7 @@ class Trainer:
             log.write_validation(self.iteration, task, validation, seen)
             self._warn(log, display, task, seen.warnings)
             display.tasks[task].error, display.tasks[task].preference = validation.error, sampler.preference()
+        log.write("cost", self.iteration, seconds=time.perf_counter() - begin)
         display.update(self.iteration)
 
     def _warn(self, log: RunLog, display: Display, task: str, warnings: list[str]) -> None:
