@@ -95,7 +95,7 @@ def measure(task: str, device: torch.device, count: int, samples: int, pairs: in
 def sharpen(network: OrderingNetwork, task: str, crops: Tensor, orders: Tensor) -> None:
     """Give the logits of a new network a deviation of 3: all ratios would be 1 otherwise, and any two routes agree."""
     head = network.head(task)
-    logits = head.classify_orders(network.embed({task: crops})[task], orders)
+    logits = head.order_classifier(network.embed({task: crops})[task])(orders)
     for parameter in head.get_submodule("fc8").parameters():
         parameter.mul_(3 / logits.std())
 

@@ -81,5 +81,5 @@ def test_the_stopwatch_adds_up_the_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_without_data_the_world_has_the_presets_sizes() -> None:
     config = replace(demo(), data=replace(demo().data, image_short_side=77, val_size=1000))
-    world = bench._with_world(config).synthetic
+    world = bench.with_world(config).synthetic
     assert (world.image_size, world.frame_size, world.images, world.clips) == (77, 32, 2000, 2000)

@@ -19,3 +19,9 @@ def choose_precision(name: str, device: torch.device) -> str:
     if name != "auto":
         return name
     return "bf16" if has_kernels(device) else "fp32"
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done all that was asked of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

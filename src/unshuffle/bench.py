@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
+from unshuffle.accelerator import wait_for
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, check
 from unshuffle.config_file import merge
@@ -34,7 +35,7 @@ def bench(config: Config, *, iterations: int = 50, console: Console | None = Non
     check(config)
     if iterations < 1:
         raise UserError(f"iterations is {iterations}, but must be 1 or more")
-    data = prepare(_with_world(config))
+    data = prepare(with_world(config))
     for sentence in data.found:
         console.print(sentence, highlight=False, soft_wrap=True)
     trainer = build_trainer(config, data)
@@ -43,7 +44,7 @@ def bench(config: Config, *, iterations: int = 50, console: Console | None = Non
     return figures
 
 
-def _with_world(config: Config) -> Config:
+def with_world(config: Config) -> Config:
     """Without data, a small world of the size that real data would have."""
     sizes = {"image_size": config.data.image_short_side, "frame_size": config.data.frame_short_side}
     frames = max(WORLD["clip_frames"], config.shuffle.frames)
@@ -58,12 +59,12 @@ def measure(trainer: Trainer, iterations: int) -> dict[str, Any]:
     device, config = trainer.device, trainer.config
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    whole = _whole_iterations(trainer, iterations)
+    whole = whole_iterations(trainer, iterations)
     memory = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else None
     seconds = whole["ms_per_iteration"] / 1e3
     tflop = _tflop_per_iteration(trainer)
     matmul, copy = _matmul_tflops(trainer), _copy_tbytes(device)
-    validation = {task: _validation_ms(trainer, task) for task in trainer.permutations}
+    validation = {task: validation_ms(trainer, task) for task in trainer.permutations}
     times = 1 if config.policy.batches == config.policy.interval else 2
     return {
         **whole,
@@ -84,7 +85,7 @@ def measure(trainer: Trainer, iterations: int) -> dict[str, Any]:
     }
 
 
-def _whole_iterations(trainer: Trainer, iterations: int) -> dict[str, float]:
+def whole_iterations(trainer: Trainer, iterations: int) -> dict[str, float]:
     """The training loop as it is, from reading the data to the moved weights."""
     with _batches(trainer, iterations + WARMUP) as (coming, prefetcher):
         for _ in range(WARMUP):
@@ -191,7 +192,8 @@ def _copy_tbytes(device: torch.device) -> float:
     return 2 * size / _seconds(lambda: target.copy_(source), device) / 1e12
 
 
-def _validation_ms(trainer: Trainer, task: str) -> float:
+def validation_ms(trainer: Trainer, task: str) -> float:
+    """What one validation of a task takes."""
     return 1e3 * _seconds(lambda: trainer.validate(task), trainer.device, 2)
 
 
@@ -205,12 +207,6 @@ def _seconds(work: Callable[[], object], device: torch.device, repeats: int = RE
         wait_for(device)
         found.append(time.perf_counter() - begin)
     return min(found[1:])
-
-
-def wait_for(device: torch.device) -> None:
-    """Until the device has done all that was asked of it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _table(trainer: Trainer, figures: dict[str, Any]) -> Table:

@@ -126,7 +126,7 @@ def test_all_orders_at_once_are_the_same_as_one_by_one(kind: str, parts: int, dr
     vectors = torch.randn(3, parts, 6)
     orders = torch.stack([torch.randperm(parts) for _ in range(11)])
     with torch.no_grad():
-        logits = network.classify_orders(vectors, orders)
+        logits = network.order_classifier(vectors)(orders)
         assert logits.shape == (3, 11, 5)
         for index, order in enumerate(orders):
             ordered = torch.stack([vectors[:, part] for part in order.tolist()], dim=1)
@@ -140,7 +140,7 @@ def test_all_orders_at_once_in_float64_are_exact(kind: str) -> None:
     vectors = torch.randn(2, 4, 6, dtype=torch.float64)
     orders = torch.tensor([[0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 0, 1]])
     expected = network.classify(vectors[:, orders].flatten(0, 1)).view(2, 3, 5)
-    torch.testing.assert_close(network.classify_orders(vectors, orders), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(network.order_classifier(vectors)(orders), expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -148,6 +148,8 @@ def test_all_orders_at_once_change_nothing(kind: str) -> None:
     network = head(kind)
     vectors = torch.randn(2, 4, 6)
     kept = vectors.clone(), {key: value.clone() for key, value in network.state_dict().items()}
-    network.classify_orders(vectors, torch.tensor([[3, 1, 0, 2], [2, 3, 0, 1]]))
+    classify = network.order_classifier(vectors)
+    twice = [classify(torch.tensor([[3, 1, 0, 2], [2, 3, 0, 1]])) for _ in range(2)]
+    assert torch.equal(*twice)
     assert torch.equal(vectors, kept[0])
     assert all(torch.equal(value, kept[1][key]) for key, value in network.state_dict().items())

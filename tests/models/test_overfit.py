@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unshuffle.config import HeadConfig, ShuffleConfig
-from unshuffle.data.shuffle import frames, tiles
+from unshuffle.data.shuffle import CUTS, render
 from unshuffle.data.synthetic import synthetic_clips, synthetic_images
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import build_head
@@ -19,11 +19,10 @@ STEPS = 60
 
 
 def crops(task: str) -> Tensor:
-    if task == "spatial":
-        images = synthetic_images(SAMPLES, 72, seed=0).pixels[:, 0]
-        return tiles(torch.from_numpy(images), ShuffleConfig(crop_size=16))
-    clips = synthetic_clips(SAMPLES, 24, 5, seed=0).pixels
-    return frames(torch.from_numpy(clips), ShuffleConfig(crop_size=16))
+    world = synthetic_images(SAMPLES, 72, seed=0) if task == "spatial" else synthetic_clips(SAMPLES, 24, 5, seed=0)
+    pixels = torch.from_numpy(world.pixels).flatten(0, 1)
+    cuts = CUTS[task](SAMPLES, pixels.shape[1], ShuffleConfig(crop_size=16, frames=5), pixels.device)
+    return render(pixels, cuts, 16)
 
 
 @pytest.mark.parametrize("kind", ["concat", "lstm"])

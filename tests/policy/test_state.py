@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from unshuffle.config import HeadConfig
 from unshuffle.models import BACKBONES, build_backbone
-from unshuffle.models.heads import build_head
+from unshuffle.models.heads import OrderClassifier, build_head
 from unshuffle.models.ordering import OrderingNetwork, trunk_features
 from unshuffle.permutations import permutation_set
 from unshuffle.policy import state
@@ -134,13 +134,18 @@ def test_chunks_do_not_matter(kind: str, pairs: int, chunk: int, monkeypatch: py
 @pytest.mark.parametrize("kind", ["concat", "lstm"])
 def test_the_pairs_at_once_are_bounded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, seen = network("spatial", kind=kind), []
-    real = net.head("spatial").classify_orders
+    real = net.head("spatial").order_classifier
 
-    def classify_orders(vectors: Tensor, orders: Tensor) -> Tensor:
-        seen.append(len(vectors) * len(orders))
-        return real(vectors, orders)
+    def order_classifier(vectors: Tensor) -> OrderClassifier:
+        classify = real(vectors)
 
-    monkeypatch.setattr(net.head("spatial"), "classify_orders", classify_orders)
+        def counted(orders: Tensor) -> Tensor:
+            seen.append(len(vectors) * len(orders))
+            return classify(orders)
+
+        return counted
+
+    monkeypatch.setattr(net.head("spatial"), "order_classifier", order_classifier)
     monkeypatch.setattr(state, "PAIRS_AT_ONCE", 20)
     validate(net, "spatial", [crops("spatial", 6)], psi("spatial"))
     assert max(seen) <= 20 and sum(seen) == 6 * COUNT

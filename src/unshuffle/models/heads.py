@@ -1,9 +1,14 @@
 """The classifiers on top of the trunk: fc6 for each part, then all parts together, then one of |Ψ| permutations."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from unshuffle.config import HeadConfig
+
+OrderClassifier = Callable[[Tensor], Tensor]
 
 
 class Head(nn.Module):
@@ -27,10 +32,17 @@ class Head(nn.Module):
         """(N, P, fc6) in the order to be recognised to (N, |Ψ|) logits φ."""
         raise NotImplementedError
 
-    def classify_orders(self, vectors: Tensor, orders: Tensor) -> Tensor:
-        """Logits (B, K, |Ψ|) of all K orders, (K, P), of each sample's (B, P, fc6) vectors; for validation."""
-        ordered = vectors[:, orders]
-        return self.classify(ordered.flatten(0, 1)).view(len(vectors), len(orders), -1)
+    def order_classifier(self, vectors: Tensor) -> OrderClassifier:
+        """Given each sample's (B, P, fc6) vectors, what turns K orders, (K, P), into logits (B, K, |Ψ|), to validate.
+
+        Heads override it to do once what all orders share.
+        """
+
+        def classify(orders: Tensor) -> Tensor:
+            ordered = vectors[:, orders]
+            return self.classify(ordered.flatten(0, 1)).view(len(vectors), len(orders), -1)
+
+        return classify
 
 
 def centred(vectors: Tensor) -> Tensor:
@@ -58,21 +70,23 @@ class ConcatHead(Head):
         logits: Tensor = self.fc8(self.fc7(ordered.flatten(1)))
         return logits
 
-    def classify_orders(self, vectors: Tensor, orders: Tensor) -> Tensor:
-        """As the base class, with fc7 computed once for each part at each position instead of once for each order.
-
-        fc7 of an order is Σ_t W_t · f_ψ(t): the P · P products are shared by all orders, which only add P of them up.
-        """
+    def order_classifier(self, vectors: Tensor) -> OrderClassifier:
+        """As the base class: fc7 of an order is Σ_t W_t · f_ψ(t), so the P · P products are shared by all orders."""
         linear = self.fc7[0]
         assert isinstance(linear, nn.Linear)
         samples, parts, width = vectors.shape
-        weight = linear.weight.view(-1, parts, width)
-        fc7 = linear.bias.expand(samples, len(orders), -1).clone()
-        for position in range(parts):
-            products = vectors @ weight[:, position].T
-            fc7 += products[:, orders[:, position]]
-        logits: Tensor = self.fc8(fc7.relu_())
-        return logits
+        weight = linear.weight.view(-1, parts, width).permute(2, 1, 0).flatten(1)
+        products = (vectors.flatten(0, 1) @ weight).view(samples * parts * parts, -1)  # sample, part, position
+        sample = torch.arange(samples, device=vectors.device)[:, None, None] * parts
+        position = torch.arange(parts, device=vectors.device)
+
+        def classify(orders: Tensor) -> Tensor:
+            rows = (sample + orders) * parts + position
+            fc7 = F.embedding_bag(rows.flatten(0, 1), products, mode="sum") + linear.bias
+            logits: Tensor = self.fc8(fc7.relu_()).view(samples, len(orders), -1)
+            return logits
+
+        return classify
 
 
 class LstmHead(Head):
@@ -89,6 +103,23 @@ class LstmHead(Head):
         states, _ = self.lstm(ordered)
         logits: Tensor = self.fc8(self.dropout(states[:, -1]))
         return logits
+
+    def order_classifier(self, vectors: Tensor) -> OrderClassifier:
+        """As the base class: what the gates take from a part does not depend on when it comes."""
+        into, again, into_bias, again_bias = self.lstm.all_weights[0]
+        from_parts = F.linear(vectors, into, into_bias + again_bias)
+
+        def classify(orders: Tensor) -> Tensor:
+            state = cell = from_parts.new_zeros(len(vectors) * len(orders), self.lstm.hidden_size)
+            for part in orders.T:
+                gates = from_parts[:, part].flatten(0, 1).addmm_(state, again.T)
+                enter, forget, new, leave = gates.chunk(4, dim=1)
+                cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
+                state = leave.sigmoid() * cell.tanh()
+            logits: Tensor = self.fc8(state).view(len(vectors), len(orders), -1)
+            return logits
+
+        return classify
 
 
 def build_head(features: int, parts: int, num_permutations: int, config: HeadConfig) -> Head:

@@ -42,10 +42,12 @@ def validate(network: OrderingNetwork, task: str, crops: Iterable[Tensor], permu
     network.eval()
     ratios, hits = [], torch.zeros(len(permutations), dtype=torch.int64)
     for chunk in crops:
-        vectors = network.embed({task: chunk})[task]
-        some_ratios, some_hits = _all_orders(network, task, vectors, permutations)
-        ratios.append(some_ratios)
-        hits += some_hits
+        # heads may keep a vector for each part at each position
+        at_once = max(1, PAIRS_AT_ONCE // chunk.shape[1] ** 2)
+        for vectors in network.embed({task: chunk})[task].split(at_once):
+            some_ratios, some_hits = _all_orders(network, task, vectors, permutations)
+            ratios.append(some_ratios)
+            hits += some_hits
     network.train(was_training)
     state = torch.cat(ratios, dim=1)
     return Validation(state, 1 - hits.double() / state.shape[1])
@@ -63,8 +65,9 @@ def _all_orders(network: OrderingNetwork, task: str, vectors: Tensor, permutatio
     ratios, hits = [], []
     labels = torch.arange(len(permutations), device=permutations.device)
     step = max(1, PAIRS_AT_ONCE // len(vectors))
+    classify = network.head(task).order_classifier(vectors)
     for orders, their_labels in zip(permutations.split(step), labels.split(step), strict=True):
-        logits = network.head(task).classify_orders(vectors, orders).float()
+        logits = classify(orders).float()
         ratios.append(softmax_ratios(logits, their_labels).T)
         hits.append((logits.argmax(dim=2) == their_labels).sum(dim=0))
     return torch.cat(ratios).cpu(), torch.cat(hits).cpu()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unshuffle.accelerator import choose_precision, has_kernels
+from unshuffle.accelerator import choose_precision, has_kernels, wait_for
 from unshuffle.config import Config
 from unshuffle.data import shuffle
 from unshuffle.data.batches import Batch, BatchStream, Prefetcher, ahead
@@ -148,18 +148,25 @@ class Trainer:
                 stop = distributed.largest(self._asked_to_stop or 0)
                 if self._due(self.config.log.train_every):
                     tally = self._log_training(log, display, tally, batches.seconds_waited)
-                with tally.paused():
-                    self._between_steps(run, log, display, stopping=stop > 0)
+                self._between_steps(run, log, display, tally, stopping=stop > 0)
                 if stop:
                     raise Stopped(stop, self.iteration, run.folder)
 
-    def _between_steps(self, run: Run, log: RunLog, display: Display, *, stopping: bool) -> None:
-        if self._episode_ends or self._episode_begins or self.iteration == self.config.optim.iterations:
-            self._validate(log, display)
-        if self._due(self.config.log.monitor_every):
-            self._monitor(log, display)
-        if self._due(self.config.log.checkpoint_every) or stopping:
-            self.save(run)
+    def _between_steps(self, run: Run, log: RunLog, display: Display, tally: Tally, *, stopping: bool) -> None:
+        validates = self._episode_ends or self._episode_begins or self.iteration == self.config.optim.iterations
+        monitors = self._due(self.config.log.monitor_every)
+        saves = self._due(self.config.log.checkpoint_every) or stopping
+        if not (validates or monitors or saves):
+            return
+        wait_for(self.device)  # the steps that a GPU has still to do belong to the training
+        with tally.paused():
+            distributed.average_buffers(self.network)
+            if validates:
+                self._validate(log, display)
+            if monitors:
+                self._monitor(log, display)
+            if saves:
+                self.save(run)
 
     def step(self, batch: Batch, tally: Tally) -> None:
         """One step on this process's share of a batch of each active task; the losses are summed."""
@@ -243,7 +250,6 @@ class Trainer:
 
     def save(self, run: Run) -> None:
         """Write a checkpoint, unless there is nothing left worth saving."""
-        distributed.average_buffers(self.network)
         with together():
             if not all(bool(value.isfinite().all()) for value in self.network.state_dict().values()):
                 raise UserError(self._not_a_number())
@@ -308,7 +314,7 @@ class Trainer:
         )
 
     def _validate(self, log: RunLog, display: Display) -> None:
-        distributed.average_buffers(self.network)
+        begin = time.perf_counter()
         for task in self.permutations:
             validation = self.validate(task)
             if not validation.state.isfinite().all():
@@ -319,6 +325,8 @@ class Trainer:
                 self._warn(log, display, task, seen.warnings)
             display.tasks[task].error = validation.error
             display.tasks[task].preference = self.samplers[task].preference()
+        with together():
+            log.write("cost", self.iteration, seconds=time.perf_counter() - begin)
         display.update(self.iteration)
 
     def _observe(self, sampler: Sampler, validation: Validation) -> Observation:
@@ -337,7 +345,6 @@ class Trainer:
         self._warned[task] = bool(warnings)
 
     def _monitor(self, log: RunLog, display: Display) -> None:
-        distributed.average_buffers(self.network)
         with together():
             if self.monitor is None:
                 return
