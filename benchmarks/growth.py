@@ -2,7 +2,7 @@
 
     python benchmarks/growth.py [--device cuda] [--iterations 20] [--only permutations,grid]
 
-The preset `paper` with one number changed at a time, on the synthetic world at the sizes of real data. Each row has the
+The preset `paper` with one number changed at a time, on noise of the size of real data. Each row has the
 time of a training step and of a validation, the peak memory of either, and the work: crops that pass the trunk in a
 step, and pairs of permutation and sample in a validation. Results go to results/growth_DEVICE.csv and .svg.
 """
@@ -12,17 +12,22 @@ import csv
 import platform
 import resource
 import sys
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 
 from unshuffle import bench
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, paper
 from unshuffle.config_file import merge
-from unshuffle.data.prepare import prepare
+from unshuffle.data.batches import Samples
+from unshuffle.data.prepare import Data
+from unshuffle.data.synthetic import SyntheticSource
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -58,7 +63,7 @@ def main() -> None:
 
 def measure(config: Config, iterations: int) -> dict[str, str]:
     """One variant."""
-    data = prepare(bench.with_world(config), progress=False)
+    data = made_up(config)
     trainer = build_trainer(config, data)
     reset_memory(trainer.device)
     step = bench.whole_iterations(trainer, iterations)
@@ -75,6 +80,29 @@ def measure(config: Config, iterations: int) -> dict[str, str]:
         "pairs": str(pairs),
         "validation_memory_gb": f"{peak_memory(trainer.device):.2f}",
     }
+
+
+@lru_cache
+def noise(items: int, frames: int, side: int) -> SyntheticSource:
+    """Items of random bytes."""
+    pixels = np.random.default_rng(0).integers(0, 256, (items, frames, side, side, 3), dtype=np.uint8)
+    return SyntheticSource([str(item) for item in range(items)], np.zeros(items, np.int64), ("noise",), pixels)
+
+
+def made_up(config: Config) -> Data:
+    """Samples of each task, as many to train on as to validate on at most."""
+    images, clips = noise(2000, 1, config.data.image_short_side), noise(2000, 16, config.data.frame_short_side)
+    side = round(config.data.image_short_side * config.shuffle.image_share)
+    samples = {
+        "spatial": Samples(images, np.arange(2000), 1, side),
+        "temporal": Samples(clips, np.arange(2000), config.shuffle.frames, config.data.frame_short_side),
+    }
+    wanted = {"S": ["spatial"], "T": ["temporal"]}.get(config.tasks, list(samples))
+    held_back = config.data.val_size
+    return Data(
+        {task: replace(samples[task], items=np.arange(held_back, 2000)) for task in wanted},
+        {task: replace(samples[task], items=np.arange(held_back)) for task in wanted},
+    )
 
 
 def reset_memory(device: torch.device) -> None:

@@ -21,6 +21,12 @@ def choose_precision(name: str, device: torch.device) -> str:
     return "bf16" if has_kernels(device) else "fp32"
 
 
+def prefer_speed() -> None:
+    """Let the libraries search for their fastest ways, for training in bf16 on a GPU."""
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("high")  # for the validations, which stay in fp32
+
+
 def wait_for(device: torch.device) -> None:
     """Until the device has done all that was asked of it."""
     if device.type == "cuda":

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ WORLD = {"images": 400, "clips": 240, "clip_frames": 12}
 WARMUP = 5
 FLOP_SAMPLES = 2  # the arithmetic is proportional to the batch, so a small one is counted
 REPEATS = 5
+SLEEP_CYCLES = 100_000_000  # about 50 ms, longer than it takes to launch an iteration
 
 
 def bench(config: Config, *, iterations: int = 50, console: Console | None = None) -> dict[str, Any]:
@@ -115,14 +117,23 @@ def _batches(trainer: Trainer, count: int) -> Iterator[tuple[Iterator[Batch], Pr
 
 
 class Stopwatch:
-    """Milliseconds of named parts: of the device's work on a GPU, without stopping it, of the clock elsewhere."""
+    """Milliseconds of named parts: of the device's own work on a GPU, of the clock elsewhere."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._marks: list[tuple[str, Any]] = []
+        self._marks: list[tuple[str | None, Any]] = []
+
+    def begin(self) -> None:
+        """The first part begins. A GPU sleeps until all parts are launched, so that it never waits for a launch."""
+        if self.device.type == "cuda":
+            torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]
+        self._mark(None)
 
     def mark(self, name: str) -> None:
         """A part ends here, and the next one begins."""
+        self._mark(name)
+
+    def _mark(self, name: str | None) -> None:
         if self.device.type != "cuda":
             self._marks.append((name, time.perf_counter()))
             return
@@ -134,9 +145,10 @@ class Stopwatch:
         """Sum of each part."""
         wait_for(self.device)
         sums: dict[str, float] = {}
-        for (_, before), (name, after) in zip(self._marks, self._marks[1:], strict=False):
-            passed = before.elapsed_time(after) if self.device.type == "cuda" else 1e3 * (after - before)
-            sums[name] = sums.get(name, 0.0) + passed
+        for (_, before), (name, after) in pairwise(self._marks):
+            if name is not None:
+                passed = before.elapsed_time(after) if self.device.type == "cuda" else 1e3 * (after - before)
+                sums[name] = sums.get(name, 0.0) + passed
         return sums
 
 
@@ -145,9 +157,11 @@ def _parts(trainer: Trainer, iterations: int) -> dict[str, float]:
     step = Step(trainer.network, trainer.permutations, trainer.optimisers, trainer.precision)
     watch = Stopwatch(trainer.device)
     with _batches(trainer, iterations + 1) as (coming, _):
-        for number, batch in enumerate(coming):
+        for number in range(iterations + 1):
             if number == 1:  # the first one chose algorithms
                 watch = Stopwatch(trainer.device)
+            watch.begin()
+            batch = next(coming)
             watch.mark("data")
             crops, proposals = trainer.shuffle(batch)
             watch.mark("shuffle")

@@ -22,6 +22,7 @@ from unshuffle.data.decode import EncodedSquares
 from unshuffle.data.pack import pack
 from unshuffle.data.prepare import prepare
 from unshuffle.data.shards import ShardOptions, ShardSource, open_shards, owners, windowed_order
+from unshuffle.data.share import Share
 from unshuffle.errors import UserError
 
 SIDE = 32
@@ -434,6 +435,19 @@ def test_every_process_trains_on_its_own_share(tmp_path: Path, opened: Callable[
         stream = BatchStream(Samples(source, share, 1, 20), len(share), 0, "spatial")
         orders = [stream.items(epoch).tolist() for epoch in range(4)]
         assert all(sorted(order) == share.tolist() for order in orders) and orders[0] != orders[1]
+
+
+def test_processes_read_no_shard_of_another(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+    source = opened(write_shards(tmp_path / "shards", 4, 3))
+    stream = BatchStream(Samples(source, np.arange(12), 1, 20), 4, 0, "spatial")
+    seen: list[set[str]] = []
+    for rank in range(2):
+        batches = [stream.batch(step, Share(rank, 2)) for step in range(3)]
+        assert [len(batch) for batch in batches] == [2, 2, 2]
+        mine = stream._apart(Share(rank, 2))
+        seen.append({source.names[item].split("/")[0] for step in range(3) for item in mine.items(step)})
+        assert len({batch.to(CPU).data.numpy().tobytes() for batch in batches}) == 3
+    assert not seen[0] & seen[1] and len(seen[0] | seen[1]) == 4
 
 
 def test_a_batch_does_not_depend_on_what_came_before(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:

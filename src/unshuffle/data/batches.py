@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Generic, TypeVar
 
@@ -122,7 +122,7 @@ def own_order(samples: Samples, seed: int, task: str, epoch: int) -> Items:
     return epoch_order(seed, task, epoch, len(samples))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BatchStream:
     """An endless stream of training batches: every epoch is a new order of all samples."""
 
@@ -148,6 +148,8 @@ class BatchStream:
 
     def batch(self, step: int, share: Share = WHOLE) -> Squares | EncodedSquares:
         """The batch at a step; of a share, only its own samples are read."""
+        if share.of > 1 and isinstance(self.samples.source, OrderedSource):
+            return self._apart(share).batch(step)
         windows = self.samples.draw(self.items(step), numpy_rng(self.seed, "batch", self.task, step)).part(share)
         if self.resident is not None:
             return self.resident.squares(windows, self.samples.side)
@@ -157,6 +159,15 @@ class BatchStream:
             images = [image for item, some in frames for image in source.read_encoded(item, some)]
             return EncodedSquares(images, windows, self.samples.side)
         return Squares.of(self.samples.read(windows, self.gpu))
+
+    @lru_cache(maxsize=8)  # noqa: B019, there are as many streams as tasks
+    def _apart(self, share: Share) -> "BatchStream":
+        """A stream of the shards that belong to one process alone: no two should fetch the same."""
+        source = self.samples.source
+        assert isinstance(source, OrderedSource)
+        samples = replace(self.samples, items=source.share(self.samples.items, self.seed, share.index, share.of))
+        size = self.batch_size // share.of
+        return replace(self, samples=samples, batch_size=size, task=f"{self.task} {share.index} of {share.of}")
 
 
 class Prefetcher(Generic[T]):

@@ -10,6 +10,8 @@ from unshuffle.data.kernels import render_kernel
 from unshuffle.data.shuffle import MIN_STD, Cuts, resize
 from unshuffle.data.squares import Squares
 
+WARPS = 16
+
 
 def render(squares: Squares, cuts: Cuts, crop_size: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Cut, resize, colour and normalise, (B, P, 3, S, S); each crop is channels-last."""
@@ -24,7 +26,7 @@ def render(squares: Squares, cuts: Cuts, crop_size: int, dtype: torch.dtype = to
     render_kernel[len(cuts.owner),](
         squares.data, squares.places, cuts.owner, cuts.top.contiguous(), cuts.left.contiguous(), first, weights,
         colour, exponent, crops, squares.places.shape[1], MIN_STD, S=crop_size, TAPS=weights.shape[1],
-        COLOURED=coloured, B=triton.next_power_of_2(crop_size**2), num_warps=16,
+        COLOURED=coloured, B=triton.next_power_of_2(crop_size**2), num_warps=WARPS,
     )  # fmt: skip
     return crops.view(-1, cuts.parts, 3, crop_size, crop_size)
 

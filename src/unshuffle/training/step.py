@@ -150,8 +150,6 @@ def build_step(
 ) -> Step:
     """The step for a device: bf16 on a GPU is for speed, and gets all of it."""
     if precision == "bf16" and has_kernels(device):
-        torch.backends.cudnn.benchmark = True
-        torch.set_float32_matmul_precision("high")  # for the validations, which stay in fp32
         return GraphedStep(network, permutations, optimisers, precision)
     return Step(network, permutations, optimisers, precision)
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unshuffle.accelerator import choose_precision, has_kernels, wait_for
+from unshuffle.accelerator import choose_precision, has_kernels, prefer_speed, wait_for
 from unshuffle.config import Config
 from unshuffle.data import shuffle
 from unshuffle.data.batches import Batch, BatchStream, Prefetcher, ahead
@@ -98,6 +98,8 @@ class Trainer:
         self.permutations = {task: rows.to(device) for task, rows in permutations.items()}
         self.samplers = samplers
         self.precision = choose_precision(config.optim.precision, device)
+        if self.precision == "bf16" and has_kernels(device):
+            prefer_speed()
         self.optimisers = Optimisers(network, config.optim)
         self.share = distributed.share()
         self.streams = self._build_streams(data)
