@@ -28,7 +28,7 @@ from unshuffle.models.kernels import (
 )
 
 ROWS = 32  # pixels that a reduction takes at once
-SPLITS = 1024  # programs that share the pixels of a reduction; their sums are added up by one
+SPLITS = 512  # programs that share the pixels of a reduction; their sums are added up by one
 BLOCK = 512  # values that a program of the other kernels takes
 WARPS, SUM_WARPS = 2, 4
 POOL, STRIDE = 3, 2
@@ -159,7 +159,7 @@ def _channel_gradients(
 
 def _reduction(width: int, maps: Sequence[Tensor]) -> tuple[tuple[int, int], dict[str, Any]]:
     """Grid and constants of a sum over all pixels of so many channels."""
-    block = min(128, triton.next_power_of_2(width))
+    block = min(64, triton.next_power_of_2(width))
     fixed = {"SPLIT": SPLITS, "R": ROWS, "C": block, "INT": _index(maps), "num_warps": SUM_WARPS}
     return (SPLITS, triton.cdiv(width, block)), fixed
 
