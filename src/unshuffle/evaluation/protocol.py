@@ -1,0 +1,62 @@
+"""What all evaluations have in common: their options, their result, and the list of them."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from rich.console import Console
+
+from unshuffle.errors import UserError
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of an evaluation."""
+
+    protocol: str
+    """Its name, such as "retrieval, per image"."""
+    statement: str
+    """One line: split, crops and metric."""
+    metrics: dict[str, Any]
+    """Figures; in percent where the paper prints percent."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Options that every evaluation has; the defaults of a subclass are the preset `paper`."""
+
+    weights: str = ""
+    """A run folder, a weights file, a torchvision model name, or random (random:ARCHITECTURE)."""
+    preset: Literal["paper", "quick"] = "paper"
+    """paper: the full schedules; quick: minutes."""
+    out: Path | None = None
+    """Folder for what a broken-off evaluation goes on from, and for pictures."""
+    device: str = "auto"
+    """auto: the GPU if there is one; or cpu, cuda, cuda:1 ..."""
+    seed: int = 0
+    """Seed of everything random."""
+    json: Path | None = None
+    """Write the figures there."""
+
+    @classmethod
+    def quick(cls) -> Self:
+        """The preset `quick`."""
+        return cls(preset="quick")
+
+    def run(self, console: Console) -> Result:
+        """Evaluate, and print what a person wants to see."""
+        raise NotImplementedError
+
+
+EVALUATIONS: dict[str, str] = {}
+"""Module and class of each evaluation; imported when it is asked for."""
+
+
+def find_evaluation(name: str) -> type[Evaluation]:
+    """The class of an evaluation."""
+    if name not in EVALUATIONS:
+        raise UserError(f"there is no evaluation '{name}'; there are {', '.join(EVALUATIONS)}")
+    module, _, attribute = EVALUATIONS[name].partition(":")
+    evaluation: type[Evaluation] = getattr(import_module(module), attribute)
+    return evaluation
