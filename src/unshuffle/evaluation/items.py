@@ -1,6 +1,5 @@
 """Labelled things that are read one at a time: images and videos in folders by class, objects of PASCAL VOC."""
 
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -17,15 +16,12 @@ from unshuffle.data.source import Pixels
 from unshuffle.data.videos import VIDEO_SUFFIXES, find_videos, read_frames
 from unshuffle.errors import UserError
 from unshuffle.evaluation.labelled import centre_square
+from unshuffle.evaluation.voc import CLASSES, Devkit
 
 Box = tuple[int, int, int, int]
 """Left, top, right and bottom, in pixels from 0; the last two are outside."""
 Fit = Literal["crop", "squash"]
 Kind = Literal["images", "videos", "objects"]
-VOC_CLASSES = (
-    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
-    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
-)
 HELD_FRAMES = 1024  # frames of a video that are kept while the rest are counted; a longer one is decoded twice
 
 
@@ -50,8 +46,8 @@ class Items:
     """crop: the short side is resized, then the middle is cut out; squash: the whole is resized."""
     frames: int = 10
     """Frames of a video, evenly from the first to the last."""
-    skipped: list[tuple[Path, str]] = field(default_factory=list)
-    """Files that turned out to be unusable, and why."""
+    skipped: list[str] = field(default_factory=list)
+    """What turned out to be unusable, and why."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -71,6 +67,20 @@ class Items:
         else:
             frames = [Image.fromarray(read_image(item.path, self._short_side))]
         return np.stack([to_square(frame, self.side, self.fit) for frame in frames])
+
+    def read_or_skip(self, position: int) -> Pixels | None:
+        """An item, or None once it is noted as skipped."""
+        try:
+            return self.read(position)
+        except BadMedia as reason:
+            self.skip(position, reason)
+            return None
+
+    def skip(self, position: int, reason: BadMedia) -> None:
+        """Note an item as unusable, once."""
+        words = f"{self.items[position].path}: {reason}"
+        if words not in self.skipped:
+            self.skipped.append(words)
 
     def first(self, limit: int) -> "Items":
         """At most so many items, evenly over the classes; 0 is no limit."""
@@ -152,71 +162,28 @@ def _kind(folder: Path) -> Kind:
 # ---- PASCAL VOC
 
 
-def voc_objects(devkit: Path, year: str, split: str, *, min_pixels: int = 10_000, difficult: bool = True) -> Items:
-    """The objects of a split, cut out along their boxes; small ones are left out, difficult ones by choice."""
-    folder = voc_folder(devkit, year)
-    items, skipped = [], []
-    for name in voc_names(folder, split):
-        path = folder / "JPEGImages" / f"{name}.jpg"
-        try:
-            objects = _objects(folder / "Annotations" / f"{name}.xml", path)
-        except (OSError, ElementTree.ParseError, ValueError, AttributeError) as error:
-            skipped.append((path, f"its annotation cannot be read: {error}"))
-            continue
-        items += [item for item, is_difficult in objects if difficult or not is_difficult]
-    large = [item for item in items if _pixels(item) >= min_pixels]
+def voc_objects(devkit: Path, year: int, split: str, *, min_pixels: int = 10_000, difficult: bool = True) -> Items:
+    """The objects of an image set, cut out along their boxes; small ones are left out, difficult ones by choice."""
+    images = Devkit(devkit, year).with_objects(split)
+    items = [
+        Item(image.path, one.label, _whole(one.box))
+        for image in images.images
+        for one in image.objects
+        if difficult or not one.difficult
+    ]
+    large = [item for item in items if _area(item) >= min_pixels]
     if not large:
-        raise UserError(f"no object of {split} in {folder} has {min_pixels} pixels")
-    return Items(large, VOC_CLASSES, "objects", fit="squash", skipped=skipped)
+        raise UserError(f"no object of {images.name} has {min_pixels} pixels")
+    skipped = [f"{count} images of {images.name} because {reason}" for reason, count in images.skipped.items()]
+    return Items(large, CLASSES, "objects", fit="squash", skipped=skipped)
 
 
-def voc_folder(devkit: Path, year: str) -> Path:
-    """The folder of a year in a devkit, which may be given itself, or its parent."""
-    devkit = devkit.expanduser()
-    for folder in (devkit / f"VOC{year}", devkit / "VOCdevkit" / f"VOC{year}", devkit):
-        if (folder / "Annotations").is_dir() and (folder / "ImageSets" / "Main").is_dir():
-            return folder
-    raise UserError(f"{devkit} is no VOC devkit: it has no VOC{year} with Annotations and ImageSets/Main")
+def _whole(box: tuple[float, ...]) -> Box:
+    left, top, right, bottom = map(round, box)
+    return left, top, right, bottom
 
 
-def voc_names(folder: Path, split: str) -> list[str]:
-    """Names of the images of a split."""
-    file = folder / "ImageSets" / "Main" / f"{split}.txt"
-    if not file.is_file():
-        raise UserError(f"there is no split '{split}' in {folder}")
-    return [line.split()[0] for line in file.read_text().splitlines() if line.strip()]
-
-
-def _objects(annotation: Path, image: Path) -> list[tuple[Item, bool]]:
-    """Each object with whether it is difficult; VOC counts pixels from 1 and includes the last."""
-    found = []
-    for node in ElementTree.parse(annotation).getroot().iter("object"):
-        name = node.findtext("name", "").strip()
-        if name not in VOC_CLASSES:
-            continue
-        left, top, right, bottom = (round(float(_text(node, side))) for side in ("xmin", "ymin", "xmax", "ymax"))
-        item = Item(image, VOC_CLASSES.index(name), (left - 1, top - 1, right, bottom))
-        found.append((item, node.findtext("difficult", "0").strip() == "1"))
-    return found
-
-
-def _text(node: ElementTree.Element, side: str) -> str:
-    text = node.findtext(f"bndbox/{side}")
-    if text is None:
-        raise ValueError(f"an object has no {side}")
-    return text
-
-
-def _pixels(item: Item) -> int:
+def _area(item: Item) -> int:
     assert item.box is not None
     left, top, right, bottom = item.box
     return (right - left) * (bottom - top)
-
-
-def read_or_skip(items: Items, position: int) -> Pixels | None:
-    """An item, or None once it is noted as skipped."""
-    try:
-        return items.read(position)
-    except BadMedia as reason:
-        items.skipped.append((items.items[position].path, str(reason)))
-        return None

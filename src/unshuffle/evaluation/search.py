@@ -1,9 +1,12 @@
 """Exact search for nearest neighbours by cosine similarity, among any number of vectors."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+TOP = (1, 5, 10, 20)
 QUERIES, GALLERY = 1024, 8192  # a product of so many by so many is held at a time
 
 
@@ -50,3 +53,9 @@ def nearest(queries: Tensor, gallery: Tensor, k: int) -> Tensor:
     search = Search(queries, k, queries.device)
     search.add(gallery)
     return search.neighbours
+
+
+def top_k_accuracy(neighbours: Tensor, queries: Tensor, gallery: Tensor, top: Sequence[int] = TOP) -> dict[str, float]:
+    """Percent of the queries whose class is among their first k neighbours, from (queries, >= max k) indices."""
+    hits = gallery[neighbours] == queries[:, None]
+    return {f"top{k}": 100 * float(hits[:, :k].any(dim=1).double().mean()) for k in top if k <= hits.shape[1]}
