@@ -49,7 +49,11 @@ class Evaluation:
         raise NotImplementedError
 
 
-EVALUATIONS: dict[str, str] = {}
+EVALUATIONS: dict[str, str] = {
+    "voc-classification": "unshuffle.evaluation.voc_classification:VocClassification",
+    "voc-detection": "unshuffle.evaluation.voc_detection:VocDetection",
+    "voc-segmentation": "unshuffle.evaluation.voc_segmentation:VocSegmentation",
+}
 """Module and class of each evaluation; imported when it is asked for."""
 
 
