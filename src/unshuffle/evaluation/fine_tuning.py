@@ -48,11 +48,19 @@ class Recipe:
     accumulate: int = 1
     """Batches whose mean gradient makes one step."""
 
-    def changed(self, iterations: int | None = None, lr: float | None = None) -> "Recipe":
-        """The same with another length, the drops at the same share of it, and another rate."""
-        iterations, lr = iterations or self.iterations, lr or self.lr
+    def changed(
+        self, iterations: int | None = None, lr: float | None = None, accumulate: int | None = None
+    ) -> "Recipe":
+        """The same with another length, the drops at the same share of it, another rate, another accumulation."""
+        iterations = iterations or self.iterations
         milestones = tuple(round(at * iterations / self.iterations) for at in self.milestones)
-        return replace(self, iterations=iterations, lr=lr, milestones=milestones)
+        return replace(
+            self,
+            iterations=iterations,
+            lr=lr or self.lr,
+            milestones=milestones,
+            accumulate=accumulate or self.accumulate,
+        )
 
     def rate(self, iteration: int) -> float:
         """The learning rate of a step; iterations count from 0."""

@@ -65,6 +65,9 @@ EVALUATIONS: dict[str, str] = {
     "nonlinear": "unshuffle.evaluation.probes:NonLinear",
     "finetune": "unshuffle.evaluation.transfer:FineTuning",
     "rankme": "unshuffle.evaluation.rankme:RankMe",
+    "voc-classification": "unshuffle.evaluation.voc_classification:VocClassification",
+    "voc-detection": "unshuffle.evaluation.voc_detection:VocDetection",
+    "voc-segmentation": "unshuffle.evaluation.voc_segmentation:VocSegmentation",
 }
 """Module and class of each evaluation; imported when it is asked for."""
 

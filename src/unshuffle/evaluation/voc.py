@@ -85,7 +85,9 @@ class Devkit:
 
     def __init__(self, root: Path, year: int) -> None:
         root, self.year = root.expanduser(), year
-        places = [root / f"VOC{year}", root / "VOCdevkit" / f"VOC{year}", root]
+        places = [root / f"VOC{year}", root / "VOCdevkit" / f"VOC{year}"]
+        if root.name == f"VOC{year}" or not root.name.startswith("VOC2"):  # the folder of another year is none
+            places.append(root)
         found = [place for place in places if (place / "JPEGImages").is_dir()]
         if not found:
             raise UserError(f"{root} is no VOC devkit with the year {year}: there is no VOC{year}/JPEGImages in it")
@@ -119,7 +121,8 @@ class Devkit:
         folder = self.folder / "ImageSets" / kind
         file = next((file for file in (folder / f"{name}.txt", Path(name).expanduser()) if file.is_file()), None)
         if file is None:
-            plain = sorted(path.stem for path in folder.glob("*.txt") if not path.stem.startswith(CLASSES))
+            of_classes = tuple(f"{label}_" for label in CLASSES)
+            plain = sorted(path.stem for path in folder.glob("*.txt") if not path.stem.startswith(of_classes))
             raise UserError(f"there is no image set '{name}' in {folder}; there are {', '.join(plain) or 'none'}")
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         names = [line.split()[0] for line in lines if line.strip()]
