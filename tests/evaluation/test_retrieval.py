@@ -1,105 +1,110 @@
-import math
+import json
+from collections.abc import Callable
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
-from unshuffle.data.synthetic import synthetic_images
-from unshuffle.evaluation.features import colour_histograms, extract
-from unshuffle.evaluation.labelled import LabelledImages, from_synthetic
-from unshuffle.evaluation.monitor import RetrievalMonitor
-from unshuffle.evaluation.search import nearest, top_k_accuracy
-from unshuffle.models import build_backbone
+from unshuffle import cli
+from unshuffle.evaluation.items import class_folders
+from unshuffle.evaluation.retrieval import Retrieval, item_means, merged
+from unshuffle.evaluation.streaming import Chunk
 
-CPU = torch.device("cpu")
-
-
-def cosine(one: list[float], other: list[float]) -> float:
-    dot = sum(a * b for a, b in zip(one, other, strict=True))
-    return dot / math.sqrt(sum(a * a for a in one) * sum(b * b for b in other))
+QUIET = Console(quiet=True)
+TINY = {"weights": "random:tiny", "device": "cpu", "workers": 1}
 
 
-def slow_nearest(queries: torch.Tensor, gallery: torch.Tensor, k: int) -> list[list[int]]:
-    return [
-        sorted(range(len(gallery)), key=lambda item: -cosine(query, gallery[item].tolist()))[:k]
-        for query in queries.tolist()
-    ]
+def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train, test = map(str, classes)
+    line = ["retrieval", "--weights", "random:tiny", "--train", train, "--test", test, "--device", "cpu"]
+    extra = ["--top", "1", "5", "--json", str(tmp_path / "a.json"), "--out", str(tmp_path / "out")]
+    assert cli.run(["evaluate", *line, *extra]) == 0
+    said = capsys.readouterr().out
+    assert "15 queries" in said and "gallery of 24" in said and "centre square at 96 px" in said
+    assert "published, other data" in said and "73.0" in said
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert document["command"] == "evaluate retrieval" and document["protocol"] == "retrieval, per image"
+    assert document["config"]["top"] == [1, 5] and document["config"]["train"] == train
+    metrics = document["metrics"]
+    assert metrics["top1"] > 80, "blind guessing gives 33"
+    assert metrics["queries"] == 15 and metrics["gallery"] == 24 and metrics["skipped"] == 2
+    assert (tmp_path / "out" / "neighbours.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("k", [1, 4, 15])
-def test_nearest_against_loops(k: int) -> None:
-    generator = torch.Generator().manual_seed(k)
-    queries, gallery = torch.randn(9, 5, generator=generator), torch.randn(15, 5, generator=generator)
-    gallery *= torch.rand(15, 1, generator=generator) * 10  # lengths must not matter
-    assert nearest(queries, gallery, k).tolist() == slow_nearest(queries, gallery, k)
+def test_training_images_find_themselves(classes: tuple[Path, Path]) -> None:
+    train, _ = classes
+    result = Retrieval(**TINY, train=train, test=train, batch_size=3, out=Path("unused")).run(QUIET)
+    assert result.metrics["top1"] == 100
+    shown = result.neighbours
+    assert shown is not None and len(shown.queries) == 3 and len(shown.found) == 15
+    assert (shown.found.pixels[::5] == shown.queries.pixels).all()
 
 
-def test_more_queries_than_pass_at_once() -> None:
-    generator = torch.Generator().manual_seed(0)
-    queries, gallery = torch.randn(2500, 3, generator=generator), torch.randn(7, 3, generator=generator)
-    found = nearest(queries, gallery, 2)
-    assert found.shape == (2500, 2)
-    for row in (0, 1023, 1024, 2047, 2048, 2499):
-        assert found[row].tolist() == slow_nearest(queries[row][None], gallery, 2)[0]
+def test_videos_frame_by_frame_and_as_a_whole(clips: tuple[Path, Path]) -> None:
+    train, test = clips
+    options = {**TINY, "train": train, "test": test, "frames": 4}
+    frames = Retrieval(**options).run(QUIET)
+    assert frames.protocol == "retrieval, per frame" and frames.metrics["top1"] > 80
+    assert (frames.metrics["queries"], frames.metrics["gallery"], frames.metrics["skipped"]) == (24, 36, 2)
+    videos = Retrieval(**options, per_video=True, out=Path("unused")).run(QUIET)
+    assert (videos.metrics["queries"], videos.metrics["gallery"]) == (6, 9) and videos.metrics["top1"] > 80
+    assert "top10" not in videos.metrics, "there are nine videos"
 
 
-def test_every_vector_is_nearest_to_itself() -> None:
-    vectors = torch.randn(20, 8)
-    assert nearest(3 * vectors, vectors, 1).flatten().tolist() == list(range(20))
+def test_objects_of_voc(devkit: Callable[..., Path]) -> None:
+    root = devkit(trainval=12, test=6)
+    result = Retrieval(**TINY, voc=root, min_pixels=600).run(QUIET)
+    assert result.protocol == "retrieval, per object" and "VOC2007 trainval" in result.statement
+    assert "600 pixels or more" in result.statement and result.metrics["gallery"] >= 12
+    itself = Retrieval(**TINY, voc=root, test_set="trainval", min_pixels=600).run(QUIET)
+    assert itself.metrics["top1"] == 100
 
 
-def test_top_k_against_loops() -> None:
-    rng = np.random.default_rng(0)
-    neighbours = np.stack([rng.permutation(30)[:12] for _ in range(40)])
-    queries, gallery = rng.integers(0, 8, 40), rng.integers(0, 8, 30)
-    scores = top_k_accuracy(*(torch.from_numpy(array) for array in (neighbours, queries, gallery)))
-    expected = {}
-    for k in (1, 5, 10):
-        hits = sum(
-            any(gallery[item] == query for item in row[:k]) for row, query in zip(neighbours, queries, strict=True)
-        )
-        expected[f"top{k}"] = pytest.approx(100 * hits / 40)
-    assert scores == expected, "top20 needs twenty neighbours"
-    assert 0 < scores["top1"] < scores["top5"] < scores["top10"] <= 100
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("", "give --weights"),
+        ("--weights random:tiny", "give --train and --test"),
+        ("--weights random:tiny --voc here --train there", "not both"),
+        ("--weights random:tiny --voc nowhere", "no VOC devkit"),
+        ("--weights random:tiny --top 0", "must be 1 or more"),
+        ("--weights random:tiny --json no/such.json", "no folder no"),
+        ("--weights random:tiny --preset best", "--preset"),
+        ("--weights random:tiny --gallery x", "--gallery"),
+    ],
+)
+def test_mistakes(options: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["evaluate", "retrieval", *options.split()]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and len(said.splitlines()) == 1
 
 
-@pytest.fixture(scope="module")
-def monitor() -> RetrievalMonitor:
-    gallery, queries = (from_synthetic(synthetic_images(count, 40, seed)) for count, seed in ((36, 0), (24, 1)))
-    return RetrievalMonitor(gallery, queries, CPU)
+def test_per_video_is_for_videos(classes: tuple[Path, Path], clips: tuple[Path, Path]) -> None:
+    with pytest.raises(ValueError, match="per_video is for videos"):
+        Retrieval(**TINY, train=classes[0], test=classes[1], per_video=True).run(QUIET)
+    with pytest.raises(ValueError, match=r"holds images, but .* holds videos"):
+        Retrieval(**TINY, train=classes[0], test=clips[1]).run(QUIET)
 
 
-def test_monitor_against_the_long_way(monitor: RetrievalMonitor) -> None:
-    torch.manual_seed(0)
-    trunk = build_backbone("tiny")
-    queries, gallery = (extract(trunk, side.pixels, CPU) for side in (monitor.queries, monitor.gallery))
-    rows = slow_nearest(queries.double(), gallery.double(), 20)
-    assert monitor.neighbours(trunk)[:, 0].tolist() == [row[0] for row in rows]
-    labels, wanted = monitor.gallery.labels.tolist(), monitor.queries.labels.tolist()
-    scores = monitor(trunk)
-    assert list(scores) == ["top1", "top5", "top10", "top20"]
-    for k in (1, 5, 10, 20):
-        hits = [label in [labels[item] for item in row[:k]] for row, label in zip(rows, wanted, strict=True)]
-        assert scores[f"top{k}"] == pytest.approx(100 * np.mean(hits))
+def test_item_means_against_loops() -> None:
+    values, items = torch.randn(7, 3), torch.tensor([2, 2, 2, 4, 5, 5, 5])
+    means = item_means(Chunk(values, items))
+    assert means.items.tolist() == [2, 4, 5]
+    for row, item in enumerate((2, 4, 5)):
+        assert torch.allclose(means.values[row], values[items == item].mean(dim=0))
 
 
-def test_baselines(monitor: RetrievalMonitor) -> None:
-    baselines = monitor.baselines()
-    assert set(baselines) == {"raw pixels", "colour histograms"}
-    sides = (monitor.queries, monitor.gallery)
-    rows = slow_nearest(*(colour_histograms(side.pixels).double() for side in sides), 1)
-    labels = monitor.gallery.labels
-    hits = [labels[row[0]] == label for row, label in zip(rows, monitor.queries.labels, strict=True)]
-    assert baselines["colour histograms"]["top1"] == pytest.approx(100 * np.mean(hits))
+def test_merged_keeps_all_rows_in_order() -> None:
+    chunks = [Chunk(torch.arange(n)[:, None] + 0.5, torch.arange(n)) for n in (2, 2, 1, 3, 1)]
+    large = list(merged(iter(chunks), 4))
+    assert [len(chunk.items) for chunk in large] == [4, 4, 1]
+    assert torch.equal(torch.cat([c.items for c in large]), torch.cat([c.items for c in chunks]))
+    assert torch.equal(torch.cat([c.values for c in large]), torch.cat([c.values for c in chunks]))
 
 
-def test_the_gallery_itself_is_retrieved_perfectly(monitor: RetrievalMonitor) -> None:
-    mirror = RetrievalMonitor(monitor.gallery, monitor.gallery, CPU)
-    assert mirror(build_backbone("tiny"))["top1"] == 100
-    assert mirror.baselines()["raw pixels"]["top1"] == 100
-
-
-def test_a_small_gallery(monitor: RetrievalMonitor) -> None:
-    few = LabelledImages(monitor.gallery.pixels[:6], monitor.gallery.labels[:6], monitor.gallery.classes)
-    scores = RetrievalMonitor(few, monitor.queries, CPU)(build_backbone("tiny"))
-    assert list(scores) == ["top1", "top5"]
+def test_quick_takes_few(classes: tuple[Path, Path]) -> None:
+    assert Retrieval.quick().limit == 500 and Retrieval().limit == 0
+    few = Retrieval(**TINY, train=classes[0], test=classes[1], limit=6).run(QUIET)
+    assert few.metrics["queries"] <= 6 and few.metrics["gallery"] <= 6
+    assert len(class_folders(classes[0]).first(6)) == 6

@@ -25,7 +25,7 @@ from unshuffle.evaluation.streaming import stream, tell_skipped
 from unshuffle.models import Backbone
 from unshuffle.randomness import numpy_rng, seed_everything
 
-MARGIN = 256 / 227  # of the short side over the side of the crop
+MARGIN = 256 / 227  # short side of an image over the side of a crop, in training and in the test
 Augment = Callable[[Pixels, int, np.random.Generator], Pixels]
 
 
@@ -72,7 +72,9 @@ class Classification(Evaluation):
             if items.kind != "images":
                 raise UserError(f"{folder} holds {items.kind}, but this evaluation classifies images")
         seed_everything(self.seed)
-        training, testing = (replace(items, side=trunk.eval_size).first(self.limit) for items in (training, testing))
+        training, testing = (
+            replace(items, side=trunk.eval_size, margin=MARGIN).first(self.limit) for items in (training, testing)
+        )
         return trunk, device, training, testing
 
     def workshop(self, console: Console) -> Workshop:
@@ -120,7 +122,8 @@ class Classification(Evaluation):
         """What is measured on what."""
         return (
             f"{len(training):,} training images ({self.train}), {len(testing):,} test images ({self.test}), "
-            f"{len(training.classes)} classes; {how}; one centre crop of {testing.side} px; percent of the test images"
+            f"{len(training.classes)} classes; {how}; one centre crop of {testing.side} px "
+            f"(short side {round(testing.side * MARGIN)}); percent of the test images"
         )
 
 

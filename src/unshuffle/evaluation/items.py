@@ -44,6 +44,8 @@ class Items:
     side: int = 227
     fit: Fit = "crop"
     """crop: the short side is resized, then the middle is cut out; squash: the whole is resized."""
+    margin: float = 1.0
+    """With crop, the short side before the cut over the side of the square."""
     frames: int = 10
     """Frames of a video, evenly from the first to the last."""
     skipped: list[str] = field(default_factory=list)
@@ -66,7 +68,7 @@ class Items:
             frames = [_cut(read_image(item.path), item.box)]
         else:
             frames = [Image.fromarray(read_image(item.path, self._short_side))]
-        return np.stack([to_square(frame, self.side, self.fit) for frame in frames])
+        return np.stack([self._square(frame) for frame in frames])
 
     def read_or_skip(self, position: int) -> Pixels | None:
         """An item, or None once it is noted as skipped."""
@@ -93,16 +95,14 @@ class Items:
         chosen = sorted(position for _, position in turns[:limit])
         return replace(self, items=[self.items[position] for position in chosen])
 
+    def _square(self, image: Image.Image) -> Pixels:
+        if self.fit == "squash":
+            return np.asarray(image.resize((self.side, self.side), Image.Resampling.BILINEAR))
+        return centre_square(np.asarray(resize_short_side(image, self._short_side)), self.side)
+
     @property
     def _short_side(self) -> int | None:
-        return self.side if self.fit == "crop" else None
-
-
-def to_square(image: Image.Image, side: int, fit: Fit) -> Pixels:
-    """An image as (side, side, 3)."""
-    if fit == "squash":
-        return np.asarray(image.resize((side, side), Image.Resampling.BILINEAR))
-    return centre_square(np.asarray(resize_short_side(image, side)), side)
+        return round(self.side * self.margin) if self.fit == "crop" else None
 
 
 def _cut(pixels: Pixels, box: Box) -> Image.Image:

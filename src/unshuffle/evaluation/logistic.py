@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+GRID = (1.0, 10.0, 100.0, 1000.0)
+
 
 def logistic_regression(
-    features: Tensor, labels: Tensor, classes: int, *, c: float = 1.0, iterations: int = 500, tolerance: float = 1e-5
+    features: Tensor, labels: Tensor, classes: int, *, c: float = 1.0, iterations: int = 500, tolerance: float = 1e-6
 ) -> tuple[Tensor, Tensor]:
     """Weights (classes, D) and biases of the least C · Σ cross-entropy + ½ ‖weights‖²; biases are not penalised."""
     weight = torch.zeros(classes, features.shape[1], dtype=features.dtype, device=features.device, requires_grad=True)
@@ -15,8 +17,8 @@ def logistic_regression(
         [weight, bias],
         max_iter=iterations,
         history_size=10,
-        tolerance_grad=tolerance / len(features),
-        tolerance_change=0,
+        tolerance_grad=tolerance,
+        tolerance_change=tolerance**2,
         line_search_fn="strong_wolfe",
     )
 
@@ -29,6 +31,18 @@ def logistic_regression(
 
     optimiser.step(objective)  # type: ignore[arg-type]
     return weight.detach(), bias.detach()
+
+
+def choose_c(features: Tensor, labels: Tensor, classes: int, generator: torch.Generator) -> float:
+    """The C of the grid that recognises most of a fifth of the images when it learns from the others."""
+    order = torch.randperm(len(features), generator=generator).to(features.device)
+    held, kept = order[: len(order) // 5], order[len(order) // 5 :]
+
+    def hits(c: float) -> int:
+        weight, bias = logistic_regression(features[kept], labels[kept], classes, c=c, tolerance=1e-4)
+        return int(((features[held] @ weight.T + bias).argmax(dim=1) == labels[held]).sum())
+
+    return max(GRID, key=hits)
 
 
 class Standardisation:

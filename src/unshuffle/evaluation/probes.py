@@ -14,10 +14,11 @@ from unshuffle.evaluation.classification import Classification, Labelled, accura
 from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.fine_tuning import Recipe, fine_tune
 from unshuffle.evaluation.items import Items
-from unshuffle.evaluation.logistic import Standardisation, logistic_regression
+from unshuffle.evaluation.logistic import Standardisation, choose_c, logistic_regression
 from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.published import published_table
 from unshuffle.models import Backbone
+from unshuffle.randomness import torch_generator
 
 DIMENSIONS = 9216  # about so many of every layer
 Maps = dict[str, Tensor]
@@ -66,8 +67,9 @@ class Linear(Classification):
 
     fast: bool = False
     """Logistic regression on the centre crops, whose features are computed once, instead of SGD on random crops."""
-    c: float = 10.0
-    """With --fast, the inverse strength of the penalty, as in scikit-learn; features are standardised to length 1."""
+    c: float = 0.0
+    """With --fast, the inverse strength of the penalty, as in scikit-learn, for features standardised to length 1.
+    0 chooses it for each layer by a fifth of the training images."""
     layers: tuple[str, ...] = ()
     """Such as conv3 and pool5; by default all."""
     iterations: int = 140_000
@@ -91,7 +93,7 @@ class Linear(Classification):
         figures = {name: accuracies(scores[:, number], labels) for number, name in enumerate(names)}
         columns = {("linear" if name == "pool5" else name): some["top1"] for name, some in figures.items()}
         how = (
-            f"logistic regression, C = {self.c:g}"
+            f"logistic regression, C {f'= {self.c:g}' if self.c else 'by a held-back fifth'}"
             if self.fast
             else f"SGD, {self.iterations:,} steps of {self.batch_size}"
         )
@@ -140,9 +142,14 @@ class Linear(Classification):
         for ours, theirs in zip(known.split(sizes, dim=1), asked.split(sizes, dim=1), strict=True):
             ours, theirs = ours.to(device), theirs.to(device)
             standard = Standardisation(ours)
-            weight, bias = logistic_regression(standard(ours), labels.to(device), len(training.classes), c=self.c)
+            weight, bias = self._regress(standard(ours), labels.to(device), len(training.classes))
             scores.append((standard(theirs) @ weight.T + bias).cpu())
         return torch.stack(scores, dim=1), truth
+
+    def _regress(self, features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+        generator = torch_generator(torch.device("cpu"), self.seed, "held back")
+        c = self.c or choose_c(features, labels, classes, generator)
+        return logistic_regression(features, labels, classes, c=c)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 TOP = (1, 5, 10, 20)
-QUERIES, GALLERY = 1024, 8192  # a product of so many by so many is held at a time
+QUERIES, GALLERY = 1024, 16384  # a product of so many by so many is held at a time
 
 
 class Search:
@@ -31,7 +31,7 @@ class Search:
             self.seen += len(part)
 
     def _merge(self, rows: slice, part: Tensor, scale: Tensor) -> None:
-        best, places = (self.queries[rows] @ part.T).mul_(scale).topk(min(self.k, len(part)), dim=1)
+        best, places = _products(self.queries[rows], part).mul_(scale).topk(min(self.k, len(part)), dim=1)
         similarities = torch.cat([self._similarities[rows], best], dim=1)
         candidates = torch.cat([self._places[rows], places + self.seen], dim=1)
         self._similarities[rows], chosen = similarities.topk(self.k, dim=1)
@@ -46,6 +46,13 @@ class Search:
     def similarities(self) -> Tensor:
         """Their cosines."""
         return self._similarities[:, : self.seen]
+
+
+def _products(queries: Tensor, part: Tensor) -> Tensor:
+    if queries.device.type != "cpu":
+        return queries @ part.T
+    # Numpy's BLAS is faster at this than the one that torch comes with: benchmarks/retrieval.py.
+    return torch.from_numpy(queries.numpy() @ part.numpy().T)
 
 
 def nearest(queries: Tensor, gallery: Tensor, k: int) -> Tensor:

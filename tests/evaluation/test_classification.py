@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from unshuffle.evaluation.classification import (
+    accuracies,
+    accuracy,
+    mean_class_accuracy,
+    mirrored,
+    window,
+    zoom,
+)
+from unshuffle.evaluation.items import class_folders
+from unshuffle.evaluation.probes import Linear
+
+
+def test_accuracies_against_loops() -> None:
+    rng = np.random.default_rng(0)
+    scores, labels = rng.normal(size=(60, 7)), rng.integers(0, 6, 60)  # nothing is of the last class
+    ours = accuracies(torch.from_numpy(scores), torch.from_numpy(labels))
+    for k in (1, 5):
+        hits = sum(label in np.argsort(-row)[:k] for row, label in zip(scores, labels, strict=True))
+        assert ours[f"top{k}"] == pytest.approx(100 * hits / 60)
+    each = [np.mean([scores[i].argmax() == label for i in range(60) if labels[i] == label]) for label in range(6)]
+    assert mean_class_accuracy(torch.from_numpy(scores), torch.from_numpy(labels)) == pytest.approx(100 * np.mean(each))
+
+
+def test_a_classifier_that_cannot_tell_gets_nothing() -> None:
+    assert accuracy(torch.zeros(5, 3), torch.tensor([0, 0, 1, 2, 0])) == 0
+    assert list(accuracies(torch.zeros(5, 3), torch.zeros(5, dtype=torch.long))) == ["top1"]
+
+
+def test_training_crops() -> None:
+    rng = np.random.default_rng(0)
+    row, column = np.mgrid[:30, :40]
+    pixels = np.stack([row, column, row], axis=2).astype(np.uint8)
+    corners = {tuple(window(pixels, 27, rng)[0, 0]) for _ in range(200)}
+    assert {corner[0] for corner in corners} == set(range(4)) and {corner[1] for corner in corners} == set(range(14))
+    heights = [np.ptp(zoom(pixels, 20, rng)[:, :, 0].astype(int)) for _ in range(200)]
+    assert min(heights) >= 12 and max(heights) >= 26 and zoom(pixels, 20, rng).shape == (20, 20, 3)
+    flips = [bool((mirrored(pixels, rng) == pixels).all()) for _ in range(200)]
+    assert 70 < sum(flips) < 130
+
+
+def test_batches_are_functions_of_the_iteration(classes: tuple[Path, Path]) -> None:
+    items = class_folders(classes[0])
+    batch = Linear(batch_size=10, train=classes[0]).batches(items, window)
+    first, again, later = batch(0), batch(0), batch(1)
+    assert torch.equal(first.pixels, again.pixels) and torch.equal(first.labels, again.labels)
+    assert not torch.equal(first.pixels[:5], later.pixels[:5])
+    seen = torch.cat([batch(iteration).labels for iteration in range(5)])  # two epochs of 25, the broken one left out
+    assert seen.bincount().tolist() == [16, 16, 16] and len(items.skipped) == 1

@@ -1,0 +1,136 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from unshuffle import cli
+from unshuffle.errors import UserError
+from unshuffle.evaluation import fine_tuning
+from unshuffle.evaluation.backbones import find_backbone
+from unshuffle.evaluation.classification import Classification
+from unshuffle.evaluation.probes import Linear, LinearProbes, NonLinear, StepwiseRecipe, frozen_maps, two_hidden_layers
+from unshuffle.evaluation.transfer import CosineRecipe, FineTuning
+
+QUIET = Console(quiet=True)
+TINY = {"weights": "random:tiny", "device": "cpu", "workers": 1}
+
+
+def test_sizes_are_those_of_the_protocol() -> None:
+    maps = frozen_maps(find_backbone("random:caffenet"), torch.zeros(1, 227, 227, 3, dtype=torch.uint8))
+    sides = {name: tuple(some.shape[2:]) for name, some in maps.items()}
+    assert sides == {f"conv{n}": (s, s) for n, s in zip(range(1, 6), (10, 6, 5, 5, 6), strict=True)} | {"pool5": (6, 6)}
+    numbers = [some[0].numel() for some in maps.values()]
+    assert numbers == [9600, 9216, 9600, 9600, 9216, 9216]
+
+
+def test_some_layers_only() -> None:
+    trunk, blank = find_backbone("random:tiny"), torch.zeros(1, 96, 96, 3, dtype=torch.uint8)
+    assert list(frozen_maps(trunk, blank, ("conv3", "pool5"))) == ["conv3", "pool5"]
+    with pytest.raises(UserError, match="no layer conv9; there are conv1"):
+        frozen_maps(trunk, blank, ("conv9",))
+
+
+def test_a_probe_normalises_without_learning_to_and_is_linear() -> None:
+    probes = LinearProbes({"a": torch.zeros(1, 4, 2, 2), "b": torch.zeros(1, 6, 1, 1)}, classes=3)
+    assert sorted(name for name, _ in probes.named_parameters()) == [
+        f"probes.{layer}.2.{kind}" for layer in "ab" for kind in ("bias", "weight")
+    ]
+    assert probes({"a": torch.randn(5, 4, 2, 2), "b": torch.randn(5, 6, 1, 1)}).shape == (5, 2, 3)
+
+
+def test_two_hidden_layers() -> None:
+    kinds = [type(layer) for layer in two_hidden_layers(20, 8, 3).children()]
+    hidden = [nn.Linear, nn.BatchNorm1d, nn.ReLU]
+    assert kinds == [nn.Flatten, *hidden, *hidden, nn.Linear]
+
+
+def test_rates() -> None:
+    steps = StepwiseRecipe(40, 0.1, until=(10, 20, 40), rates=(0.1, 0.01, 0.002))
+    assert [steps.rate(at) for at in (0, 9, 10, 19, 20, 39)] == [0.1, 0.1, 0.01, 0.01, 0.002, 0.002]
+    cosine = CosineRecipe(100, 0.2)
+    assert cosine.rate(0) == 0.2 and cosine.rate(50) == pytest.approx(0.1) and 0 < cosine.rate(99) < 1e-4
+
+
+EVALUATIONS: dict[str, Classification] = {
+    "fast": Linear(**TINY, fast=True, layers=("conv2", "pool5")),
+    "linear": Linear(**TINY, iterations=24, batch_size=12, drop_every=20, layers=("conv2", "pool5")),
+    "nonlinear": NonLinear(**TINY, epochs=(8, 12), rates=(0.05, 0.005), hidden=32, batch_size=12),
+    "finetune": FineTuning(**TINY, epochs=8, batch_size=12),
+}
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_each_beats_chance_on_textures(name: str, classes: tuple[Path, Path]) -> None:
+    train, test = classes
+    result = replace(EVALUATIONS[name], train=train, test=test).run(QUIET)
+    metrics = result.metrics["pool5"] if name in ("fast", "linear") else result.metrics
+    assert metrics["top1"] > 66, "blind guessing gives 33"
+    assert result.metrics["skipped"] == 2
+    assert "25 training images" in result.statement and "centre crop of 96 px" in result.statement
+
+
+SHORT: dict[str, Classification] = {
+    "linear": Linear(**TINY, iterations=8, batch_size=6, drop_every=5, save_every=4, layers=("conv4", "pool5")),
+    "nonlinear": NonLinear(**TINY, epochs=(1, 2), rates=(0.05, 0.005), hidden=16, batch_size=6, save_every=4),
+    "finetune": FineTuning(**TINY, epochs=2, batch_size=6, save_every=4),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_broken_off_training_goes_on(
+    name: str, classes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, test = classes
+    unbroken = replace(SHORT[name], train=train, test=test).run(QUIET)
+    resumed = replace(SHORT[name], train=train, test=test, out=tmp_path)
+    step, done = fine_tuning._step, []
+
+    def step_until(*args: object) -> torch.Tensor:
+        if len(done) == 6:
+            raise KeyboardInterrupt
+        done.append(1)
+        return step(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fine_tuning, "_step", step_until)
+    with pytest.raises(KeyboardInterrupt):
+        resumed.run(QUIET)
+    monkeypatch.setattr(fine_tuning, "_step", step)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000004.pt"]
+    assert resumed.run(QUIET).metrics == unbroken.metrics
+    with pytest.raises(UserError, match="other options"):
+        replace(resumed, seed=1).run(QUIET)
+
+
+def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train, test = map(str, classes)
+    line = ["linear", "--preset", "quick", "--weights", "random:tiny", "--train", train, "--test", test]
+    assert cli.run(["evaluate", *line, "--device", "cpu", "--layers", "pool5", "--json", str(tmp_path / "a.json")]) == 0
+    said = capsys.readouterr().out
+    assert "logistic regression" in said and "published, other data" in said and "36.5" in said
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert document["config"]["fast"] is True and document["metrics"]["pool5"]["top1"] > 66
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("linear --weights random:tiny", "give --train and --test"),
+        ("nonlinear --weights random:tiny --epochs 3 2 --rates 0.1 0.01", "epochs must grow"),
+        ("finetune --weights random:tiny --train nowhere --test nowhere", "nowhere is not a folder"),
+        ("finetune --weights random:tiny --train a --test a --batch_size 1", "two images or more"),
+        ("quadratic", "there is no evaluation 'quadratic'"),
+    ],
+)
+def test_mistakes(line: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["evaluate", *line.split()]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and len(said.splitlines()) == 1
+
+
+def test_videos_are_not_classified(clips: tuple[Path, Path]) -> None:
+    with pytest.raises(UserError, match="holds videos, but this evaluation classifies images"):
+        Linear(**TINY, train=clips[0], test=clips[1]).run(QUIET)

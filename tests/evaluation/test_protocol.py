@@ -1,0 +1,24 @@
+import subprocess
+import sys
+
+import pytest
+
+from unshuffle.evaluation.protocol import EVALUATIONS, Evaluation, describe_evaluations, find_evaluation
+
+
+def test_help_lists_all_without_importing_torch() -> None:
+    program = (
+        "import sys; from unshuffle import cli; code = cli.run(['evaluate', '--help']);"
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    for name, words in describe_evaluations().items():
+        assert f"  {name} " in done.stdout and words in done.stdout
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_every_evaluation_can_be_found_and_says_what_it_is(name: str) -> None:
+    kind = find_evaluation(name)
+    assert issubclass(kind, Evaluation)
+    assert kind().preset == "paper" and kind.quick().preset == "quick"
+    assert describe_evaluations()[name] == (kind.__doc__ or "").partition("\n")[0] != ""

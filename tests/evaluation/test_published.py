@@ -1,0 +1,27 @@
+from io import StringIO
+
+from rich.console import Console
+
+from unshuffle.evaluation.published import published, published_table
+
+
+def test_all_four_tables_are_there() -> None:
+    assert [len(published(table)) for table in "1234"] == [4, 12, 8, 9]
+    assert sum(len(figures) for table in "1234" for figures in published(table).values()) == 40 + 20 + 14 + 25
+    assert published("1")["Büchler et al."]["UCF-101 top1"] == 25.7
+    assert published("4")["Büchler et al."] == {"classification": 74.2, "detection": 52.8, "segmentation": 42.8}
+    assert "linear" not in published("2")["NAT"]
+
+
+def test_ours_stand_above_theirs() -> None:
+    said = StringIO()
+    table = published_table("1", {"top1": 33.333, "mine": 1.0}, on="VOC 2007")
+    Console(file=said, width=200).print(table)
+    lines = [line.split() for line in said.getvalue().splitlines() if line.strip()]
+    assert lines[0] == ["[%]", "top1", "mine"] and lines[1] == ["this", "network", "33.3", "1.0"]
+    assert " ".join(lines[2]) == "published, other data (VOC 2007)"
+    assert lines[3] == ["Random", "17.6", "-"] and len(lines) == 7
+
+
+def test_a_table_that_the_paper_does_not_have() -> None:
+    assert published_table("", {"top1": 1.0}).row_count == 1
