@@ -132,7 +132,7 @@ def milliseconds(work: Callable[[], object]) -> float:
         work()
         end.record()
         torch.cuda.synchronize()
-        found.append(begin.elapsed_time(end))
+        found.append(float(begin.elapsed_time(end)))
     return statistics.median(found)
 
 
