@@ -97,7 +97,7 @@ def _fill(trunk: Backbone, name: str, weights: Weights, metadata: dict[str, str]
         fitting = _fitting(weights, form.state_dict())
         if fitting is not None:
             form.load_state_dict(fitting, strict=False)  # all is there but for counts that old files do not have
-            known = metadata.get("normalisation")
+            trunk.metadata, known = metadata, metadata.get("normalisation")
             trunk.normalisation = Normalisation.parse(known) if known else trunk.published_normalisation
             return
     raise UserError(f"{path} does not fit {name}: {_misfit(weights, trunk.state_dict())}")
