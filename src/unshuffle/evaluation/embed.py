@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from unshuffle.data.media import BadMedia, check_short_side
+from unshuffle.data.media import BadMedia, check_short_side, explain
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.collection import Collection
@@ -82,8 +82,9 @@ class Embedder:
         """Length of a vector."""
         try:
             return int(self([np.zeros((1, self.size, self.size, 3), np.uint8)]).shape[1])
-        except RuntimeError:
-            raise UserError(f"{self.size} pixels a side are too few for this backbone") from None
+        except (RuntimeError, AssertionError) as error:  # timm asserts
+            problem = explain(error).splitlines()[0]
+            raise UserError(f"{self.size} pixels a side do not suit this backbone: {problem}") from None
 
     def __call__(self, clips: Sequence[Pixels]) -> Rows:
         """A row for each (frames, size, size, 3) clip."""
