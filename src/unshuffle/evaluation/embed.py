@@ -49,8 +49,13 @@ class Part:
     def load(cls, file: Path) -> "Part":
         """Read a part."""
         with np.load(file) as stored:
-            skipped = [(str(name), str(reason)) for name, reason in stored["skipped"].reshape(-1, 2)]
-            return cls([str(name) for name in stored["names"]], stored["rows"], skipped)
+            return cls([str(name) for name in stored["names"]], stored["rows"], cls.load_skipped(file))
+
+    @staticmethod
+    def load_skipped(file: Path) -> list[tuple[str, str]]:
+        """Only the files that gave no row."""
+        with np.load(file) as stored:
+            return [(str(name), str(reason)) for name, reason in stored["skipped"].reshape(-1, 2)]
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ def embed(embedder: Embedder, data: Collection, out: Path, *, workers: int | Non
     folder = out.with_name(f"{out.name}.parts")
     _claim(folder, {"weights": embedder.fingerprint(), "files": data.fingerprint})
     files = _compute_all(embedder, data, folder, workers or os.cpu_count() or 1, bar)
-    skipped = [one for file in files for one in Part.load(file).skipped]
+    skipped = [one for file in files for one in Part.load_skipped(file)]
     if len(skipped) == len(data):
         shutil.rmtree(folder)
         name, reason = skipped[0]
