@@ -64,6 +64,16 @@ def photos(folder: Path, count: int) -> Path:
         ("permutations --parts 4 --count 4 --out no/such/p.npy", "no/such"),
         ("permutations --parts 4 --count 4 --out /dev/null --json no/such/p.json", "no/such/p.json"),
         ("doctor --shuffle.frames 1", "an order needs 2 frames or more"),
+        ("export nowhere", "there are no weights at nowhere"),
+        ("export random:vgg", "there is no backbone 'vgg'"),
+        ("export a.yaml --format tflite", "tflite"),
+        ("export a.yaml --out b.safetensors", "a.yaml is not a whole safetensors file"),
+        ("export random:tiny --format onnx --out b.pth", "ends with .onnx"),
+        ("embed . --out f.npy", "give --weights"),
+        ("embed nowhere --weights random:tiny --out f.npy", "nowhere does not exist"),
+        ("embed . --weights random:tiny --out f.npy", "there are no images or videos in ."),
+        ("embed . --weights random:tiny --out f.npy --size 3", "short side of 3 pixels is too small"),
+        ("embed . --weights random:tiny --out f.npy --frames 0", "0 frames"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(
@@ -152,6 +162,24 @@ def test_pack_command_then_training_on_the_store(tmp_path: Path, capsys: pytest.
     assert "broken.jpg" in (tmp_path / "run" / "skipped.csv").read_text()
 
 
+def test_embed_with_what_was_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, weights = photos(tmp_path / "photos", 5), tmp_path / "tiny.pth"
+    (folder / "broken.jpg").write_bytes(b"")
+    options = ["--format", "torchvision", "--out", str(weights), "--fold", "--json", str(tmp_path / "x.json")]
+    assert cli.run(["export", "random:tiny", *options]) == 0
+    assert f"tiny in {weights}" in capsys.readouterr().out
+    assert json.loads((tmp_path / "x.json").read_text())["metrics"]["architecture"] == "tiny"
+    options = ["--weights", str(weights), "--out", str(tmp_path / "f.npy"), "--json", str(tmp_path / "f.json")]
+    assert cli.run(["embed", str(folder), *options, "--device", "cpu", "--size", "48"]) == 0
+    printed = capsys.readouterr().out
+    assert "5 images, 3456 features each" in printed and "skipped broken.jpg" in printed
+    assert np.load(tmp_path / "f.npy").shape == (5, 3456)
+    document = json.loads((tmp_path / "f.json").read_text())
+    assert document["command"] == "embed" and document["metrics"]["rows"] == 5
+    assert cli.run(["embed", str(folder), *options]) == 2
+    assert "exists" in capsys.readouterr().err
+
+
 def test_doctor_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--steps", "60", "--json", str(tmp_path / "found.json")]
     sizes = ["--synthetic.images", "24", "--synthetic.clips", "24", "--synthetic.gallery", "12"]
@@ -189,7 +217,7 @@ def test_help_shows_the_values_of_the_preset(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_surface_of_the_command_line_is_a_contract() -> None:
-    assert list(cli.COMMANDS) == ["pretrain", "doctor", "permutations", "pack", "bench"]
+    assert list(cli.COMMANDS) == ["pretrain", "doctor", "permutations", "pack", "bench", "export", "embed"]
     sections = {"data", "synthetic", "permutations", "shuffle", "model", "optim", "policy", "monitor", "log"}
     top = {"preset", "images", "videos", "out", "init", "tasks", "seed", "device"}
     assert set(cli.Config.__dataclass_fields__) == sections | top

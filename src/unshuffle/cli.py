@@ -105,6 +105,50 @@ class EvaluateCommand:
     """What features are worth: each evaluation of the paper, and some more."""
 
 
+@dataclass(frozen=True)
+class ExportCommand:
+    """Write a trained backbone for use elsewhere."""
+
+    weights: Annotated[str, tyro.conf.Positional]
+    """A run folder, a weights file, alexnet, torchvision:NAME, timm:NAME, or random:NAME."""
+    format: Literal["safetensors", "torchvision", "onnx"] = "safetensors"
+    """safetensors with metadata; torchvision: a plain state dict, .pth; onnx: checked against torch in onnxruntime."""
+    out: Path | None = None
+    """The file to write; by default beside the weights."""
+    fold: bool = False
+    """Fold batch normalisation into the convolutions."""
+    json: Path | None = None
+    """Write there what the file holds."""
+
+
+@dataclass(frozen=True)
+class EmbedCommand:
+    """Write the features of all images or videos of a folder; run again, it goes on where it was broken off."""
+
+    data: Annotated[Path, tyro.conf.Positional]
+    """A folder, flat or nested, or a packed store."""
+    out: Path
+    """The file to write: .npy (with the names beside it), .parquet or .csv."""
+    weights: str = ""
+    """A run folder, a weights file, alexnet, torchvision:NAME, timm:NAME, or random (random:NAME)."""
+    kind: Literal["auto", "images", "videos"] = "auto"
+    """What to look for in the folder; auto finds out, if it holds only one of them."""
+    size: int | None = None
+    """Side of the square that the backbone sees; by default the one it is evaluated at."""
+    frames: int = 10
+    """Frames of a video, evenly spread; its row is their mean."""
+    batch: int = 64
+    """Images at a time."""
+    workers: int | None = None
+    """Files read at once; by default one for each core."""
+    device: str = "auto"
+    """auto: the GPU if there is one; or cpu, cuda, cuda:1 ..."""
+    seed: int = 0
+    """Seed of random weights."""
+    json: Path | None = None
+    """Write the figures there."""
+
+
 def pretrain(args: Sequence[str]) -> int:
     """`unshuffle pretrain`, also as one of the processes of torchrun."""
     if os.environ.get("WORLD_SIZE", "1") == "1":  # torch takes seconds to import: not for a misspelt option
@@ -193,10 +237,47 @@ def pack(args: Sequence[str]) -> int:
         workers=command.workers,
     )
     print(f"{len(store)} {command.kind} in {command.out}, {len(store.skipped)} files skipped")
-    for name, reason in store.skipped[:10]:
+    _print_skipped(store.skipped, command.out / "skipped.jsonl")
+    return 0
+
+
+def _print_skipped(skipped: Sequence[tuple[str, str]], listed: Path) -> None:
+    for name, reason in skipped[:10]:
         print(f"  skipped {name}: {reason}")
-    if len(store.skipped) > 10:
-        print(f"  and {len(store.skipped) - 10} more, listed in {command.out / 'skipped.jsonl'}")
+    if len(skipped) > 10:
+        print(f"  and {len(skipped) - 10} more, listed in {listed}")
+
+
+def export(args: Sequence[str]) -> int:
+    """`unshuffle export`."""
+    command = _parse(ExportCommand, "export", args)
+    from unshuffle.evaluation.backbones import find_backbone
+    from unshuffle.models import export as exporting
+
+    out = command.out or exporting.default_file(command.weights, command.format, fold=command.fold)
+    findings = exporting.export(find_backbone(command.weights), out.expanduser(), command.format, fold=command.fold)
+    difference = f", within {findings['difference']:.1e} of torch" if "difference" in findings else ""
+    print(f"{findings['architecture']} in {out}, {findings['bytes'] / 1e6:.1f} MB{difference}")
+    _write_json(command.json, "export", command.format, to_dict(command), findings)
+    return 0
+
+
+def embed(args: Sequence[str]) -> int:
+    """`unshuffle embed`."""
+    command = _parse(EmbedCommand, "embed", args)
+    from unshuffle.assembly import choose_device
+    from unshuffle.evaluation import embed as embedding
+    from unshuffle.evaluation.backbones import find_backbone
+    from unshuffle.evaluation.collection import open_collection
+
+    trunk, out = find_backbone(command.weights, command.seed), command.out.expanduser()
+    size = command.size or trunk.eval_size
+    embedder = embedding.Embedder(trunk, size, choose_device(command.device), command.batch)
+    data = open_collection(command.data.expanduser(), size, command.frames, command.kind)
+    done = embedding.embed(embedder, data, out, workers=command.workers)
+    print(f"{done.rows} {data.kind}, {done.dimensions} features each, in {out}; {len(done.skipped)} files skipped")
+    _print_skipped(done.skipped, out.with_suffix(".skipped.csv"))
+    _write_json(command.json, "embed", f"pool5 at {size} px", to_dict(command), to_dict(done))
     return 0
 
 
@@ -244,6 +325,8 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], type[Any]]] = {
     "pack": (pack, PackCommand),
     "evaluate": (evaluate, EvaluateCommand),
     "bench": (bench, BenchCommand),
+    "export": (export, ExportCommand),
+    "embed": (embed, EmbedCommand),
 }
 
 

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -5,6 +7,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from unshuffle.errors import UserError
 from unshuffle.evaluation import features
 from unshuffle.evaluation.features import colour_histograms, extract, preprocess, raw_pixels
 from unshuffle.models import build_backbone
@@ -44,6 +47,14 @@ def test_preprocess_resizes_the_short_side(shape: tuple[int, int]) -> None:
     top, left = (height - 40) // 2, (width - 40) // 2
     expected = preprocess(resized[top : top + 40, left : left + 40].copy(), 40)
     np.testing.assert_allclose(preprocess(pixels, 40), expected, atol=1e-5)
+
+
+def test_preprocess_of_a_file(tmp_path: Path) -> None:
+    Image.fromarray(smooth(1, 40)[0]).save(tmp_path / "a.png")
+    for file in (tmp_path / "a.png", str(tmp_path / "a.png")):
+        assert torch.equal(preprocess(file, 32), preprocess(smooth(1, 40)[0], 32))
+    with pytest.raises(UserError, match=r"b.png: cannot be read"):
+        preprocess(tmp_path / "b.png", 32)
 
 
 def test_preprocess_of_grey_images() -> None:

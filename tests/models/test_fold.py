@@ -86,6 +86,14 @@ def test_a_trunk_without_batch_normalisation_is_copied(name: str) -> None:
         assert torch.equal(folded(images), trunk(images))
 
 
+def test_the_fused_kernels_leave_a_folded_trunk_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unshuffle.models.caffenet.has_kernels", lambda device: True)
+    folded = fold_batch_norm(lived("caffenet")).bfloat16()
+    images = torch.randn(1, 3, 75, 75).bfloat16()
+    with torch.no_grad():
+        assert torch.equal(folded.training_pass(images), folded(images))
+
+
 def test_synchronised_normalisations_fold_too() -> None:
     trunk, images = lived("tiny"), batch("tiny")
     synchronise(trunk)

@@ -136,6 +136,15 @@ def test_torchvisions_files(tmp_path: Path) -> None:
     assert torch.equal(trunk.state_dict()["network.layer4.1.conv2.weight"], old["layer4.1.conv2.weight"])
 
 
+def test_training_goes_on_with_our_own_crops(tmp_path: Path) -> None:
+    torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "w.pth")
+    trunk = build_backbone("resnet18")
+    load_into(trunk, "resnet18", tmp_path / "w.pth")
+    assert trunk.normalisation == PER_IMAGE
+    stored = torch.load(tmp_path / "w.pth", weights_only=True)
+    assert torch.equal(trunk.state_dict()["network.conv1.weight"], stored["conv1.weight"])
+
+
 @pytest.mark.parametrize("kept", [0, 5, 200, -1])
 def test_damaged_pickles(kept: int, tmp_path: Path) -> None:
     torch.save(authors(), tmp_path / "w.pth")

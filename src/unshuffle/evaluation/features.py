@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -9,9 +10,10 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from unshuffle.data.images import upright_rgb
-from unshuffle.data.media import resize_short_side
+from unshuffle.data.images import read_image, upright_rgb
+from unshuffle.data.media import BadMedia, resize_short_side
 from unshuffle.data.source import Pixels
+from unshuffle.errors import UserError
 from unshuffle.evaluation.labelled import centre_square
 from unshuffle.models import Backbone
 from unshuffle.models.normalisation import PER_IMAGE
@@ -19,14 +21,25 @@ from unshuffle.models.normalisation import PER_IMAGE
 BATCH = 64
 
 
-def preprocess(image: Image.Image | Pixels, size: int, normalise: Callable[[Tensor], Tensor] = PER_IMAGE) -> Tensor:
-    """One image as a trunk expects it, (3, size, size): short side to size, centre square, normalised.
+def preprocess(
+    image: Image.Image | Pixels | str | Path, size: int, normalise: Callable[[Tensor], Tensor] = PER_IMAGE
+) -> Tensor:
+    """One image or image file as a trunk expects it, (3, size, size): short side to size, centre square, normalised.
 
     Weights that were learned elsewhere want their own `trunk.normalise`.
     """
+    if isinstance(image, str | Path):
+        image = _read(Path(image).expanduser())
     picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
     pixels = np.asarray(resize_short_side(upright_rgb(picture), size))
     return normalise(_to_floats(torch.from_numpy(centre_square(pixels, size).copy())[None]))[0]
+
+
+def _read(file: Path) -> Pixels:
+    try:
+        return read_image(file)
+    except BadMedia as problem:
+        raise UserError(f"{file}: {problem}") from None
 
 
 def _to_floats(pixels: Tensor) -> Tensor:

@@ -17,11 +17,13 @@ TOLERANCE = 1e-4
 
 def fold_batch_norm(trunk: Backbone) -> Backbone:
     """A copy that computes what the trunk does in evaluation mode, without batch normalisation, and can be trained."""
+    device = next(trunk.parameters()).device
+    trunk = copy.deepcopy(trunk).cpu()  # where there is double precision, and float is all of float
     folded = copy.deepcopy(trunk)
     absorb(folded)
     if any(isinstance(layer, _ALL) for layer in folded.modules()) or not _agree(trunk, folded):
         raise UserError(f"the batch normalisation of {trunk.architecture} cannot be folded into its convolutions")
-    return folded
+    return folded.to(device)
 
 
 def absorb(module: nn.Module) -> None:
@@ -49,8 +51,6 @@ def _fused(conv: nn.Conv2d, norm: nn.Module) -> nn.Conv2d:
 @torch.no_grad()
 def _agree(trunk: Backbone, folded: Backbone) -> bool:
     """Whether two trunks map noise alike: layers need not be called in the order in which they were made."""
-    weight = next(trunk.parameters())
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(1, 3, trunk.eval_size, trunk.eval_size, generator=generator).to(weight)
-    one, other = (copy.deepcopy(each).eval()(images) for each in (trunk, folded))
+    images = torch.randn(1, 3, trunk.eval_size, trunk.eval_size, generator=torch.Generator().manual_seed(0))
+    one, other = (copy.deepcopy(each).float().eval()(images) for each in (trunk, folded))
     return float((one - other).abs().max()) <= TOLERANCE * float(one.abs().max())

@@ -1,7 +1,8 @@
 """The registry of backbones: one line registers a trunk, its name then works everywhere."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from torch import Tensor, nn
 
@@ -14,6 +15,8 @@ class Backbone(nn.Module):
 
     architecture: str = ""
     """The name it was built by."""
+    metadata: Mapping[str, str] = MappingProxyType({})
+    """What the file of its weights says."""
     channels: int
     eval_size: int = 227
     """Input side at evaluation, when nothing else is said."""

@@ -84,7 +84,7 @@ def _read_pickled(file: Path) -> tuple[Weights, dict[str, str]]:
 
 
 def load_into(trunk: Backbone, name: str, path: Path) -> None:
-    """Fill a trunk with stored weights."""
+    """Fill a trunk with stored weights, to train it on: the images will be our own crops."""
     weights, metadata = read_weights(path)
     _fill(trunk, name, weights, metadata, path)
 
@@ -97,8 +97,6 @@ def _fill(trunk: Backbone, name: str, weights: Weights, metadata: dict[str, str]
         fitting = _fitting(weights, form.state_dict())
         if fitting is not None:
             form.load_state_dict(fitting, strict=False)  # all is there but for counts that old files do not have
-            known = metadata.get("normalisation")
-            trunk.normalisation = Normalisation.parse(known) if known else trunk.published_normalisation
             return
     raise UserError(f"{path} does not fit {name}: {_misfit(weights, trunk.state_dict())}")
 
@@ -146,6 +144,8 @@ def load_backbone(path: str | Path, architecture: str | None = None) -> Backbone
     if _is_folded(trunk, weights):
         absorb(trunk)
     _fill(trunk, name, weights, metadata, path)
+    trunk.metadata, known = metadata, metadata.get("normalisation")
+    trunk.normalisation = Normalisation.parse(known) if known else trunk.published_normalisation
     return trunk.for_evaluation()
 
 

@@ -1,0 +1,106 @@
+"""Any folder or packed store, one square clip at a time; an image is a clip of one frame."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from PIL import Image
+
+from unshuffle.data.images import find_images, read_image
+from unshuffle.data.media import MIN_SIDE, resize_short_side
+from unshuffle.data.source import Pixels
+from unshuffle.data.store import Kind, Store
+from unshuffle.data.videos import find_videos, read_frames
+from unshuffle.errors import UserError
+from unshuffle.evaluation.labelled import centre_square
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Names, and how to read what they stand for."""
+
+    kind: Kind
+    names: list[str]
+    fingerprint: str
+    """Tells these files from others, or from themselves after a change."""
+    read: Callable[[int], Pixels]
+    """One item as (frames, size, size, 3); `BadMedia` if that cannot be done."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def open_collection(
+    data: Path, size: int, frames: int = 10, kind: Literal["auto", "images", "videos"] = "auto"
+) -> Collection:
+    """The images or videos of a folder, flat or nested, or of a store; a video gives evenly spread `frames`."""
+    if frames < 1:
+        raise UserError(f"{frames} frames of a video make no sense: it must be at least 1")
+    if Store.is_store(data):
+        return _of_store(Store(data), size, frames)
+    kind, paths = _find(data, kind)
+    read = partial(_read_image, size=size) if kind == "images" else partial(_read_video, size=size, frames=frames)
+    stamps = (f"{path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths)
+    names = [_printable(path.relative_to(data).as_posix()) for path in paths]
+    stamp = _digest([f"{kind} {size} {frames}", *names, *stamps])
+    return Collection(kind, names, stamp, lambda item: read(paths[item]))
+
+
+def spread(total: int, count: int) -> list[int]:
+    """At most `count` different numbers below `total`, evenly spread from the first to the last."""
+    return sorted({round(place) for place in np.linspace(0, total - 1, count)})
+
+
+def _of_store(store: Store, size: int, frames: int) -> Collection:
+    def read(item: int) -> Pixels:
+        chosen = store.read(item, spread(store.num_frames(item), frames))
+        return np.stack([_square(frame, size) for frame in chosen])
+
+    names = [_printable(name) for name in store.names]
+    return Collection(store.kind, names, _digest([f"{size} {frames} {store.header}", *names]), read)
+
+
+def _find(data: Path, kind: Literal["auto", "images", "videos"]) -> tuple[Kind, list[Path]]:
+    images = find_images(data) if kind != "videos" else []
+    videos = find_videos(data) if kind != "images" else []
+    if kind == "auto" and images and videos:
+        # a GIF may be meant as either; the other files tell
+        stills, clips = ([path for path in paths if path.suffix.lower() != ".gif"] for paths in (images, videos))
+        if stills and clips:
+            raise UserError(f"{data} holds images and videos: give --kind images or --kind videos")
+        images = images if stills else []
+    if not images and not videos:
+        raise UserError(f"there are no {'images or videos' if kind == 'auto' else kind} in {data}")
+    return ("images", images) if images else ("videos", videos)
+
+
+def _read_image(path: Path, size: int) -> Pixels:
+    return centre_square(read_image(path, size), size)[None]
+
+
+def _read_video(path: Path, size: int, frames: int) -> Pixels:
+    """Decodes twice: frames are counted by decoding, and a long video does not fit into memory."""
+    chosen = set(spread(sum(1 for _ in read_frames(path, MIN_SIDE)), frames))
+    # resized one by one, so that the frames that are not wanted cost no more than their decoding
+    return np.stack([_square(frame, size) for place, frame in enumerate(read_frames(path)) if place in chosen])
+
+
+def _square(frame: Pixels, size: int) -> Pixels:
+    return centre_square(np.asarray(resize_short_side(Image.fromarray(frame), size)), size)
+
+
+def _printable(name: str) -> str:
+    """A name that any file can hold; those of the file system need not be valid text."""
+    return os.fsencode(name).decode(errors="backslashreplace")
+
+
+def _digest(lines: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(f"{line}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,149 @@
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from unshuffle.errors import UserError
+from unshuffle.models import BACKBONES, Backbone, build_backbone
+from unshuffle.models import export as exporting
+from unshuffle.models.export import Format, default_file, export
+from unshuffle.models.normalisation import PER_IMAGE
+from unshuffle.models.weights import load_backbone, read_weights, save_backbone
+
+
+def trained(name: str, folder: Path) -> Backbone:
+    """A trunk with statistics of its own, as a run leaves it, loaded again."""
+    trunk = build_backbone(name)
+    with torch.no_grad():
+        trunk.train()(torch.randn(2, 3, 96, 96) + 1)
+    file = folder / "trained.safetensors"
+    save_backbone(trunk, name, file, crop_size=24, permutations={"spatial": np.array([[1, 0]])})
+    return load_backbone(file)
+
+
+@pytest.mark.parametrize("fold", [False, True])
+@pytest.mark.parametrize("form", ["safetensors", "torchvision"])
+@pytest.mark.parametrize("name", sorted(set(BACKBONES) - {"resnet50"}))
+def test_what_is_exported_loads_as_it_was(name: str, form: Format, fold: bool, tmp_path: Path) -> None:
+    trunk = trained(name, tmp_path)
+    out = tmp_path / f"w{exporting.SUFFIXES[form]}"
+    export(trunk, out, form, fold=fold)
+    loaded = load_backbone(out)
+    assert type(loaded) is type(trunk) and loaded.normalisation == PER_IMAGE, "not ImageNet's, though the names are"
+    assert loaded.metadata["spatial_permutations"] == "[[1, 0]]"
+    images = torch.randn(1, 3, 127, 127)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(images), trunk(images), rtol=1e-4, atol=1e-5)
+    has_norm = any(isinstance(layer, nn.BatchNorm2d) for layer in loaded.modules())
+    assert has_norm == (not fold and name not in ("alexnet", "caffenet-lrn"))
+    assert loaded.metadata.get("batch_norm") == ("folded" if fold else None)
+
+
+def docs_caffenet() -> nn.Sequential:
+    """The module of docs/weights.md."""
+    return nn.Sequential(
+        nn.Conv2d(3, 96, 11, stride=4), nn.BatchNorm2d(96), nn.ReLU(), nn.MaxPool2d(3, 2),
+        nn.Conv2d(96, 256, 5, padding=2, groups=2), nn.BatchNorm2d(256), nn.ReLU(), nn.MaxPool2d(3, 2),
+        nn.Conv2d(256, 384, 3, padding=1), nn.BatchNorm2d(384), nn.ReLU(),
+        nn.Conv2d(384, 384, 3, padding=1, groups=2), nn.BatchNorm2d(384), nn.ReLU(),
+        nn.Conv2d(384, 256, 3, padding=1, groups=2), nn.BatchNorm2d(256), nn.ReLU(), nn.MaxPool2d(3, 2),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_a_plain_module_takes_caffenet(fold: bool, tmp_path: Path) -> None:
+    trunk = trained("caffenet", tmp_path)
+    export(trunk, tmp_path / "w.pth", "torchvision", fold=fold)
+    layers = [layer for layer in docs_caffenet() if not (fold and isinstance(layer, nn.BatchNorm2d))]
+    module = nn.Sequential(OrderedDict(features=nn.Sequential(*layers))).eval()
+    module.load_state_dict(torch.load(tmp_path / "w.pth", weights_only=True), strict=True)
+    images = torch.randn(1, 3, 227, 227)
+    with torch.no_grad():
+        torch.testing.assert_close(module(images), trunk(images), rtol=1e-4, atol=1e-5)
+
+
+def test_folded_caffenet_has_the_names_of_torchvisions_alexnet(tmp_path: Path) -> None:
+    export(build_backbone("caffenet"), tmp_path / "w.pth", "torchvision", fold=True)
+    assert list(torch.load(tmp_path / "w.pth", weights_only=True)) == list(build_backbone("alexnet").state_dict())
+
+
+def test_torchvisions_resnet_takes_ours(tmp_path: Path) -> None:
+    trunk = trained("resnet18", tmp_path)
+    export(trunk, tmp_path / "w.pth", "torchvision")
+    theirs = torchvision.models.resnet18(weights=None).eval()
+    misses = theirs.load_state_dict(torch.load(tmp_path / "w.pth", weights_only=True), strict=False)
+    assert not misses.unexpected_keys and misses.missing_keys == ["fc.weight", "fc.bias"]
+    theirs.fc = nn.Identity()
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(images), trunk(images).flatten(1))
+
+
+@pytest.mark.parametrize("name", ["tiny", "caffenet-lrn"])
+def test_onnx_computes_the_same(name: str, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    trunk = trained(name, tmp_path)
+    findings = export(trunk, tmp_path / "w.onnx", "onnx", fold=name == "tiny")
+    assert findings["difference"] < 1e-5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["trained.safetensors", "w.onnx"], "one file holds all"
+    session = onnxruntime.InferenceSession(str(tmp_path / "w.onnx"), providers=["CPUExecutionProvider"])
+    described = session.get_modelmeta().custom_metadata_map
+    assert described["architecture"] == name and "per image" in described["normalisation"]
+    for count in (1, 4):
+        images = torch.randn(count, 3, trunk.eval_size, trunk.eval_size)
+        with torch.no_grad():
+            (theirs,) = session.run(["features"], {"images": images.numpy()})
+            np.testing.assert_allclose(theirs, trunk(images), rtol=1e-3, atol=1e-4)
+
+
+def test_an_onnx_file_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    trunk = build_backbone("tiny").for_evaluation()
+    monkeypatch.setattr(exporting, "TOLERANCE", 0.0)
+    with pytest.raises(UserError, match="onnxruntime and torch differ by"):
+        export(trunk, tmp_path / "w.onnx", "onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_difference_is_of_the_weights(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    trunk = build_backbone("tiny").for_evaluation()
+    export(trunk, tmp_path / "w.onnx", "onnx")
+    with torch.no_grad():
+        trunk.get_submodule("conv4")[0].bias[0] += 1  # type: ignore[index]
+    assert exporting.onnx_difference(trunk, tmp_path / "w.onnx") > 0.01
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_without_onnx(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        monkeypatch.setitem(__import__("sys").modules, name, None if name == package else torch)
+    with pytest.raises(UserError, match=rf"ONNX needs {package}: pip install 'unshuffle\[onnx\]'"):
+        export(build_backbone("tiny"), tmp_path / "w.onnx", "onnx")
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    trunk = build_backbone("tiny")
+    with pytest.raises(UserError, match=r"ends with \.pth"):
+        export(trunk, tmp_path / "w.safetensors", "torchvision")
+    export(trunk, tmp_path / "w.pth", "torchvision")
+    with pytest.raises(UserError, match="exists"):
+        export(trunk, tmp_path / "w.pth", "torchvision")
+
+
+def test_default_files(tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").touch()
+    assert default_file(str(tmp_path), "onnx") == tmp_path / "backbone.onnx"
+    assert default_file(str(tmp_path), "safetensors", fold=True) == tmp_path / "backbone-folded.safetensors"
+    assert default_file(str(tmp_path / "w.safetensors"), "torchvision") == tmp_path / "w.pth"
+    assert default_file("torchvision:alexnet", "onnx") == Path("torchvision-alexnet.onnx")
+
+
+def test_metadata_of_a_safetensors_export(tmp_path: Path) -> None:
+    export(trained("tiny", tmp_path), tmp_path / "w.safetensors", "safetensors")
+    metadata = read_weights(tmp_path / "w.safetensors")[1]
+    assert metadata == read_weights(tmp_path / "trained.safetensors")[1]
