@@ -85,7 +85,7 @@ def tiny_run(root: Path, **options: object) -> VocClassification:
 def test_colours_are_learned(devkit: MakeDevkit) -> None:
     root = devkit(trainval=60, test=30)
     console = Console(record=True, width=160)
-    result = tiny_run(root, iterations=150, lr=0.02, deviation=0.1).run(console)
+    result = tiny_run(root, iterations=80, lr=0.05, deviation=0.1).run(console)
     words = console.export_text()
     chance = 100 * 1.3 / 3
     assert result.metrics["mAP area"] > chance + 30

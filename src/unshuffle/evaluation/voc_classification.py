@@ -49,7 +49,7 @@ class VocClassification(VocTask):
     crops: int = 10
     """Random crops of a test image whose scores are added."""
     deviation: float = 0.01
-    """Deviation of the weights of new layers; their biases are 0.1."""
+    """Deviation of the first weights of fc6, fc7 and fc8; their biases are 0.1."""
 
     @classmethod
     def quick(cls) -> Self:

@@ -69,7 +69,16 @@ class VocDetection(VocTask):
     @classmethod
     def quick(cls) -> Self:
         """Minutes on a CPU: few, small images and a short schedule."""
-        return cls(preset="quick", iterations=200, lr=0.005, hidden=256, scale=200, limit=100, max_proposals=500)
+        return cls(
+            preset="quick",
+            iterations=200,
+            lr=0.005,
+            hidden=256,
+            deviation=0.03,
+            scale=200,
+            limit=100,
+            max_proposals=500,
+        )
 
     def run(self, console: Console) -> Result:
         """Fine-tune on one image set, measure on another."""
@@ -80,7 +89,7 @@ class VocDetection(VocTask):
             console.print(images.summary(), highlight=False, soft_wrap=True)
         proposals = self._proposals([*train.images, *test.images], console)
         trunk, device = self.prepare_trunk()
-        network = FastRcnn(trunk, self.hidden, freeze_conv1=self._schedule().freeze_conv1).to(device)
+        network = FastRcnn(trunk, self.hidden, self.deviation, freeze_conv1=self._schedule().freeze_conv1).to(device)
         self._train(network, train, proposals, console, device)
         found = self._detect(network, test, proposals, console, device)
         return self._result(found, train, test, console)

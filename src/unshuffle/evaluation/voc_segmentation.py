@@ -45,7 +45,7 @@ class VocSegmentation(VocTask):
     @classmethod
     def quick(cls) -> Self:
         """Minutes on a CPU: a short schedule with a rate that learns from the start."""
-        return cls(preset="quick", iterations=100, lr=0.01, hidden=256, accumulate=4)
+        return cls(preset="quick", iterations=100, lr=0.01, hidden=256, deviation=0.03, accumulate=4)
 
     def run(self, console: Console) -> Result:
         """Fine-tune on one image set, measure on another."""
@@ -55,7 +55,7 @@ class VocSegmentation(VocTask):
         for images in (train, test):
             console.print(images.summary(), highlight=False, soft_wrap=True)
         trunk, device = self.prepare_trunk()
-        network = Fcn32(trunk, self.hidden).to(device)
+        network = Fcn32(trunk, self.hidden, self.deviation).to(device)
         self._train(network, train, console, device)
         confusion = self._confusion(network, test, console, device)
         return self._result(confusion, train, test, console)

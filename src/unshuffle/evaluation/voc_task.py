@@ -44,6 +44,8 @@ class VocTask(Evaluation):
     """First learning rate, instead of the schedule's."""
     hidden: int = 4096
     """Width of the new layers fc6 and fc7."""
+    deviation: float = 0.005
+    """Deviation of the first weights of fc6 and fc7; their biases are 0.1, as in CaffeNet."""
     workers: int = os.cpu_count() or 1
     """Threads that read images."""
     save_every: int = 1000
