@@ -119,6 +119,15 @@ def test_resumed_from_out(devkit: MakeDevkit, tmp_path: Path) -> None:
     assert first.metrics == again.metrics == tiny_run(root, file, iterations=3).run(quiet).metrics
 
 
+def test_images_without_proposals_are_said_and_measured(devkit: MakeDevkit, tmp_path: Path) -> None:
+    root, console = devkit(trainval=2, test=2), Console(record=True, width=120)
+    file = write_proposals(root, tmp_path / "all.npz", ("trainval", "test"))
+    boxes = dict(np.load(file))
+    np.savez(file, **{**boxes, "000000": np.zeros((0, 4)), "000003": np.zeros((0, 4))})
+    result = tiny_run(root, file, iterations=2).run(console)
+    assert "2 images have no usable proposal" in console.export_text() and result.metrics["test images"] == 2
+
+
 def test_what_the_user_can_put_right(devkit: MakeDevkit, tmp_path: Path) -> None:
     root, quiet = devkit(trainval=3, test=2), Console(quiet=True)
     file = write_proposals(root, tmp_path / "proposals.npz", ("trainval",))

@@ -22,6 +22,7 @@ from unshuffle.evaluation.fine_tuning import Recipe, drawn, fine_tune
 from unshuffle.evaluation.progress import progress
 from unshuffle.evaluation.proposals import Boxes, cleaned, read_proposals, search_proposals
 from unshuffle.evaluation.protocol import Result
+from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.voc import CLASSES, ImageSet, VocImage
 from unshuffle.evaluation.voc_task import VocTask, as_tensor, class_figures, percent, print_classes
 from unshuffle.randomness import numpy_rng
@@ -76,7 +77,7 @@ class VocDetection(VocTask):
             hidden=256,
             deviation=0.03,
             scale=200,
-            limit=100,
+            limit=60,
             max_proposals=500,
         )
 
@@ -176,11 +177,8 @@ class VocDetection(VocTask):
             "test images": len(test),
             "skipped": dict(train.skipped + test.skipped),
         }
-        console.print(statement, highlight=False, soft_wrap=True)
-        console.print(
-            f"mAP {metrics['mAP 11-point']:.1f} (11-point), {metrics['mAP area']:.1f} (area)", highlight=False
-        )
-        return Result(f"voc-detection, Fast R-CNN {self.schedule}", statement, metrics)
+        table = published_table("4", {"detection": metrics["mAP 11-point"]})
+        return Result(f"voc-detection, Fast R-CNN {self.schedule}", statement, metrics, table)
 
 
 class Scene(NamedTuple):
