@@ -74,7 +74,7 @@ def test_the_gradient_is_clipped() -> None:
     before = model.weight.detach().clone()
     recipe = Recipe(1, lr=1.0, momentum=0, weight_decay=0, clip=0.5)
     fine_tune(model, recipe, batch, lambda _: 100 * model.weight.sum(), Workshop(QUIET, 0, 1))
-    assert float((model.weight - before).norm()) == pytest.approx(0.5, rel=1e-4)
+    assert float((model.weight.detach() - before).norm()) == pytest.approx(0.5, rel=1e-4)
 
 
 def test_broken_off_and_resumed_equals_unbroken(tmp_path: Path) -> None:

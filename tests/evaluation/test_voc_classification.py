@@ -13,6 +13,7 @@ from unshuffle.evaluation.voc import CLASSES, VocImage, VocObject
 from unshuffle.evaluation.voc_classification import (
     RECIPE,
     VocClassification,
+    chance,
     class_precisions,
     presence,
     presence_loss,
@@ -56,6 +57,14 @@ def test_precisions_leave_unknown_images_out() -> None:
     assert np.isnan(ours["area"][3]) and np.isnan(ours["11-point"][3])
 
 
+def test_chance_is_about_the_map_of_random_scores() -> None:
+    rng = np.random.default_rng(0)
+    truth = np.where(rng.random((4000, 3)) < [0.1, 0.5, 0.0], 1, 0)
+    truth[rng.random(truth.shape) < 0.2] = -1
+    blind = class_precisions(rng.random(truth.shape), truth)["area"]
+    assert chance(truth) == pytest.approx(100 * np.nanmean(blind), abs=2)
+
+
 def test_crops_lie_within_the_image_and_are_scaled_and_mirrored() -> None:
     rows, columns = np.mgrid[:60, :90]
     pixels = np.stack([columns, rows, np.zeros_like(rows)], axis=2).astype(np.uint8)  # each pixel says where it is
@@ -85,10 +94,11 @@ def tiny_run(root: Path, **options: object) -> VocClassification:
 def test_colours_are_learned(devkit: MakeDevkit) -> None:
     root = devkit(trainval=60, test=30)
     console = Console(record=True, width=160)
-    result = tiny_run(root, iterations=150, lr=0.02, deviation=0.1).run(console)
+    result = tiny_run(root, iterations=80, lr=0.05, deviation=0.1).run(console)
     words = console.export_text()
-    chance = 100 * 1.3 / 3
-    assert result.metrics["mAP area"] > chance + 30
+    assert 33 < result.metrics["chance"] < 55
+    assert result.metrics["mAP area"] > result.metrics["chance"] + 30
+    assert result.table is not None
     assert "VOC2007 test: 30 images" in words and "not in the mean" in words and "tvmonitor" in words
     assert result.metrics["AP area"]["tvmonitor"] is None
     assert "11-point" in result.statement and "4 random crops" in result.statement
@@ -101,6 +111,19 @@ def test_resumed_from_out(devkit: MakeDevkit, tmp_path: Path) -> None:
     assert first.metrics == again.metrics == tiny_run(root, iterations=4).run(console).metrics
     with pytest.raises(UserError, match="other options"):
         tiny_run(root, iterations=4, lr=0.5, out=tmp_path / "out").run(console)
+
+
+def test_nothing_to_measure(devkit: MakeDevkit, annotate: Callable) -> None:
+    root = devkit(trainval=2, test=1)
+    annotate(root / "VOC2007/Annotations/000002.xml", [("cat", (1, 1, 40, 40), True)])
+    with pytest.raises(UserError, match="no object that counts"):
+        tiny_run(root, iterations=1).run(Console(quiet=True))
+
+
+@pytest.mark.parametrize("option", ["crops", "batch_size", "iterations", "lr", "hidden"])
+def test_options_must_be_positive(option: str) -> None:
+    with pytest.raises(UserError, match=f"--{option} is 0: it must be more than 0"):
+        VocClassification(**{option: 0})  # type: ignore[arg-type]
 
 
 def test_it_is_registered_and_wants_a_devkit() -> None:

@@ -47,7 +47,7 @@ class Detections(NamedTuple):
 class FastRcnn(nn.Module):
     """From images and proposals to logits and offsets."""
 
-    def __init__(self, trunk: Backbone, hidden: int, *, freeze_conv1: bool) -> None:
+    def __init__(self, trunk: Backbone, hidden: int, deviation: float, *, freeze_conv1: bool) -> None:
         super().__init__()
         self.normalise = trunk.normalise
         self.layers = centred_layers(trunk)
@@ -56,10 +56,10 @@ class FastRcnn(nn.Module):
             first_convolution(self.layers).requires_grad_(False)
         self.head = nn.Sequential(
             nn.Flatten(),
-            new_layer(nn.Linear(trunk.channels * POOLED * POOLED, hidden), 0.005, 0.1),
+            new_layer(nn.Linear(trunk.channels * POOLED * POOLED, hidden), deviation, 0.1),
             nn.ReLU(inplace=True),
             nn.Dropout(),
-            new_layer(nn.Linear(hidden, hidden), 0.005, 0.1),
+            new_layer(nn.Linear(hidden, hidden), deviation, 0.1),
             nn.ReLU(inplace=True),
             nn.Dropout(),
         )
@@ -81,12 +81,13 @@ class FastRcnn(nn.Module):
 
 
 def centred_layers(trunk: Backbone) -> nn.Sequential:
-    """A trunk's layers to its last convolution, padded so that cell i looks at pixel `stride` x i."""
+    """A trunk's layers to its last convolution, padded so that cell i looks at pixel `stride` x i, or next to it."""
     layers = chain_of(trunk)
     while not isinstance(layers[-1], nn.ReLU):
         layers = layers[:-1]
     for layer in layers:
         if isinstance(layer, nn.MaxPool2d):
+            layer.ceil_mode = True  # as in Caffe
             layer.padding = (side_of(layer.kernel_size) - 1) // 2
     conv1 = first_convolution(layers)
     conv1.padding = (side_of(conv1.kernel_size) // 2,) * 2

@@ -49,9 +49,12 @@ def _read_npz(file: Path) -> dict[str, Boxes]:
 
 def _read_mat(file: Path) -> dict[str, Boxes]:
     """`images`, a cell of names, and `boxes`, a cell of top, left, bottom, right from 1, the last pixel included."""
-    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError, loadmat
 
-    content = loadmat(file)
+    try:
+        content = loadmat(file)
+    except MatReadError as error:
+        raise ValueError(error) from None
     names = [str(np.ravel(name)[0]) for name in np.ravel(content["images"])]
     boxes = [_checked(np.asarray(some)[:, (1, 0, 3, 2)] - (1.0, 1.0, 0.0, 0.0)) for some in np.ravel(content["boxes"])]
     return dict(zip(names, boxes, strict=True))

@@ -22,6 +22,7 @@ from unshuffle.evaluation.fine_tuning import Recipe, drawn, fine_tune
 from unshuffle.evaluation.progress import progress
 from unshuffle.evaluation.proposals import Boxes, cleaned, read_proposals, search_proposals
 from unshuffle.evaluation.protocol import Result
+from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.voc import CLASSES, ImageSet, VocImage
 from unshuffle.evaluation.voc_task import VocTask, as_tensor, class_figures, percent, print_classes
 from unshuffle.randomness import numpy_rng
@@ -69,7 +70,16 @@ class VocDetection(VocTask):
     @classmethod
     def quick(cls) -> Self:
         """Minutes on a CPU: few, small images and a short schedule."""
-        return cls(preset="quick", iterations=200, lr=0.005, hidden=256, scale=200, limit=100, max_proposals=500)
+        return cls(
+            preset="quick",
+            iterations=200,
+            lr=0.005,
+            hidden=256,
+            deviation=0.03,
+            scale=200,
+            limit=60,
+            max_proposals=500,
+        )
 
     def run(self, console: Console) -> Result:
         """Fine-tune on one image set, measure on another."""
@@ -80,7 +90,7 @@ class VocDetection(VocTask):
             console.print(images.summary(), highlight=False, soft_wrap=True)
         proposals = self._proposals([*train.images, *test.images], console)
         trunk, device = self.prepare_trunk()
-        network = FastRcnn(trunk, self.hidden, freeze_conv1=self._schedule().freeze_conv1).to(device)
+        network = FastRcnn(trunk, self.hidden, self.deviation, freeze_conv1=self._schedule().freeze_conv1).to(device)
         self._train(network, train, proposals, console, device)
         found = self._detect(network, test, proposals, console, device)
         return self._result(found, train, test, console)
@@ -167,11 +177,8 @@ class VocDetection(VocTask):
             "test images": len(test),
             "skipped": dict(train.skipped + test.skipped),
         }
-        console.print(statement, highlight=False, soft_wrap=True)
-        console.print(
-            f"mAP {metrics['mAP 11-point']:.1f} (11-point), {metrics['mAP area']:.1f} (area)", highlight=False
-        )
-        return Result(f"voc-detection, Fast R-CNN {self.schedule}", statement, metrics)
+        table = published_table("4", {"detection": metrics["mAP 11-point"]})
+        return Result(f"voc-detection, Fast R-CNN {self.schedule}", statement, metrics, table)
 
 
 class Scene(NamedTuple):

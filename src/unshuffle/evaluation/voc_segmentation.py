@@ -15,6 +15,7 @@ from unshuffle.evaluation.fcn import LABELS, Fcn32
 from unshuffle.evaluation.fine_tuning import Recipe, drawn, fine_tune
 from unshuffle.evaluation.progress import progress
 from unshuffle.evaluation.protocol import Result
+from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.voc import CLASSES, IGNORED, ImageSet, VocImage, read_mask
 from unshuffle.evaluation.voc_task import VocTask, as_tensor, class_figures, percent, print_classes
 
@@ -45,7 +46,7 @@ class VocSegmentation(VocTask):
     @classmethod
     def quick(cls) -> Self:
         """Minutes on a CPU: a short schedule with a rate that learns from the start."""
-        return cls(preset="quick", iterations=100, lr=0.01, hidden=256, accumulate=4)
+        return cls(preset="quick", iterations=100, lr=0.01, hidden=256, deviation=0.03, accumulate=4)
 
     def run(self, console: Console) -> Result:
         """Fine-tune on one image set, measure on another."""
@@ -55,7 +56,7 @@ class VocSegmentation(VocTask):
         for images in (train, test):
             console.print(images.summary(), highlight=False, soft_wrap=True)
         trunk, device = self.prepare_trunk()
-        network = Fcn32(trunk, self.hidden).to(device)
+        network = Fcn32(trunk, self.hidden, self.deviation).to(device)
         self._train(network, train, console, device)
         confusion = self._confusion(network, test, console, device)
         return self._result(confusion, train, test, console)
@@ -93,15 +94,26 @@ class VocSegmentation(VocTask):
         metrics: dict[str, Any] = {
             "mIoU": percent(ious),
             "pixel accuracy": 100 * pixel_accuracy(confusion),
+            "chance": percent(class_ious(all_background(confusion)).tolist()),
             "IoU": class_figures(NAMES, ious),
             "train images": len(train),
             "test images": len(test),
             "skipped": dict(train.skipped + test.skipped),
         }
-        console.print(statement, highlight=False, soft_wrap=True)
-        figures = f"mIoU {metrics['mIoU']:.1f}, pixel accuracy {metrics['pixel accuracy']:.1f}"
-        console.print(figures, highlight=False)
-        return Result(f"voc-segmentation, FCN-32s {self.schedule}", statement, metrics)
+        console.print(
+            f"pixel accuracy {metrics['pixel accuracy']:.1f}; a mean IoU of {metrics['chance']:.1f} "
+            "is had by calling everything background",
+            highlight=False,
+        )
+        table = published_table("4", {"segmentation": metrics["mIoU"]})
+        return Result(f"voc-segmentation, FCN-32s {self.schedule}", statement, metrics, table)
+
+
+def all_background(confusion: Tensor) -> Tensor:
+    """The confusion matrix of a network that says background everywhere."""
+    blind = torch.zeros_like(confusion)
+    blind[:, 0] = confusion.sum(dim=1)
+    return blind
 
 
 def read_pair(image: VocImage) -> tuple[Tensor, Tensor]:

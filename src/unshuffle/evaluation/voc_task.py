@@ -44,10 +44,17 @@ class VocTask(Evaluation):
     """First learning rate, instead of the schedule's."""
     hidden: int = 4096
     """Width of the new layers fc6 and fc7."""
+    deviation: float = 0.005
+    """Deviation of the first weights of fc6 and fc7; their biases are 0.1, as in CaffeNet."""
     workers: int = os.cpu_count() or 1
     """Threads that read images."""
     save_every: int = 1000
     """Iterations between checkpoints in --out."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, int | float) and name != "seed" and value <= 0:
+                raise UserError(f"--{name} is {value}: it must be more than 0")
 
     def devkit(self) -> Devkit:
         """The devkit that the options name."""
@@ -64,7 +71,14 @@ class VocTask(Evaluation):
 
     def workshop(self, console: Console) -> Workshop:
         """Where and how the fine-tuning goes on."""
-        free = ("out", "device", "json", "workers", "save_every")  # what may change when it is resumed
+        free = (
+            "out",
+            "device",
+            "json",
+            "workers",
+            "save_every",
+            "proposals_cache",
+        )  # what may change when it is resumed
         options = {name: str(value) for name, value in asdict(self).items() if name not in free}
         folder = None if self.out is None else self.out.expanduser() / "checkpoints"
         return Workshop(console, self.seed, self.workers, folder, str(sorted(options.items())), self.save_every)
@@ -89,9 +103,11 @@ def new_layer(layer: nn.Linear | nn.Conv2d, deviation: float, bias: float) -> nn
 
 
 def percent(values: Sequence[float]) -> float:
-    """The mean of those that exist, in percent; NaN if none does."""
+    """The mean of those that exist, in percent."""
     real = [value for value in values if not math.isnan(value)]
-    return 100 * sum(real) / len(real) if real else float("nan")
+    if not real:
+        raise UserError("there is nothing to measure: the test images have no object that counts")
+    return 100 * sum(real) / len(real)
 
 
 def print_classes(console: Console, classes: Sequence[str], columns: Mapping[str, Sequence[float]]) -> None:

@@ -39,8 +39,9 @@ def chain_of(trunk: Backbone) -> nn.Sequential:
 
 
 def _no_chain(trunk: Backbone) -> UserError:
+    name = trunk.architecture or type(trunk).__name__
     return UserError(
-        f"{type(trunk).__name__} is no plain chain of layers, whose padding this task must change: "
+        f"{name} is no plain chain of layers, whose padding this task must change: "
         "detection and segmentation are for trunks such as caffenet, alexnet and tiny"
     )
 
