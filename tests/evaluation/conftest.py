@@ -102,7 +102,7 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
-def clips(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def class_clips(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The same classes as videos."""
     av = pytest.importorskip("av")
     root = tmp_path_factory.mktemp("clips")

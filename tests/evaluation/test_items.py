@@ -49,10 +49,12 @@ def test_crop_and_squash(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("held", [5, 100])
-def test_video_frames_are_evenly_spaced(held: int, clips: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_video_frames_are_evenly_spaced(
+    held: int, class_clips: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also of a video that is too long to be held."""
     monkeypatch.setattr(items_module, "HELD_FRAMES", held)
-    path = class_folders(clips[0]).items[0].path
+    path = class_folders(class_clips[0]).items[0].path
     everything = list(read_frames(path))
     assert len(everything) == 12
     chosen = video_frames(path, 4)

@@ -131,6 +131,6 @@ def test_mistakes(line: str, sentence: str, capsys: pytest.CaptureFixture[str]) 
     assert sentence in said and len(said.splitlines()) == 1
 
 
-def test_videos_are_not_classified(clips: tuple[Path, Path]) -> None:
+def test_videos_are_not_classified(class_clips: tuple[Path, Path]) -> None:
     with pytest.raises(UserError, match="holds videos, but this evaluation classifies images"):
-        Linear(**TINY, train=clips[0], test=clips[1]).run(QUIET)
+        Linear(**TINY, train=class_clips[0], test=class_clips[1]).run(QUIET)

@@ -41,8 +41,8 @@ def test_training_images_find_themselves(classes: tuple[Path, Path]) -> None:
     assert (shown.found.pixels[::5] == shown.queries.pixels).all()
 
 
-def test_videos_frame_by_frame_and_as_a_whole(clips: tuple[Path, Path]) -> None:
-    train, test = clips
+def test_videos_frame_by_frame_and_as_a_whole(class_clips: tuple[Path, Path]) -> None:
+    train, test = class_clips
     options = {**TINY, "train": train, "test": test, "frames": 4}
     frames = Retrieval(**options).run(QUIET)
     assert frames.protocol == "retrieval, per frame" and frames.metrics["top1"] > 80
@@ -80,11 +80,11 @@ def test_mistakes(options: str, sentence: str, capsys: pytest.CaptureFixture[str
     assert sentence in said and len(said.splitlines()) == 1
 
 
-def test_per_video_is_for_videos(classes: tuple[Path, Path], clips: tuple[Path, Path]) -> None:
+def test_per_video_is_for_videos(classes: tuple[Path, Path], class_clips: tuple[Path, Path]) -> None:
     with pytest.raises(ValueError, match="per_video is for videos"):
         Retrieval(**TINY, train=classes[0], test=classes[1], per_video=True).run(QUIET)
     with pytest.raises(ValueError, match=r"holds images, but .* holds videos"):
-        Retrieval(**TINY, train=classes[0], test=clips[1]).run(QUIET)
+        Retrieval(**TINY, train=classes[0], test=class_clips[1]).run(QUIET)
 
 
 def test_item_means_against_loops() -> None:
