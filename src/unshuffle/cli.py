@@ -296,12 +296,14 @@ def evaluate(args: Sequence[str]) -> int:
     command = _parse(kind, f"evaluate {name}", options, base)
     if command.json is not None and not command.json.parent.is_dir():
         raise UserError(f"there is no folder {command.json.parent} to write --json into")
+    if command.out is not None and command.out.expanduser().is_file():
+        raise UserError(f"{command.out} is a file, and --out must be a folder")
     console = Console()
     result = command.run(console)
     console.print(f"{result.protocol}: {result.statement}", highlight=False, soft_wrap=True)
     if result.table is not None:
         console.print(result.table)
-    if command.out is not None:
+    if command.out is not None and result.neighbours is not None:
         from unshuffle.report.pictures import draw_evaluation
 
         for picture in draw_evaluation(result, command.out.expanduser()):

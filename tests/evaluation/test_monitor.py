@@ -40,6 +40,9 @@ def test_monitor_against_the_long_way(monitor: RetrievalMonitor) -> None:
     labels, wanted = monitor.gallery.labels.tolist(), monitor.queries.labels.tolist()
     scores = monitor(trunk)
     assert list(scores) == ["top1", "top5", "top10", "top20", "rankme"]
+    singular = np.linalg.svd(gallery.double().numpy(), compute_uv=False)
+    shares = singular / singular.sum()
+    assert scores["rankme"] == pytest.approx(np.exp(-(shares * np.log(shares)).sum()), rel=1e-3)
     for k in (1, 5, 10, 20):
         hits = [label in [labels[item] for item in row[:k]] for row, label in zip(rows, wanted, strict=True)]
         assert scores[f"top{k}"] == pytest.approx(100 * np.mean(hits))

@@ -70,6 +70,7 @@ def test_objects_of_voc(devkit: Callable[..., Path]) -> None:
         ("--weights random:tiny --voc nowhere", "no VOC devkit"),
         ("--weights random:tiny --top 0", "must be 1 or more"),
         ("--weights random:tiny --json no/such.json", "no folder no"),
+        (f"--weights random:tiny --out {__file__}", "--out must be a folder"),
         ("--weights random:tiny --preset best", "--preset"),
         ("--weights random:tiny --gallery x", "--gallery"),
     ],
