@@ -365,12 +365,12 @@ def run(args: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except MemoryError:
-        print("unshuffle: out of memory: lower optim.batch_size or permutations.per_sample", file=sys.stderr)
+        print("unshuffle: out of memory: lower the batch size or permutations.per_sample", file=sys.stderr)
         return 2
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not worth importing torch for
             raise
-        print("unshuffle: out of GPU memory: lower optim.batch_size or permutations.per_sample", file=sys.stderr)
+        print("unshuffle: out of GPU memory: lower the batch size or permutations.per_sample", file=sys.stderr)
         return 2
     except OSError as error:  # no such folder, no permission, disk full: the system says it best
         print(f"unshuffle: {error}", file=sys.stderr)

@@ -76,6 +76,13 @@ def test_a_gallery_in_pieces_gives_the_answers_of_brute_force(k: int, monkeypatc
     assert search.similarities.tolist() == [pytest.approx(row, abs=1e-6) for row in expected]
 
 
+def test_of_equal_vectors_the_first_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_module, "GALLERY", 2)
+    search = Search(torch.tensor([[1.0, 0.0]]), 2, CPU)
+    search.add(torch.tensor([[1.0, 0.0], [0.0, 1.0]] * 4))
+    assert search.neighbours.tolist() == [[0, 2]]
+
+
 def test_an_empty_feature_is_similar_to_nothing() -> None:
     search = Search(torch.tensor([[0.0, 0.0], [1.0, 0.0]]), 3, CPU)
     search.add(torch.tensor([[0.0, 0.0], [-1.0, 0.1], [1.0, 0.1]]))

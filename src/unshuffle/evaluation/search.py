@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 TOP = (1, 5, 10, 20)
-QUERIES, GALLERY = 1024, 16384  # a product of so many by so many is held at a time
+QUERIES, GALLERY = 4096, 4096  # a product of so many by so many is held at a time
 
 
 class Search:
@@ -31,7 +31,11 @@ class Search:
             self.seen += len(part)
 
     def _merge(self, rows: slice, part: Tensor, scale: Tensor) -> None:
-        best, places = _products(self.queries[rows], part).mul_(scale).topk(min(self.k, len(part)), dim=1)
+        scores = _products(self.queries[rows], part).mul_(scale)
+        if self.seen == 0:
+            best, places = scores.topk(min(self.k, len(part)), dim=1)
+        else:
+            best, places = _above(scores, self._similarities[rows, -1:])
         similarities = torch.cat([self._similarities[rows], best], dim=1)
         candidates = torch.cat([self._places[rows], places + self.seen], dim=1)
         self._similarities[rows], chosen = similarities.topk(self.k, dim=1)
@@ -46,6 +50,20 @@ class Search:
     def similarities(self) -> Tensor:
         """Their cosines."""
         return self._similarities[:, : self.seen]
+
+
+def _above(scores: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    """Values above each row's own least, side by side, and their columns; rows that have fewer end in -inf.
+
+    There are few once much of the gallery is seen, and they are found far faster than rows are sorted.
+    """
+    row, column = (scores > least).nonzero(as_tuple=True)
+    counts = row.bincount(minlength=len(scores))
+    slot = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+    values = scores.new_full((len(scores), int(counts.max())), -torch.inf)
+    columns = torch.full(values.shape, -1, device=row.device)
+    values[row, slot], columns[row, slot] = scores[row, column], column
+    return values, columns
 
 
 def _products(queries: Tensor, part: Tensor) -> Tensor:
