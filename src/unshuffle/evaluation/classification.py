@@ -62,6 +62,7 @@ class Classification(Evaluation):
         """The trunk on its device, and the images to learn from and to measure on; draws are seeded."""
         if self.train is None or self.test is None:
             raise UserError("say what to classify: give --train and --test, folders with a subfolder for each class")
+        self._check()
         if self.batch_size < 2:
             raise UserError(f"batch_size is {self.batch_size}, but batch normalisation needs two images or more")
         device = choose_device(self.device)
@@ -76,6 +77,15 @@ class Classification(Evaluation):
             replace(items, side=trunk.eval_size, margin=MARGIN).first(self.limit) for items in (training, testing)
         )
         return trunk, device, training, testing
+
+    def _check(self) -> None:
+        """Refuse numbers that nothing can be done with; not every evaluation has all of them."""
+        for name in ("iterations", "epochs", "drop_every", "save_every", "hidden"):
+            if np.min(getattr(self, name, 1)) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}, but must be 1 or more")
+        for name in ("lr", "rates", "c", "limit", "weight_decay"):
+            if np.min(getattr(self, name, 0)) < 0:
+                raise UserError(f"{name} is {getattr(self, name)}, but must not be negative")
 
     def workshop(self, console: Console) -> Workshop:
         """Where and how the training goes on."""

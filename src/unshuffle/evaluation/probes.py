@@ -29,7 +29,8 @@ def frozen_maps(trunk: Backbone, pixels: Tensor, layers: tuple[str, ...] = ()) -
     """The layers of a trunk for (N, side, side, 3) bytes, each resized to about 9,216 numbers; pool5 is as it is."""
     images = network_input(trunk, pixels)
     maps = {} if layers == ("pool5",) else trunk.stages(images)
-    maps["pool5"] = trunk(images)
+    if "pool5" not in maps:
+        maps["pool5"] = trunk(images)
     unknown = sorted(set(layers) - set(maps))
     if unknown:
         raise UserError(f"this trunk has no layer {unknown[0]}; there are {', '.join(maps)}")

@@ -20,6 +20,7 @@ from unshuffle.evaluation.protocol import Evaluation, Result
 from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.search import GALLERY, Search, top_k_accuracy
 from unshuffle.evaluation.streaming import WORKERS, Chunk, stream, tell_skipped
+from unshuffle.models import Backbone
 
 EXAMPLES, NEIGHBOURS = 8, 5
 
@@ -81,11 +82,12 @@ class Retrieval(Evaluation):
 
     def run(self, console: Console) -> Result:
         """Search the gallery for the nearest neighbours of every query."""
-        if not self.top or min(self.top) < 1 or self.frames < 1 or self.batch_size < 1:
-            raise UserError("top, frames and batch_size must be 1 or more")
+        if not self.top or min(*self.top, self.frames, self.batch_size) < 1 or min(self.limit, self.size) < 0:
+            raise UserError("top, frames and batch_size must be 1 or more, limit and size not negative")
         device = choose_device(self.device)
         trunk = find_backbone(self.weights, self.seed).to(device)
         size = self.size or trunk.eval_size
+        check_size(trunk, size, device)
         gallery_items, query_items = (self._prepared(items, size) for items in self._sources())
 
         def vectors(items: Items, title: str) -> Iterator[Chunk]:
@@ -183,6 +185,15 @@ def _pictures(side: Side, rows: list[int]) -> LabelledImages:
     first = torch.searchsorted(side.owners, side.owners[rows]).tolist()
     pixels = [side.items.read(owner)[row - start] for owner, row, start in zip(owners, rows, first, strict=True)]
     return LabelledImages(np.stack(pixels), side.labels[rows], side.items.classes)
+
+
+@torch.no_grad()
+def check_size(trunk: Backbone, size: int, device: torch.device) -> None:
+    """Refuse images that shrink to nothing on their way through a trunk."""
+    try:
+        trunk(torch.zeros(1, 3, size, size, device=device))
+    except RuntimeError:
+        raise UserError(f"images of {size} x {size} are too small for this trunk") from None
 
 
 def item_means(chunk: Chunk) -> Chunk:
