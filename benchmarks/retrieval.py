@@ -3,8 +3,9 @@
     OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python benchmarks/retrieval.py [--queries 5000] [--gallery 50000]
 
 Needs faiss-cpu. The seconds are the processor's, which other programs do not change much, and the clock's. Ours begins
-with any vectors, faiss with vectors of length 1, as it has to. The neighbours must be the same, except where two are
-equally near to six digits, or nothing is written. Results go to results/retrieval_cpu.csv.
+with any vectors, faiss with vectors of length 1 in its index, as it has to. The two take turns, and the better round of
+each counts. The neighbours must be the same, except where two are equally near to six digits, or nothing is written.
+Results go to results/retrieval_cpu.csv.
 """
 
 import argparse
@@ -35,17 +36,20 @@ def main() -> None:
         torch.randn(count, args.dimensions, generator=generator).sub_(0.5).relu_()
         for count in (args.queries, args.gallery)
     )
-    search = Search(queries, args.k, torch.device("cpu"))
-    ours = timed(lambda: search.add(gallery))
-    unit_queries, unit_gallery = F.normalize(queries), F.normalize(gallery, out=gallery)
+    F.normalize(queries, out=queries)
+    F.normalize(gallery, out=gallery)
     index = faiss.IndexFlatIP(args.dimensions)
-    added = timed(lambda: index.add(unit_gallery.numpy()))
-    found: list[Tensor] = []
-    searched = timed(lambda: found.extend(map(torch.from_numpy, index.search(unit_queries.numpy(), args.k))))
-    same = compare(search, found[0], found[1])
+    added = timed(lambda: index.add(gallery.numpy()))
+    ours, theirs = [], []
+    for _ in range(args.rounds):
+        search = Search(queries, args.k, torch.device("cpu"))
+        ours.append(timed(lambda: search.add(gallery)))  # noqa: B023, called at once
+        found: list[Tensor] = []
+        theirs.append(timed(lambda: found.extend(map(torch.from_numpy, index.search(queries.numpy(), args.k)))))  # noqa: B023
+        same = compare(search, found[0], found[1])
     rows = [
-        row("unshuffle", "search", ours, args, same),
-        row("faiss IndexFlatIP", "search", searched, args, same),
+        row("unshuffle", "search", min(ours), args, same),
+        row("faiss IndexFlatIP", "search", min(theirs), args, same),
         row("faiss IndexFlatIP", "add", added, args, same),
     ]
     out = Path(__file__).parent / "results" / "retrieval_cpu.csv"
@@ -67,6 +71,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gallery", type=int, default=50_000)
     parser.add_argument("--dimensions", type=int, default=9216)
     parser.add_argument("--k", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=2)
     return parser.parse_args()
 
 
@@ -93,6 +98,7 @@ def row(program: str, what: str, seconds: tuple[float, float], args: argparse.Na
         "gallery": str(args.gallery),
         "dimensions": str(args.dimensions),
         "k": str(args.k),
+        "rounds": str(args.rounds),
         "processor_seconds": f"{seconds[0]:.2f}",
         "clock_seconds": f"{seconds[1]:.2f}",
         "same_neighbours": f"{same:.6f}",

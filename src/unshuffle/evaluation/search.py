@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,6 +20,7 @@ class Search:
         self.seen = 0
         self._similarities = torch.full((len(queries), k), -torch.inf, device=device, dtype=queries.dtype)
         self._places = torch.full((len(queries), k), -1, device=device)
+        self._room = self.queries.new_empty(min(QUERIES, len(queries)) * GALLERY)
 
     def add(self, vectors: Tensor) -> None:
         """Compare all queries with some more vectors of the gallery."""
@@ -31,7 +33,7 @@ class Search:
             self.seen += len(part)
 
     def _merge(self, rows: slice, part: Tensor, scale: Tensor) -> None:
-        scores = _products(self.queries[rows], part).mul_(scale)
+        scores = self._products(self.queries[rows], part).mul_(scale)
         if self.seen == 0:
             best, places = scores.topk(min(self.k, len(part)), dim=1)
         else:
@@ -40,6 +42,14 @@ class Search:
         candidates = torch.cat([self._places[rows], places + self.seen], dim=1)
         self._similarities[rows], chosen = similarities.topk(self.k, dim=1)
         self._places[rows] = candidates.gather(1, chosen)
+
+    def _products(self, queries: Tensor, part: Tensor) -> Tensor:
+        room = self._room[: len(queries) * len(part)].view(len(queries), len(part))
+        if room.device.type != "cpu":
+            return torch.mm(queries, part.T, out=room)
+        # Numpy's BLAS is faster at this than the one that torch comes with.
+        np.matmul(queries.numpy(), part.numpy().T, out=room.numpy())
+        return room
 
     @property
     def neighbours(self) -> Tensor:
@@ -64,13 +74,6 @@ def _above(scores: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
     columns = torch.full(values.shape, -1, device=row.device)
     values[row, slot], columns[row, slot] = scores[row, column], column
     return values, columns
-
-
-def _products(queries: Tensor, part: Tensor) -> Tensor:
-    if queries.device.type != "cpu":
-        return queries @ part.T
-    # Numpy's BLAS is faster at this than the one that torch comes with: benchmarks/retrieval.py.
-    return torch.from_numpy(queries.numpy() @ part.numpy().T)
 
 
 def nearest(queries: Tensor, gallery: Tensor, k: int) -> Tensor:
