@@ -8,9 +8,6 @@ and .svg.
 """
 
 import argparse
-import csv
-import platform
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,10 +15,10 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
+from table import RESULTS, write_table
 
 import unshuffle
 
-RESULTS = Path(__file__).parent / "results"
 TASKS = ("spatial", "temporal")
 
 
@@ -36,13 +33,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = False
     rows = [row for precision in ("fp32", "bf16") for row in curve(args, precision)]
-    with (RESULTS / "convergence_cuda.csv").open("w", newline="") as file:
-        machine = torch.cuda.get_device_name() if args.device == "cuda" else args.device
-        file.write(f"# python {' '.join(sys.argv)}\n")
-        file.write(f"# Python {platform.python_version()}, torch {torch.__version__}, {machine}\n")
-        writer = csv.DictWriter(file, rows[0].keys())
-        writer.writeheader()
-        writer.writerows(rows)
+    write_table("convergence_cuda", rows, args.device)
     draw(rows)
 
 

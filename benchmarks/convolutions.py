@@ -8,15 +8,12 @@ results/convolutions_cuda.csv.
 """
 
 import argparse
-import csv
-import platform
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
+from table import write_table
 from torch.nn import functional as F
 
 REPEATS = 15
@@ -75,16 +72,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     rows = [measure(form, args.crops) for form in FORMS]
-    out = Path(__file__).parent / "results" / "convolutions_cuda.csv"
-    with out.open("w", newline="") as file:
-        file.write(f"# python {' '.join(sys.argv)}\n")
-        file.write(
-            f"# Python {platform.python_version()}, torch {torch.__version__}, {torch.cuda.get_device_name()}; bf16\n"
-        )
-        writer = csv.DictWriter(file, rows[0].keys())
-        writer.writeheader()
-        writer.writerows(rows)
-    print(out.read_text())
+    write_table("convolutions_cuda", rows, "cuda", "bf16")
 
 
 def measure(form: Form, crops: int) -> dict[str, str]:

@@ -8,10 +8,8 @@ step, and parts that are put into an order in a validation. Results go to result
 """
 
 import argparse
-import csv
-import platform
+import gc
 import resource
-import sys
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from table import RESULTS, write_table
 
 from unshuffle import bench
 from unshuffle.assembly import build_trainer
@@ -28,8 +27,6 @@ from unshuffle.config_file import merge
 from unshuffle.data.batches import Samples
 from unshuffle.data.prepare import Data
 from unshuffle.data.synthetic import SyntheticSource
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def variants() -> dict[str, dict[int, dict[str, Any]]]:
@@ -57,18 +54,18 @@ def main() -> None:
             config = merge(paper(), {"device": args.device, "model": {"backbone": args.backbone}, **options})
             rows.append({"grows": name, "value": value, **measure(config, args.iterations)})
             print(rows[-1], flush=True)
-    write(rows, args.device)
+    write_table(f"growth_{args.device}", rows, args.device)
     draw(rows, RESULTS / f"growth_{args.device}.svg")
 
 
 def measure(config: Config, iterations: int) -> dict[str, str]:
     """One variant."""
     data = made_up(config)
+    reset_memory()
     trainer = build_trainer(config, data)
-    reset_memory(trainer.device)
     step = bench.whole_iterations(trainer, iterations)
     step_memory = peak_memory(trainer.device)
-    reset_memory(trainer.device)
+    reset_memory()
     validation = sum(bench.validation_ms(trainer, task) for task in trainer.permutations)
     crops = sum(config.optim.batch_size * rows.shape[1] for rows in trainer.permutations.values())
     placed = sum(rows.numel() * len(data.validation[task]) for task, rows in trainer.permutations.items())
@@ -105,8 +102,10 @@ def made_up(config: Config) -> Data:
     )
 
 
-def reset_memory(device: torch.device) -> None:
-    if device.type == "cuda":
+def reset_memory() -> None:
+    """Let go of what an earlier variant has left."""
+    gc.collect()
+    if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
@@ -116,18 +115,6 @@ def peak_memory(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated() / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-
-
-def write(rows: list[dict[str, Any]], device: str) -> None:
-    out = RESULTS / f"growth_{device}.csv"
-    machine = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    with out.open("w", newline="") as file:
-        file.write(f"# python {' '.join(sys.argv)}\n")
-        file.write(f"# Python {platform.python_version()}, torch {torch.__version__}, {machine}\n")
-        writer = csv.DictWriter(file, rows[0].keys())
-        writer.writeheader()
-        writer.writerows(rows)
-    print(out.read_text())
 
 
 def draw(rows: list[dict[str, Any]], out: Path) -> None:

@@ -8,14 +8,11 @@ results/schedule_DEVICE.csv.
 """
 
 import argparse
-import csv
-import platform
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
+from table import write_table
 
 import unshuffle
 from unshuffle.config import paper
@@ -44,16 +41,7 @@ def main() -> None:
             log={"pictures": False, "checkpoint_every": 10 * args.iterations, "monitor_every": 10 * args.iterations},
         )
         row = figures(run)
-    out = Path(__file__).parent / "results" / f"schedule_{args.device}.csv"
-    with out.open("w", newline="") as file:
-        words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv]
-        machine = torch.cuda.get_device_name() if args.device == "cuda" else args.device
-        file.write(f"# python {' '.join(words)}\n")
-        file.write(f"# Python {platform.python_version()}, torch {torch.__version__}, {machine}\n")
-        writer = csv.DictWriter(file, row.keys())
-        writer.writeheader()
-        writer.writerow(row)
-    print(out.read_text())
+    write_table(f"schedule_{args.device}", [row], args.device)
 
 
 def figures(run: Run) -> dict[str, Any]:

@@ -10,10 +10,7 @@ Results go to results/shards_DEVICE.csv.
 """
 
 import argparse
-import csv
 import os
-import platform
-import sys
 import tarfile
 import tempfile
 import time
@@ -25,6 +22,7 @@ from typing import TypeVar
 import numpy as np
 import PIL
 import torch
+from table import write_table
 
 from unshuffle.data.batches import BatchStream, Prefetcher, Samples
 from unshuffle.data.decode import decode_batch
@@ -44,17 +42,8 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(args, Path(folder), device)
-    out = Path(__file__).parent / "results" / f"shards_{device.type}.csv"
-    machine = torch.cuda.get_device_name() if device.type == "cuda" else f"{os.cpu_count()} CPU cores"
-    with out.open("w", newline="") as file:
-        file.write(f"# python {' '.join(['benchmarks/shards.py', 'FOLDER', *sys.argv[2:]])}\n")
-        versions = f"Python {platform.python_version()}, torch {torch.__version__}, Pillow {PIL.__version__}"
-        file.write(f"# {versions}, {machine}, {args.threads} reading threads, ")
-        file.write(f"load {os.getloadavg()[0]:.1f} at the end\n")
-        writer = csv.DictWriter(file, rows[0].keys())
-        writer.writeheader()
-        writer.writerows(rows)
-    print(out.read_text())
+    note = f"{os.cpu_count()} cores, {args.threads} reading threads, Pillow {PIL.__version__}"
+    write_table(f"shards_{device.type}", rows, device.type, f"{note}, load {os.getloadavg()[0]:.1f} at the end")
 
 
 def arguments() -> argparse.Namespace:

@@ -7,16 +7,14 @@ nothing is written. Results go to results/validation_cost_DEVICE.csv.
 """
 
 import argparse
-import csv
-import platform
 import resource
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
+from table import write_table
 from torch import Tensor
 
 from unshuffle.config import paper
@@ -37,15 +35,7 @@ def main() -> None:
     torch.backends.cudnn.allow_tf32 = False  # its 10 bits would hide whether the routes agree
     device = torch.device(args.device)
     rows = [measure(task, device, args.permutations, args.samples, args.pairs) for task in ("spatial", "temporal")]
-    out = Path(__file__).parent / "results" / f"validation_cost_{device.type}.csv"
-    machine = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU cores"
-    with out.open("w", newline="") as file:
-        file.write(f"# python {' '.join(sys.argv)}\n")
-        file.write(f"# Python {platform.python_version()}, torch {torch.__version__}, {machine}; fp32\n")
-        writer = csv.DictWriter(file, rows[0].keys())
-        writer.writeheader()
-        writer.writerows(rows)
-    print(out.read_text())
+    write_table(f"validation_cost_{device.type}", rows, device.type, "fp32")
 
 
 def arguments() -> argparse.Namespace:

@@ -73,6 +73,8 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # kernels and recordings go to the current one
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device {name} cannot be used: {str(error).splitlines()[0]}") from None
     return device

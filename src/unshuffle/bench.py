@@ -76,6 +76,7 @@ def measure(trainer: Trainer, iterations: int) -> dict[str, Any]:
         "matmul_tflops": matmul,
         "share_of_matmul": tflop / seconds / matmul,
         "copy_tbytes_per_second": copy,
+        "share_of_copy": _crop_bytes(trainer) / seconds / 1e12 / copy,
         "parts_ms": _parts(trainer, iterations),
         "validation_ms": validation,
         "validation_share": times * sum(validation.values()) / 1e3 / (config.policy.interval * seconds),
@@ -196,6 +197,26 @@ def _tflop_per_iteration(trainer: Trainer) -> float:
     return float(counter.get_total_flops()) * trainer.config.optim.batch_size / FLOP_SAMPLES / 1e12
 
 
+def _crop_bytes(trainer: Trainer) -> float:
+    """Bytes that the trunk's maps and weights move at the least: written once, read once, and again for gradients."""
+    maps: list[int] = []
+    hooks = [
+        module.register_forward_hook(lambda module, inputs, output: maps.append(output.numel()))
+        for module in trainer.network.trunk.modules()
+        if isinstance(module, torch.nn.Conv2d)
+    ]
+    crop = torch.zeros(1, 3, trainer.config.shuffle.crop_size, trainer.config.shuffle.crop_size, device=trainer.device)
+    was_training = trainer.network.training
+    trainer.network.eval()
+    with torch.no_grad():
+        trainer.network.trunk(crop)
+    trainer.network.train(was_training)
+    for hook in hooks:
+        hook.remove()
+    crops = sum(trainer.config.optim.batch_size * rows.shape[1] for rows in trainer.permutations.values())
+    return 4 * crops * sum(maps) * (2 if trainer.precision == "bf16" else 4)
+
+
 def _matmul_tflops(trainer: Trainer) -> float:
     """What a large matrix product reaches in the precision of the training."""
     side = 8192 if trainer.device.type == "cuda" else 1024
@@ -258,7 +279,10 @@ def _rows(figures: dict[str, Any], batch_size: int, tasks: list[str]) -> list[tu
             "  of a large matrix product's",
             f"{figures['matmul_tflops']:.3g} TFLOP/s: {_percent(figures['share_of_matmul'])}",
         ),
-        ("memory copies", f"{figures['copy_tbytes_per_second']:.3g} TB/s"),
+        (
+            "least traffic of its maps, of a large copy's",
+            f"{figures['copy_tbytes_per_second']:.3g} TB/s: {_percent(figures['share_of_copy'])}",
+        ),
         *((f"{name}, alone", _ms(value)) for name, value in figures["parts_ms"].items()),
         *((f"validation, {task}", _ms(value)) for task, value in figures["validation_ms"].items()),
         ("validations' share of the run", _percent(figures["validation_share"])),

@@ -44,6 +44,7 @@ CHANGEABLE_ON_RESUME = (
     "data.workers",
     "data.cache",
     "data.shard_cache_gb",
+    "data.gpu_share",
     "out",
     "images",
     "videos",

@@ -472,6 +472,16 @@ def test_batches_for_a_gpu_are_decoded_there(tmp_path: Path, opened: Callable[..
     assert torch.equal(encoded_batch.to(CPU).pixels(), read.pixels())
 
 
+def test_what_a_gpu_cannot_decode_is_decoded_before(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+    members = {f"{n}.{'png' if n % 2 else 'jpg'}": encoded(n, suffix="png" if n % 2 else "jpeg") for n in range(6)}
+    samples = Samples(opened(write_tar(tmp_path / "mixed.tar", members)), np.arange(6), 1, 20)
+    batch = BatchStream(samples, 6, 0, "spatial", gpu=True).batch(0)
+    assert isinstance(batch, EncodedSquares)
+    assert sorted(type(image).__name__ for image in batch.images) == ["Encoded"] * 3 + ["ndarray"] * 3
+    read = BatchStream(samples, 6, 0, "spatial").batch(0).to(CPU)
+    assert torch.equal(batch.to(CPU).pixels(), read.pixels())
+
+
 BAD = {
     "missing": ("nowhere/{0..3}.tar", r"0\.tar does not exist"),
     "no match": ("nowhere/*.tar", "there are no tar files at"),

@@ -1,13 +1,15 @@
 """Squares in a batch of their own and squares among all of the data are the same squares."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
 from unshuffle.data.batches import BatchStream, Samples
 from unshuffle.data.squares import Resident, Squares, Windows, make_resident
-from unshuffle.data.synthetic import synthetic_clips
+from unshuffle.data.synthetic import SyntheticSource, synthetic_clips
 
 CPU = torch.device("cpu")
 
@@ -44,6 +46,23 @@ def test_items_of_different_sizes_lie_where_the_index_says() -> None:
     squares = resident.squares(windows, 3).pixels().numpy()
     for square, item, (top, left) in zip(squares, windows.items, windows.corners, strict=True):
         np.testing.assert_array_equal(square, images[item][top : top + 3, left : left + 3])
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "kept"), [(100, 0.1, True), (101, 0.1, False), (1, 0.0, False), (None, 1.0, False)]
+)
+def test_data_that_does_not_fit_is_not_even_read(
+    size: int | None, share: float, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
+    monkeypatch.setattr(SyntheticSource, "flat_bytes", size)
+
+    def flat(source: SyntheticSource) -> None:
+        raise LookupError("somebody wants the bytes")
+
+    monkeypatch.setattr(SyntheticSource, "flat", flat)
+    with pytest.raises(LookupError) if kept else nullcontext():
+        assert make_resident(synthetic_clips(2, 20, 4, seed=0), torch.device("cuda"), share) is None
 
 
 def test_only_a_gpu_keeps_the_data() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 import torchvision
+from safetensors.torch import save_file
 
 from unshuffle.errors import UserError
 from unshuffle.models import build_backbone
@@ -76,6 +77,14 @@ def test_timm_weights_by_file_and_by_name(tmp_path: Path, monkeypatch: pytest.Mo
     with torch.no_grad():
         torch.testing.assert_close(whole.fc(trunk(images).flatten(1)), whole(images))
     assert "per channel: mean" in str(trunk.normalisation)
+    repository = tmp_path / f"models--{timm.get_pretrained_cfg('resnet10t').hf_hub_id.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    (repository / "snapshots" / "abc").mkdir(parents=True)
+    save_file(whole.state_dict(), repository / "snapshots" / "abc" / "model.safetensors")
+    found = load_backbone(cached_weights("timm:resnet10t"), "timm:resnet10t")
+    with torch.no_grad():
+        assert torch.equal(found(images), trunk(images))
 
 
 def test_without_timm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unshuffle.config import HeadConfig, demo
+from unshuffle.config import GroupConfig, HeadConfig, demo
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import build_head
 from unshuffle.models.ordering import OrderingNetwork, trunk_features
@@ -56,7 +56,8 @@ def test_loss_accuracy_and_gradient_are_those_of_a_loop(with_prior: bool) -> Non
 def test_a_recorded_step_learns_what_a_plain_one_learns(backbone: str) -> None:
     """Several steps, with priors and without, and with changing tasks: S, T, both."""
     device, sets, results = torch.device("cuda"), {"spatial": 5, "temporal": 4}, []
-    config = replace(demo().optim, batch_size=8)
+    fast = GroupConfig("sgd", lr=0.05, weight_decay=0.0)
+    config = replace(demo().optim, batch_size=8, warmup=0, trunk=fast, spatial=fast, temporal=fast)
     for kind in (Step, GraphedStep):
         torch.manual_seed(0)
         trunk = build_backbone(backbone)
@@ -65,7 +66,7 @@ def test_a_recorded_step_learns_what_a_plain_one_learns(backbone: str) -> None:
         network = OrderingNetwork(trunk, heads).to(device)
         orders = {task: torch.argsort(torch.rand(count, 4, device=device)) for task, count in sets.items()}
         step = kind(network, orders, Optimisers(network, config), "bf16")
-        losses = []
+        losses, start = [], {name: weight.clone() for name, weight in network.state_dict().items()}
         for iteration in range(8):
             tasks = [["spatial"], ["temporal"], ["spatial", "temporal"]][iteration % 3]
             crops = {task: torch.randn(8, 4, 3, 75, 75, device=device, dtype=torch.bfloat16) for task in tasks}
@@ -75,9 +76,11 @@ def test_a_recorded_step_learns_what_a_plain_one_learns(backbone: str) -> None:
                 for task in tasks
             }
             losses += [float(outcome.loss) for outcome in step(crops, drawn, iteration).values()]
-        results.append((losses, network.state_dict()))
-    (plain, weights), (recorded, others) = results
+        moved = {name: (weight - start[name]).float() for name, weight in network.state_dict().items()}
+        results.append((losses, moved))
+    (plain, plain_moves), (recorded, recorded_moves) = results
     assert recorded == pytest.approx(plain, rel=0.05)
-    for name, buffer in weights.items():
-        if name.endswith(("running_mean", "num_batches_tracked")):
-            torch.testing.assert_close(others[name], buffer, rtol=0.1, atol=0.05)
+    for name, move in plain_moves.items():
+        if "bias" not in name:  # those under a normalisation move by rounding alone
+            difference = (recorded_moves[name] - move).norm() / move.norm()
+            assert move.norm() > 0 and difference < 0.3, f"{name}: {difference}"  # bf16, eight steps, other sums

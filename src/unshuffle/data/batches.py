@@ -7,7 +7,7 @@ import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unshuffle.data.decode import EncodedSquares
+from unshuffle.data.decode import EncodedSquares, decode
 from unshuffle.data.share import WHOLE, Share
 from unshuffle.data.source import EncodedSource, Items, OrderedSource, Source
 from unshuffle.data.squares import Resident, Squares, Windows
@@ -157,7 +157,8 @@ class BatchStream:
         if self.gpu and isinstance(source, EncodedSource) and source.encoded:
             frames = zip(windows.items.tolist(), windows.frames.tolist(), strict=True)
             images = [image for item, some in frames for image in source.read_encoded(item, some)]
-            return EncodedSquares(images, windows, self.samples.side)
+            ready = [image if image.plain else decode(image) for image in images]
+            return EncodedSquares(ready, windows, self.samples.side)
         return Squares.of(self.samples.read(windows, self.gpu))
 
     @lru_cache(maxsize=8)  # noqa: B019, there are as many streams as tasks
@@ -199,31 +200,38 @@ class Prefetcher(Generic[T]):
         return result
 
 
-def ahead(batches: Iterable[Batch], device: torch.device) -> Generator[dict[str, Squares]]:
+def ahead(batches: Prefetcher[Batch], device: torch.device) -> Generator[dict[str, Squares]]:
     """The batches on the device; on a GPU each travels while the one before it is used."""
     if device.type != "cuda":
         yield from ({task: some.to(device) for task, some in batch.items()} for batch in batches)
         return
     copies = torch.cuda.Stream(device)
-    coming: dict[str, Squares] | None = None
+    coming: _Sent | None = None
     with closing(iter(batches)) as source:  # type: ignore[type-var]
         for batch in source:
-            ready, coming = coming, _sent(batch, device, copies)
+            begin = time.perf_counter()
+            ready, coming = coming, _Sent(batch, device, copies)
+            batches.seconds_waited += time.perf_counter() - begin  # for the GPU's decoder
             if ready is not None:
-                yield _received(ready, device, copies)
+                yield ready.received()
         if coming is not None:
-            yield _received(coming, device, copies)
+            yield coming.received()
 
 
-def _sent(batch: Batch, device: torch.device, copies: torch.cuda.Stream) -> dict[str, Squares]:
-    with torch.cuda.stream(copies):
-        return {task: squares.to(device) for task, squares in batch.items()}
+class _Sent:
+    """A batch on its way to a GPU, on a stream of its own."""
 
+    def __init__(self, batch: Batch, device: torch.device, copies: torch.cuda.Stream) -> None:
+        self.device, self.arrived = device, torch.cuda.Event()
+        with torch.cuda.stream(copies):
+            self.batch = {task: squares.to(device) for task, squares in batch.items()}
+            self.arrived.record()
 
-def _received(batch: dict[str, Squares], device: torch.device, copies: torch.cuda.Stream) -> dict[str, Squares]:
-    here = torch.cuda.current_stream(device)
-    here.wait_stream(copies)
-    for squares in batch.values():
-        for tensor in (squares.data, squares.places):
-            tensor.record_stream(here)
-    return batch
+    def received(self) -> dict[str, Squares]:
+        """The batch, for the stream that trains."""
+        here = torch.cuda.current_stream(self.device)
+        here.wait_event(self.arrived)
+        for squares in self.batch.values():
+            for tensor in (squares.data, squares.places):
+                tensor.record_stream(here)
+        return self.batch

@@ -21,10 +21,10 @@ GREY = 127
 
 @dataclass(frozen=True)
 class EncodedSquares:
-    """The squares of a batch that nobody has decoded yet: the device will."""
+    """The squares of a batch that the device will decode."""
 
-    images: list[Encoded]
-    """All frames of the first sample, then of the second ..."""
+    images: list[Encoded | Pixels]
+    """All frames of the first sample, then of the second ...; those that the device cannot decode are decoded."""
     windows: Windows
     side: int
 
@@ -37,9 +37,15 @@ class EncodedSquares:
         corners = self.windows.corners.repeat(frames, axis=0).tolist()
         squares = [
             image[top : top + self.side, left : left + self.side]
-            for image, (top, left) in zip(decode_batch(self.images, device), corners, strict=True)
+            for image, (top, left) in zip(self._decoded(device), corners, strict=True)
         ]
         return Squares.of(torch.stack(squares).unflatten(0, (-1, frames)))
+
+    def _decoded(self, device: torch.device) -> list[Tensor]:
+        coming = iter(decode_batch([image for image in self.images if isinstance(image, Encoded)], device))
+        return [
+            next(coming) if isinstance(image, Encoded) else torch.from_numpy(image).to(device) for image in self.images
+        ]
 
 
 def decode(encoded: Encoded) -> Pixels:

@@ -20,7 +20,8 @@ def render(squares: Squares, cuts: Cuts, crop_size: int, dtype: torch.dtype = to
     crops = torch.empty(
         (cuts.count, 3, crop_size, crop_size), dtype=dtype, device=device, memory_format=torch.channels_last
     )
-    draws = weights if cuts.draws is None else cuts.draws.contiguous()  # something, that is never read
+    # a kernel wants a pointer, also one that it never reads
+    draws = weights if cuts.draws is None else cuts.draws.contiguous()
     render_kernel[cuts.count,](
         squares.data, squares.places, draws, first, weights, crops, squares.places.shape[1], MIN_STD, cuts.room,
         cuts.cell, *cuts.jitter, S=crop_size, TAPS=weights.shape[1], GRID=cuts.grid, REPEATS=cuts.repeats,

@@ -50,8 +50,10 @@ class ShardCache:
         if path.exists():
             return path
         part = self.folder / f"{file.digest}.{os.getpid()}.part"
-        self._make_room(file.size)
+        with self._lock:
+            self._coming += file.size
         try:
+            self._make_room()
             with reading(f"{file.address}, copied to {self.folder},"):
                 patiently(lambda: file.fs.get_file(file.path, str(part)))
             if part.stat().st_size != file.size:
@@ -63,9 +65,8 @@ class ShardCache:
                 self._coming -= file.size
         return path
 
-    def _make_room(self, size: int) -> None:
+    def _make_room(self) -> None:
         with self._lock:
-            self._coming += size
             copies = sorted(_last_use_and_size(path) for path in self.folder.glob("*.tar"))
             held = sum(size for _, size, _ in copies)
             for _, freed, path in copies:

@@ -27,6 +27,7 @@ from unshuffle.data.decode import decode
 from unshuffle.data.images import image_suffixes, peek_image
 from unshuffle.data.media import BadMedia, check_not_empty, check_short_side, explain, scaled_size
 from unshuffle.data.shard_cache import ShardCache, read_local
+from unshuffle.data.share import local_processes
 from unshuffle.data.source import Encoded, Items, Pixels
 from unshuffle.data.store import Kind
 from unshuffle.data.videos import MIN_FRAMES, VIDEO_SUFFIXES, read_frames
@@ -126,11 +127,13 @@ class ShardSource:
             return None
         # clips are gone through by two tasks, each in its own order
         streams = 2 if self.options.kind == "videos" else 1
-        needed = sum(remote[-(streams * self.options.window + AHEAD) :])
+        processes = local_processes()
+        needed = sum(remote[-processes * (streams * self.options.window + AHEAD) :])
         if needed > limit:
+            each = "" if processes == 1 else f" for each of {processes} processes"
             raise UserError(
-                f"data.shard_window {self.options.window} means copies of up to {decimal(needed)} of shards at a time, "
-                f"more than data.shard_cache_gb {self.options.cache_gb:g} allows: lower the one or raise the other"
+                f"data.shard_window {self.options.window}{each} means copies of up to {decimal(needed)} of shards at a "
+                f"time, more than data.shard_cache_gb {self.options.cache_gb:g} allows: lower one or raise the other"
             )
         return ShardCache(cache / "shards" / self.options.kind, limit)
 

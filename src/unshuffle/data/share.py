@@ -1,5 +1,6 @@
 """A part of a batch, for a process that trains beside others."""
 
+import os
 from dataclasses import dataclass
 
 
@@ -19,3 +20,8 @@ class Share:
 
 
 WHOLE = Share()
+
+
+def local_processes() -> int:
+    """How many processes a launcher has started on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

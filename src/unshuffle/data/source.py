@@ -35,8 +35,12 @@ class Source(Protocol):
 class FlatSource(Source, Protocol):
     """A source whose frames lie one after another in memory or in a memory map."""
 
-    def flat(self) -> tuple[Pixels, npt.NDArray[np.int64]] | None:
-        """All bytes, and where each item begins; None if they are compressed."""
+    @property
+    def flat_bytes(self) -> int | None:
+        """How many bytes all frames take; None if they are compressed."""
+
+    def flat(self) -> tuple[Pixels, Items]:
+        """All of them, and where each item begins."""
 
 
 @runtime_checkable

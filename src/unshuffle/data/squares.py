@@ -47,7 +47,9 @@ class Squares:
         """Of (B, F, side, side, 3) bytes."""
         batch, frames, side = pixels.shape[:3]
         starts = torch.arange(batch * frames, device=pixels.device) * (side * side * 3)
-        return cls(pixels.flatten(), torch.stack([starts, torch.full_like(starts, side * 3)]), side, frames, True)
+        places = torch.stack([starts, torch.full_like(starts, side * 3)])
+        # what is not pinned is waited for on its way to a GPU
+        return cls(pixels.flatten(), places.pin_memory() if pixels.is_pinned() else places, side, frames, True)
 
     def __len__(self) -> int:
         return self.places.shape[1] // self.frames
@@ -94,7 +96,7 @@ def make_resident(source: Source, device: torch.device, share: float) -> Residen
     """All of a source's bytes on a GPU, if they are decoded and fit into a share of its free memory."""
     if device.type != "cuda" or not isinstance(source, FlatSource):
         return None
-    flat = source.flat()
-    if flat is None or len(flat[0]) > share * torch.cuda.mem_get_info(device)[0]:
+    wanted = source.flat_bytes
+    if wanted is None or wanted > share * torch.cuda.mem_get_info(device)[0]:
         return None
-    return Resident(*flat, np.array([source.size(item) for item in range(len(source))]), device)
+    return Resident(*source.flat(), np.array([source.size(item) for item in range(len(source))]), device)

@@ -188,10 +188,13 @@ class Store:
             pixels[place] = self._decode(self._data[starts[frame] : starts[frame + 1]], item)
         return pixels
 
-    def flat(self) -> tuple[Pixels, npt.NDArray[np.int64]] | None:
-        """All bytes, once every checksum was looked at, and where each item begins; None if they are compressed."""
-        if self.encoding != "raw":
-            return None
+    @property
+    def flat_bytes(self) -> int | None:
+        """How many bytes all frames take; None if they are compressed."""
+        return len(self._data) if self.encoding == "raw" else None
+
+    def flat(self) -> tuple[Pixels, npt.NDArray[np.int64]]:
+        """All of them, once every checksum was looked at, and where each item begins."""
         ends = np.append(self._starts[self._first[1:]], self._starts[-1])
         with ThreadPoolExecutor() as pool:
             starts = self._starts[self._first]

@@ -382,8 +382,13 @@ class SyntheticSource:
         """The chosen frames of one item."""
         return self.pixels[item, list(frames)]
 
+    @property
+    def flat_bytes(self) -> int:
+        """How many bytes all frames take."""
+        return self.pixels.nbytes
+
     def flat(self) -> tuple[Pixels, npt.NDArray[np.int64]]:
-        """All bytes, and where each item begins."""
+        """All of them, and where each item begins."""
         return self.pixels.reshape(-1), np.arange(len(self)) * int(np.prod(self.pixels.shape[1:]))
 
 

@@ -206,6 +206,7 @@ class GroupSampler(UniformSampler):
         self.behaviour = torch.zeros(config.groups)
         self.batch_actions = torch.zeros(config.groups)
         self._share: Tensor | None = None
+        self._batch_groups: tuple[Tensor, Tensor] | None = None
 
     def propose(self, samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
         """A group for each sample, or inside an episode with `action: batch` one for the whole batch."""
@@ -235,10 +236,14 @@ class GroupSampler(UniformSampler):
 
     def _batch_share(self, generator: torch.Generator) -> Tensor:
         assert self.groups is not None
-        behaviour = self.behaviour.to(generator.device)
-        group = int(torch.multinomial(behaviour, 1, generator=generator))
-        self.batch_actions[group] += 1
-        mine = (self.groups.members == group).float().to(generator.device)
+        device = generator.device
+        if self._batch_groups is None or self._batch_groups[0].device != device:
+            self._batch_groups = self.behaviour.to(device), self.groups.members.to(device)
+        behaviour, members = self._batch_groups
+        group = torch.multinomial(behaviour, 1, generator=generator)
+        # counted where it was drawn: to ask a GPU which group it was would mean to wait for it
+        self.batch_actions = self.batch_actions.to(device).index_add(0, group, torch.ones(1, device=device))
+        mine = (members == group).float()
         return mine / mine.sum()
 
     def _log_prior(self, share: Tensor) -> Tensor | None:
@@ -278,7 +283,7 @@ class GroupSampler(UniformSampler):
     def _action_counts(self) -> Tensor:
         assert self.groups is not None
         if self.config.action == "batch":
-            return self.batch_actions.clone()
+            return self.batch_actions.cpu().clone()
         return torch.zeros_like(self.behaviour).index_add(0, self.groups.members, self.draws.cpu())
 
     def _entry(self, actions: Actions, error: float, baseline: float | None, reward: float | None) -> dict[str, Any]:
@@ -299,7 +304,7 @@ class GroupSampler(UniformSampler):
         chosen = self.chooser.probabilities(self.groups)
         floor = self.config.exploration
         self.behaviour = (1 - floor) * chosen + floor * self.groups.sizes
-        self._share = None
+        self._share = self._batch_groups = None
 
     def _arrays(self) -> dict[str, npt.NDArray[Any]]:
         if self.groups is None:
@@ -350,7 +355,7 @@ class GroupSampler(UniformSampler):
             "episodes": self.episodes,
             "groups": None if self.groups is None else vars(self.groups),
             "behaviour": self.behaviour.clone(),
-            "batch_actions": self.batch_actions.clone(),
+            "batch_actions": self.batch_actions.cpu().clone(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -361,7 +366,7 @@ class GroupSampler(UniformSampler):
         self.started, self.in_episode, self.episodes = state["started"], state["in_episode"], state["episodes"]
         self.groups = None if state["groups"] is None else Groups(**state["groups"])
         self.behaviour, self.batch_actions = state["behaviour"].clone(), state["batch_actions"].clone()
-        self._share = None
+        self._share = self._batch_groups = None
 
 
 def _bar(ratio: float) -> str:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unshuffle.accelerator import has_kernels
+from unshuffle.errors import UserError
 from unshuffle.policy.samplers import Proposal
 from unshuffle.training.optim import Optimisers
 
@@ -75,7 +76,8 @@ class GraphedStep(Step):
     ) -> None:
         super().__init__(network, permutations, optimisers, precision)
         self._graphs: dict[tuple[str, ...], _Recording] = {}
-        self._last: _Recording | None = None
+        self._pool = torch.cuda.graph_pool_handle()  # recordings take turns, so they share their memory
+        self._parameters = list(network.parameters())
         self._no_prior = {task: torch.zeros(len(rows), device=rows.device) for task, rows in permutations.items()}
 
     def __call__(
@@ -87,10 +89,8 @@ class GraphedStep(Step):
             self._graphs[tuple(inputs)] = self._record(inputs)
         recording = self._graphs[tuple(inputs)]
         recording.replay(inputs)
-        if recording is not self._last:  # each recording writes its gradients to places of its own
-            self._last = recording
-            for parameter, gradient in zip(self.network.parameters(), recording.gradients, strict=True):
-                parameter.grad = gradient
+        for parameter, gradient in zip(self._parameters, recording.gradients, strict=True):
+            parameter.grad = gradient  # each recording writes its gradients to places of its own
         self.optimisers.step(iteration)
         return recording.outcomes
 
@@ -109,10 +109,17 @@ class GraphedStep(Step):
 
         self._rehearse(run)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            outcomes = run()
-        gradients = [parameter.grad for parameter in self.network.parameters()]
-        return _Recording(graph, places, gradients, outcomes)
+        try:
+            # other threads prepare batches meanwhile, and what they ask of the GPU is no part of this
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                outcomes = run()
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                f"the training step cannot be recorded as a CUDA graph ({reason}): a network that waits for the GPU "
+                "in its forward pass needs optim.precision fp32"
+            ) from error
+        return _Recording(graph, places, [parameter.grad for parameter in self._parameters], outcomes)
 
     def _rehearse(self, run: Callable[[], object]) -> None:
         """Let the libraries choose their algorithms before the recording, and leave no trace of it."""

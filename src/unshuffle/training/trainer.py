@@ -106,7 +106,10 @@ class Trainer:
         self.data_digests = {
             task: [data.training[task].digest(), data.validation[task].digest()] for task in data.training
         }
-        self.validation_pixels = {task: samples.centres().to(device) for task, samples in data.validation.items()}
+        self.validation_pixels = {task: samples.centres() for task, samples in data.validation.items()}
+        self._own_validation = {
+            task: pixels[self.share.rows(len(pixels))].to(device) for task, pixels in self.validation_pixels.items()
+        }
         self.iteration = 0
         self._asked_to_stop: int | None = None
         self._warned: dict[str, bool] = {}
@@ -213,8 +216,7 @@ class Trainer:
 
     def validation_crops(self, task: str) -> Iterator[Tensor]:
         """This process's share of X_val in chunks, centre crops in their true colours."""
-        pixels = self.validation_pixels[task]
-        chunks = pixels[self.share.rows(len(pixels))].split(VALIDATION_CHUNK)
+        chunks = self._own_validation[task].split(VALIDATION_CHUNK)
         return (self.crops(task, Squares.of(chunk)) for chunk in chunks)
 
     def validate(self, task: str) -> Validation:
