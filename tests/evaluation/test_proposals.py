@@ -42,8 +42,8 @@ def test_files_that_are_no_proposals(tmp_path: Path) -> None:
         read_proposals([tmp_path / "shape.npz"])
 
 
-def test_cleaned_are_inside_large_enough_and_few() -> None:
-    boxes = np.array([[-5, -5, 30, 30], [0, 0, 15, 40], [50, 50, 90, 90], [10, 10, 40, 40]], np.float32)
+def test_cleaned_are_inside_and_few() -> None:
+    boxes = np.array([[-5, -5, 30, 30], [9, 9, 9, 40], [50, 70, 90, 90], [10, 10, 40, 40]], np.float32)
     assert cleaned(boxes, (60, 80), 10).tolist() == [[0, 0, 30, 30], [10, 10, 40, 40]]
     assert len(cleaned(boxes, (60, 80), 1)) == 1
 
@@ -59,7 +59,7 @@ class FakeSearch:
 
     def process(self) -> np.ndarray:
         FakeSearch.calls += 1
-        return np.array([[1, 2, 30, 40]], np.int32)
+        return np.array([[1, 2, 30, 40], [5, 5, 15, 40]], np.int32)
 
 
 def test_selective_search_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

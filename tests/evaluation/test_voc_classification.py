@@ -94,14 +94,14 @@ def tiny_run(root: Path, **options: object) -> VocClassification:
 def test_colours_are_learned(devkit: MakeDevkit) -> None:
     root = devkit(trainval=60, test=30)
     console = Console(record=True, width=160)
-    result = tiny_run(root, iterations=80, lr=0.05, deviation=0.1).run(console)
+    result = tiny_run(root, iterations=50, lr=0.05, hidden=256, deviation=0.07, crops=2).run(console)
     words = console.export_text()
     assert 33 < result.metrics["chance"] < 55
-    assert result.metrics["mAP area"] > result.metrics["chance"] + 30
+    assert result.metrics["mAP area"] > result.metrics["chance"] + 25
     assert result.table is not None
     assert "VOC2007 test: 30 images" in words and "not in the mean" in words and "tvmonitor" in words
     assert result.metrics["AP area"]["tvmonitor"] is None
-    assert "11-point" in result.statement and "4 random crops" in result.statement
+    assert "11-point" in result.statement and "2 random crops" in result.statement
 
 
 def test_resumed_from_out(devkit: MakeDevkit, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_coloured_squares_are_found(devkit: MakeDevkit, tmp_path: Path) -> None:
     untrained = tiny_run(root, file, iterations=1).run(Console(quiet=True)).metrics["mAP 11-point"]
     result = tiny_run(root, file, iterations=120, lr=0.02, deviation=0.1, schedule="150k").run(console)
     assert result.metrics["mAP 11-point"] > max(40, 2 * untrained)
-    assert "mAP" in console.export_text() and "schedule 150k" in result.statement
+    assert "AP (11-point)" in console.export_text() and "schedule 150k" in result.statement
     assert result.metrics["AP area"]["sofa"] is None
 
 

@@ -22,7 +22,7 @@ from unshuffle.evaluation.voc import VocImage
 
 Boxes = npt.NDArray[np.float32]
 LEAST_SIDE = 16
-"""Pixels; a proposal with a shorter side holds nothing that could be recognised."""
+"""Pixels; what selective search finds with a shorter side is less than a cell of CaffeNet's map."""
 
 
 def read_proposals(files: Sequence[Path]) -> dict[str, Boxes]:
@@ -68,9 +68,9 @@ def _checked(boxes: npt.NDArray[Any]) -> Boxes:
 
 
 def cleaned(boxes: Boxes, size: tuple[int, int], limit: int) -> Tensor:
-    """The first `limit` proposals within an image that are large enough to be of use."""
-    inside = clip(torch.from_numpy(np.asarray(boxes, np.float32)), size)
-    return inside[((inside[:, 2:] - inside[:, :2]) >= LEAST_SIDE).all(dim=1)][:limit]
+    """The first `limit` proposals, cut to the image; those that lie outside it are left out."""
+    inside = clip(torch.from_numpy(boxes), size)
+    return inside[((inside[:, 2:] - inside[:, :2]) >= 1).all(dim=1)][:limit]
 
 
 def search_proposals(images: Sequence[VocImage], folder: Path | None, console: Console) -> Mapping[str, Boxes]:
@@ -114,7 +114,8 @@ def selective_search() -> Callable[[Pixels], Boxes]:
         searcher = segmentation.createSelectiveSearchSegmentation()
         searcher.setBaseImage(np.ascontiguousarray(pixels[..., ::-1]))
         searcher.switchToSelectiveSearchFast()
-        left, top, width, height = np.asarray(searcher.process(), np.float32).reshape(-1, 4).T
-        return np.stack([left, top, left + width, top + height], axis=1)
+        found = np.asarray(searcher.process(), np.float32).reshape(-1, 4)
+        corner, sides = np.split(found[(found[:, 2:] >= LEAST_SIDE).all(axis=1)], 2, axis=1)
+        return np.concatenate([corner, corner + sides], axis=1)
 
     return search

@@ -60,12 +60,12 @@ class VocClassification(VocTask):
     def run(self, console: Console) -> Result:
         """Fine-tune on one image set, measure on another."""
         devkit = self.devkit()
+        trunk, device = self.prepare_trunk()
+        network = Classifier(trunk, self.hidden, self.deviation).to(device)
         train = devkit.with_objects(self.train_set, self.limit)
         test = devkit.with_objects(self.test_set, self.limit)
         for images in (train, test):
             console.print(images.summary(), highlight=False, soft_wrap=True)
-        trunk, device = self.prepare_trunk()
-        network = Classifier(trunk, self.hidden, self.deviation).to(device)
         self._train(network, train, console, device)
         scores = self._scores(network, test, console, device)
         return self._result(scores, train, test, console)

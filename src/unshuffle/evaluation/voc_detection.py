@@ -84,13 +84,13 @@ class VocDetection(VocTask):
     def run(self, console: Console) -> Result:
         """Fine-tune on one image set, measure on another."""
         devkit = self.devkit()
+        trunk, device = self.prepare_trunk()
+        network = FastRcnn(trunk, self.hidden, self.deviation, freeze_conv1=self._schedule().freeze_conv1).to(device)
         train = devkit.with_objects(self.train_set, self.limit).keep(_has_objects, "they have no object to learn from")
         test = devkit.with_objects(self.test_set, self.limit)
         for images in (train, test):
             console.print(images.summary(), highlight=False, soft_wrap=True)
         proposals = self._proposals([*train.images, *test.images], console)
-        trunk, device = self.prepare_trunk()
-        network = FastRcnn(trunk, self.hidden, self.deviation, freeze_conv1=self._schedule().freeze_conv1).to(device)
         self._train(network, train, proposals, console, device)
         found = self._detect(network, test, proposals, console, device)
         return self._result(found, train, test, console)

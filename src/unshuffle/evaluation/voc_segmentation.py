@@ -51,12 +51,12 @@ class VocSegmentation(VocTask):
     def run(self, console: Console) -> Result:
         """Fine-tune on one image set, measure on another."""
         devkit = self.devkit()
+        trunk, device = self.prepare_trunk()
+        network = Fcn32(trunk, self.hidden, self.deviation).to(device)
         train = devkit.with_masks(self.train_set, self.masks, self.limit)
         test = devkit.with_masks(self.test_set, self.masks, self.limit)
         for images in (train, test):
             console.print(images.summary(), highlight=False, soft_wrap=True)
-        trunk, device = self.prepare_trunk()
-        network = Fcn32(trunk, self.hidden, self.deviation).to(device)
         self._train(network, train, console, device)
         confusion = self._confusion(network, test, console, device)
         return self._result(confusion, train, test, console)
