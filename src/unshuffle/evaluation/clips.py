@@ -1,0 +1,138 @@
+"""Labelled videos, decoded once into a packed store, and what is read of them."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unshuffle.data.batches import epoch_order
+from unshuffle.data.pack import PackOptions, cached_store
+from unshuffle.data.source import Items
+from unshuffle.data.store import Store
+from unshuffle.evaluation.splits import Listing, Split, check_covered, check_share
+from unshuffle.evaluation.video_crops import draw_boxes, middle_frames, segment_frames
+from unshuffle.randomness import numpy_rng
+
+
+@dataclass(frozen=True, eq=False)
+class Clips:
+    """Some videos of a store with a class each."""
+
+    store: Store
+    items: Items
+    labels: Items
+    missing: int
+    """Videos that were listed and are absent or unreadable."""
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def names(self) -> list[str]:
+        """Of all videos, in their order."""
+        return [self.store.names[item] for item in self.items.tolist()]
+
+    @cached_property
+    def lengths(self) -> Items:
+        """Number of frames of each video."""
+        return np.array([self.store.num_frames(item) for item in self.items.tolist()])
+
+    @cached_property
+    def sizes(self) -> Items:
+        """(N, 2) height and width of each video."""
+        return np.array([self.store.size(item) for item in self.items.tolist()])
+
+    def evenly(self, row: int, frames: int) -> Tensor:
+        """Evenly spaced frames of a video, (frames, height, width, 3) bytes."""
+        chosen = middle_frames(int(self.lengths[row]), frames)
+        return torch.from_numpy(self.store.read(int(self.items[row]), chosen.tolist()))
+
+
+def open_splits(splits: list[Split], cache: Path, progress: bool, **options: int | str) -> list[tuple[Clips, Clips]]:
+    """The videos to train and to test on in each split; every folder is decoded once for all of them."""
+    wanted: dict[Path, set[str]] = {}
+    for listing in (side for split in splits for side in (split.train, split.test)):
+        wanted.setdefault(listing.folder, set()).update(listing.names)
+    stores = {
+        folder: cached_store("videos", folder, cache, progress=progress, only=names, **options)
+        for folder, names in wanted.items()
+    }
+    return [
+        (_open(split.train, stores, split, "train"), _open(split.test, stores, split, "test")) for split in splits
+    ]
+
+
+def _open(listing: Listing, stores: dict[Path, Store], split: Split, purpose: str) -> Clips:
+    store = stores[listing.folder]
+    numbers = {name: item for item, name in enumerate(store.names)}
+    unreadable = [name for name in listing.names if name not in numbers]
+    missing = [*listing.absent, *unreadable]
+    total = len(listing) + len(listing.absent)
+    check_share(missing, total, f"videos to {purpose} on in {listing.folder} are absent or cannot be read")
+    pairs = [
+        (numbers[name], label)
+        for name, label in zip(listing.names, listing.labels, strict=True)
+        if name in numbers
+    ]
+    items, labels = np.array(pairs).T
+    check_covered(labels.tolist(), split.classes, f"in {listing.folder} to {purpose} on")
+    return Clips(store, items, labels, len(missing))
+
+
+@dataclass(frozen=True)
+class ClipBatch:
+    """Crops of one batch of videos, sorted by their shape."""
+
+    cuts: list[Tensor]
+    """(n, segments, h, w, 3) bytes of each shape."""
+    mirrored: Tensor
+    """(B,) whether left and right change places."""
+    labels: Tensor
+    """(B,)"""
+
+    def to(self, device: torch.device) -> "ClipBatch":
+        """The same on a device."""
+        cuts = [cut.to(device, non_blocking=True) for cut in self.cuts]
+        return ClipBatch(cuts, self.mirrored.to(device), self.labels.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class ClipStream:
+    """Training batches, each a function of the seed and the step alone; every epoch is a new order of all videos."""
+
+    clips: Clips
+    batch_size: int
+    segments: int
+    seed: int
+    pinned: bool = False
+    """Whether the batches go to a GPU."""
+
+    @property
+    def steps(self) -> int:
+        """Batches of an epoch; the last one may be smaller."""
+        return -(-len(self.clips) // self.batch_size)
+
+    def batch(self, step: int) -> ClipBatch:
+        """The batch at a step: a random frame of each segment, and one crop for all frames of a video."""
+        epoch, place = divmod(step, self.steps)
+        order = epoch_order(self.seed, "action", epoch, len(self.clips))
+        rows = order[place * self.batch_size : (place + 1) * self.batch_size]
+        rng = numpy_rng(self.seed, "batch", "action", step)
+        boxes = draw_boxes(self.clips.sizes[rows], rng)
+        frames = segment_frames(self.clips.lengths[rows], self.segments, rng)
+        shapes, which = np.unique(boxes.sides, axis=0, return_inverse=True)
+        groups = [np.flatnonzero(which.reshape(-1) == shape) for shape in range(len(shapes))]
+
+        def read(place: int) -> Tensor:
+            pixels = self.clips.store.read(int(self.clips.items[rows[place]]), frames[place].tolist())
+            return torch.from_numpy(boxes.cut(place, pixels))
+
+        cuts = [torch.stack([read(place) for place in group.tolist()]) for group in groups]
+        if self.pinned:
+            cuts = [cut.pin_memory() for cut in cuts]
+        sorted_rows = np.concatenate(groups)
+        mirrored = torch.from_numpy(boxes.mirrored[sorted_rows]).bool()
+        return ClipBatch(cuts, mirrored, torch.from_numpy(self.clips.labels[rows[sorted_rows]]))
