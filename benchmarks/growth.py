@@ -4,7 +4,7 @@
 
 The preset `paper` with one number changed at a time, on noise of the size of real data. Each row has the
 time of a training step and of a validation, the peak memory of either, and the work: crops that pass the trunk in a
-step, and pairs of permutation and sample in a validation. Results go to results/growth_DEVICE.csv and .svg.
+step, and parts that are put into an order in a validation. Results go to results/growth_DEVICE.csv and .svg.
 """
 
 import argparse
@@ -71,13 +71,13 @@ def measure(config: Config, iterations: int) -> dict[str, str]:
     reset_memory(trainer.device)
     validation = sum(bench.validation_ms(trainer, task) for task in trainer.permutations)
     crops = sum(config.optim.batch_size * rows.shape[1] for rows in trainer.permutations.values())
-    pairs = sum(len(rows) * len(data.validation[task]) for task, rows in trainer.permutations.items())
+    placed = sum(rows.numel() * len(data.validation[task]) for task, rows in trainer.permutations.items())
     return {
         "step_ms": f"{step['ms_per_iteration']:.3f}",
         "crops": str(crops),
         "step_memory_gb": f"{step_memory:.2f}",
         "validation_ms": f"{validation:.1f}",
-        "pairs": str(pairs),
+        "parts_placed": str(placed),
         "validation_memory_gb": f"{peak_memory(trainer.device):.2f}",
     }
 
@@ -136,7 +136,7 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     figure, axes = plt.subplots(1, len(names), figsize=(3.2 * len(names), 3.4), layout="constrained", squeeze=False)
     for axis, name in zip(axes[0], names, strict=True):
         mine = [row for row in rows if row["grows"] == name]
-        for label, time, work in (("step", "step_ms", "crops"), ("validation", "validation_ms", "pairs")):
+        for label, time, work in (("step", "step_ms", "crops"), ("validation", "validation_ms", "parts_placed")):
             relative = [float(row[time]) / float(mine[0][time]) for row in mine]
             axis.plot([row["value"] for row in mine], relative, "o-", label=f"time of a {label}")
             done = [float(row[work]) / float(mine[0][work]) for row in mine]
@@ -145,6 +145,7 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
             )
         axis.set(xscale="log", yscale="log", xlabel=name, ylabel="relative to the first")
         axis.set_xticks([row["value"] for row in mine], [str(row["value"]) for row in mine])
+        axis.set_yticks([1, 2, 5, 10, 20, 50, 100], ["1", "2", "5", "10", "20", "50", "100"])
         axis.minorticks_off()
     axes[0][0].legend(fontsize=7)
     figure.savefig(out)

@@ -31,11 +31,11 @@ def random_squares(batch: int, frames: int, side: int, device: torch.device) -> 
 def test_the_kernel_renders_what_the_tensor_code_renders(
     task: str, side: int, crop: int, random: bool, kernel_device: torch.device
 ) -> None:
-    config = ShuffleConfig(crop_size=crop, frames=3, grey=0.5)
+    config = ShuffleConfig(crop_size=crop, frames=3, grey=0.5, hue=0.4, saturation=0.9)
     squares = random_squares(2, 1 if task == "spatial" else 3, side, kernel_device)
     draws = torch.Generator(kernel_device).manual_seed(1) if random else None
     cuts = shuffle.CUTS[task](2, side, config, kernel_device, draws)
-    assert (cuts.colour is not None) == random
+    assert cuts.coloured == random
     expected = shuffle.render(squares.pixels(), cuts, crop)
     ours = rendering.render(squares, cuts, crop)
     assert ours.shape == expected.shape == (2, cuts.parts, 3, crop, crop)
@@ -49,7 +49,17 @@ def test_without_jitter_frames_keep_their_colours(kernel_device: torch.device) -
     config = replace(ShuffleConfig(crop_size=8, frames=2), frame_jitter=False)
     squares = random_squares(2, 2, 12, kernel_device)
     cuts = shuffle.frame_cuts(2, 12, config, kernel_device, torch.Generator(kernel_device).manual_seed(0))
-    assert cuts.colour is None
+    assert cuts.draws is not None and not cuts.coloured
+    torch.testing.assert_close(
+        rendering.render(squares, cuts, 8), shuffle.render(squares.pixels(), cuts, 8), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_the_frames_of_a_clip_may_share_their_draws(kernel_device: torch.device) -> None:
+    config = replace(ShuffleConfig(crop_size=8, frames=3), shared_crop=True)
+    squares = random_squares(2, 3, 12, kernel_device)
+    cuts = shuffle.frame_cuts(2, 12, config, kernel_device, torch.Generator(kernel_device).manual_seed(0))
+    assert cuts.repeats == 3 and cuts.coloured
     torch.testing.assert_close(
         rendering.render(squares, cuts, 8), shuffle.render(squares.pixels(), cuts, 8), rtol=1e-4, atol=1e-4
     )

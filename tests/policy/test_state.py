@@ -125,7 +125,7 @@ def test_extreme_ratios(logits: list[float], ratio: float) -> None:
 def test_chunks_do_not_matter(kind: str, pairs: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     net, parts = network("spatial", kind=kind), crops("spatial", 24)
     whole = validate(net, "spatial", [parts], psi("spatial"))
-    monkeypatch.setattr(state, "PAIRS_AT_ONCE", pairs)
+    monkeypatch.setattr(state, "PAIRS_AT_ONCE", {"cpu": pairs})
     some = validate(net, "spatial", iter(parts.split(chunk)), psi("spatial"))
     torch.testing.assert_close(some.state, whole.state, atol=1e-6, rtol=0)
     assert torch.equal(some.permutation_errors, whole.permutation_errors)
@@ -146,7 +146,7 @@ def test_the_pairs_at_once_are_bounded(kind: str, monkeypatch: pytest.MonkeyPatc
         return counted
 
     monkeypatch.setattr(net.head("spatial"), "order_classifier", order_classifier)
-    monkeypatch.setattr(state, "PAIRS_AT_ONCE", 20)
+    monkeypatch.setattr(state, "PAIRS_AT_ONCE", {"cpu": 20})
     validate(net, "spatial", [crops("spatial", 6)], psi("spatial"))
     assert max(seen) <= 20 and sum(seen) == 6 * COUNT
 
@@ -180,7 +180,7 @@ def test_a_thousand_permutations_of_a_thousand_samples_fit_into_memory() -> None
         permutations = torch.zeros(1000, 9, dtype=torch.int64)
         validation = validate(net, "spatial", (torch.zeros(200, 9, 16) for _ in range(5)), permutations)
     assert validation.state.shape == (1000, 1000) and validation.permutation_errors.shape == (1000,)
-    assert 10**6 <= seen.largest <= state.PAIRS_AT_ONCE * 2000, "of 10⁹ logits"
+    assert 10**6 <= seen.largest <= state.PAIRS_AT_ONCE["cpu"] * 2000, "of 10⁹ logits"
 
 
 @pytest.mark.parametrize("training", [True, False])

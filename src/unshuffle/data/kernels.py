@@ -3,17 +3,29 @@
 import triton
 import triton.language as tl
 
+RED, GREEN, BLUE = tl.constexpr(0.299), tl.constexpr(0.587), tl.constexpr(0.114)  # shares of a grey, as `shuffle.LUMA`
+
 
 @triton.jit
 def render_kernel(
-    data, places, owner, top, left, first, weights, colour, exponent, crops, squares, min_std,
-    S: tl.constexpr, TAPS: tl.constexpr, COLOURED: tl.constexpr, B: tl.constexpr,
+    data, places, draws, first, weights, crops, squares, min_std, room, cell, grey, gamma, saturation, hue,
+    S: tl.constexpr, TAPS: tl.constexpr, GRID: tl.constexpr, REPEATS: tl.constexpr, RANDOM: tl.constexpr,
+    COLOURED: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """One program makes one crop, and keeps it in registers from the first byte to the last division."""
     crop = tl.program_id(0)
-    square = tl.load(owner + crop)
+    CELLS: tl.constexpr = GRID * GRID
+    square, inside = crop // CELLS, crop % CELLS
+    mine = draws + crop // REPEATS * 6
+    top, left = inside // GRID * cell, inside % GRID * cell
+    if RANDOM:
+        top += tl.minimum((tl.load(mine) * (room + 1)).to(tl.int32), room)
+        left += tl.minimum((tl.load(mine + 1) * (room + 1)).to(tl.int32), room)
+    else:
+        top += room // 2
+        left += room // 2
     stride = tl.load(places + squares + square)
-    corner = data + tl.load(places + square) + tl.load(top + crop) * stride + tl.load(left + crop) * 3
+    corner = data + tl.load(places + square) + top * stride + left * 3
     pixel = tl.arange(0, B)
     mask = pixel < S * S
     row, column = pixel // S, pixel % S
@@ -31,12 +43,13 @@ def render_kernel(
             blue += weight * tl.load(at + 2, used, 0).to(tl.float32)
     red, green, blue = red / 255, green / 255, blue / 255
     if COLOURED:
-        power = tl.load(exponent + crop)
-        matrix = colour + crop * 9
-        mixed_red = _mix(matrix, red, green, blue, power)
-        mixed_green = _mix(matrix + 3, red, green, blue, power)
-        blue = _mix(matrix + 6, red, green, blue, power)
-        red, green = mixed_red, mixed_green
+        whole = draws + crop // CELLS * CELLS // REPEATS * 6  # an image turns grey as a whole
+        keep = (tl.load(whole + 2) >= grey).to(tl.float32)
+        red, green, blue = _saturated(red, green, blue, keep)
+        red, green, blue = _turned(red, green, blue, 6.283185307179586 * hue * (2 * tl.load(mine + 5) - 1))
+        red, green, blue = _saturated(red, green, blue, 1 + saturation * (2 * tl.load(mine + 4) - 1))
+        power = tl.exp(gamma * (2 * tl.load(mine + 3) - 1))
+        red, green, blue = _raised(red, power), _raised(green, power), _raised(blue, power)
     target = crops + crop.to(tl.int64) * S * S * 3 + pixel * 3
     tl.store(target, _normalised(red, mask, min_std, S * S).to(crops.dtype.element_ty), mask)
     tl.store(target + 1, _normalised(green, mask, min_std, S * S).to(crops.dtype.element_ty), mask)
@@ -44,9 +57,27 @@ def render_kernel(
 
 
 @triton.jit
-def _mix(matrix, red, green, blue, power):
-    mixed = tl.load(matrix) * red + tl.load(matrix + 1) * green + tl.load(matrix + 2) * blue
-    return tl.exp2(power * tl.log2(tl.minimum(tl.maximum(mixed, 0.0), 1.0)))
+def _saturated(red, green, blue, amount):
+    """1 leaves the colours, 0 makes them grey."""
+    grey = (1 - amount) * (RED * red + GREEN * green + BLUE * blue)
+    return amount * red + grey, amount * green + grey, amount * blue + grey
+
+
+@triton.jit
+def _turned(red, green, blue, angle):
+    """The hue turned by a rotation about the grey axis."""
+    cos, sin = tl.cos(angle), tl.sin(angle) * 0.5773502691896258
+    along = (1 - cos) / 3 * (red + green + blue)
+    return (
+        cos * red + sin * (blue - green) + along,
+        cos * green + sin * (red - blue) + along,
+        cos * blue + sin * (green - red) + along,
+    )
+
+
+@triton.jit
+def _raised(values, power):
+    return tl.exp2(power * tl.log2(tl.minimum(tl.maximum(values, 0.0), 1.0)))
 
 
 @triton.jit

@@ -18,15 +18,14 @@ def render(squares: Squares, cuts: Cuts, crop_size: int, dtype: torch.dtype = to
     device = squares.data.device
     first, weights = _taps(cuts.side, crop_size, device)
     crops = torch.empty(
-        (len(cuts.owner), 3, crop_size, crop_size), dtype=dtype, device=device, memory_format=torch.channels_last
+        (cuts.count, 3, crop_size, crop_size), dtype=dtype, device=device, memory_format=torch.channels_last
     )
-    colour, exponent, coloured = weights, weights, False  # what an uncoloured kernel never reads
-    if cuts.colour is not None and cuts.exponent is not None:
-        colour, exponent, coloured = cuts.colour.contiguous(), cuts.exponent, True
-    render_kernel[len(cuts.owner),](
-        squares.data, squares.places, cuts.owner, cuts.top.contiguous(), cuts.left.contiguous(), first, weights,
-        colour, exponent, crops, squares.places.shape[1], MIN_STD, S=crop_size, TAPS=weights.shape[1],
-        COLOURED=coloured, B=triton.next_power_of_2(crop_size**2), num_warps=WARPS,
+    draws = weights if cuts.draws is None else cuts.draws.contiguous()  # something, that is never read
+    render_kernel[cuts.count,](
+        squares.data, squares.places, draws, first, weights, crops, squares.places.shape[1], MIN_STD, cuts.room,
+        cuts.cell, *cuts.jitter, S=crop_size, TAPS=weights.shape[1], GRID=cuts.grid, REPEATS=cuts.repeats,
+        RANDOM=cuts.draws is not None, COLOURED=cuts.coloured, B=triton.next_power_of_2(crop_size**2),
+        num_warps=WARPS,
     )  # fmt: skip
     return crops.view(-1, cuts.parts, 3, crop_size, crop_size)
 

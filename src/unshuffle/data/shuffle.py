@@ -7,8 +7,9 @@ and true colours, for validation.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,30 +22,84 @@ LUMA = (0.299, 0.587, 0.114)
 MIN_STD = 2 / 255  # a crop with hardly any contrast is not blown up into noise
 
 
+class Jitter(NamedTuple):
+    """Strengths of the changes of colour; 0: none."""
+
+    grey: float = 0.0
+    gamma: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0
+
+
+STILL = Jitter()
+
+
 @dataclass(frozen=True)
 class Cuts:
-    """The crops of a batch, one row each: where they are cut, and how they are coloured."""
+    """The crops of a batch: where they are cut out of their squares, and how they are coloured.
 
-    owner: Tensor
-    """(N,) which square each is cut from."""
-    top: Tensor
-    left: Tensor
-    side: int
+    All that is random is a table of uniform numbers, so that making it is one call for a device.
+    """
+
+    count: int
+    """N."""
     parts: int
     """P: crops of a sample, which follow one another."""
-    colour: Tensor | None = None
-    """(N, 3, 3) matrices that mix the channels; None: true colours."""
-    exponent: Tensor | None = None
-    """(N,) to which the mixed channels are raised."""
+    side: int
+    """Of a crop, in pixels of its square."""
+    room: int
+    """Pixels by which a crop may be shifted, down and right."""
+    grid: int = 1
+    """Crops lie in the cells of a grid x grid over their square; frames have one cell."""
+    cell: int = 0
+    """Pixels from one cell to the next."""
+    draws: Tensor | None = None
+    """(rows, 6) in [0, 1): down, right, grey, gamma, saturation, hue; None: centre crops in true colours."""
+    jitter: Jitter = STILL
+
+    @property
+    def repeats(self) -> int:
+        """Crops that share a row of draws."""
+        return 1 if self.draws is None else self.count // len(self.draws)
+
+    @property
+    def coloured(self) -> bool:
+        """Whether any colour may change."""
+        return self.draws is not None and any(strength > 0 for strength in self.jitter)
 
     def part(self, share: Share) -> "Cuts":
         """Those of one share of the samples, whose squares are then counted from 0."""
-        if share.of == 1:
-            return self
-        rows = share.rows(len(self.owner))
-        owner, top, left = self.owner[rows], self.top[rows], self.left[rows]
-        colour, exponent = (None if one is None else one[rows] for one in (self.colour, self.exponent))
-        return Cuts(owner - owner[0], top, left, self.side, self.parts, colour, exponent)
+        samples = self.count // self.parts
+        mine = share.rows(samples)
+        draws = None if self.draws is None else self.draws.unflatten(0, (samples, -1))[mine].flatten(0, 1)
+        return replace(self, count=(mine.stop - mine.start) * self.parts, draws=draws)
+
+    def places(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Square, top and left of each crop."""
+        crop = torch.arange(self.count, device=device)
+        square, cell = crop // self.grid**2, crop % self.grid**2
+        down, right = self._shifts(crop)
+        return square, cell // self.grid * self.cell + down, cell % self.grid * self.cell + right
+
+    def _shifts(self, crop: Tensor) -> Tensor:
+        if self.draws is None:
+            return torch.full((2, self.count), self.room // 2, device=crop.device)
+        shifts = self.draws[crop // self.repeats, :2].T * (self.room + 1)
+        return shifts.long().clamp(max=self.room)  # rounding may make a number just below 1 reach it
+
+    def colours(self) -> tuple[Tensor, Tensor]:
+        """(N, 3, 3) matrices that mix the channels, and (N,) exponents for what they give.
+
+        An exponent, because offsets and gains would be taken out again by the normalisation of each crop and channel.
+        """
+        assert self.draws is not None
+        crop = torch.arange(self.count, device=self.draws.device)
+        gamma, saturation, hue = 2 * self.draws[crop // self.repeats, 3:].T - 1
+        matrix = _saturation_matrix(1 + self.jitter.saturation * saturation)
+        matrix = matrix @ _hue_matrix(2 * math.pi * self.jitter.hue * hue)
+        whole = crop // self.grid**2 * self.grid**2 // self.repeats  # an image turns grey as a whole
+        grey = self.draws[whole, 2] < self.jitter.grey
+        return matrix @ _saturation_matrix(1 - grey.float()), torch.exp(self.jitter.gamma * gamma)
 
 
 def tile_cuts(
@@ -53,16 +108,9 @@ def tile_cuts(
     """A crop in each cell of a grid over each of a batch of squares of a size."""
     cell = size // config.grid
     side = max(1, round(cell * config.tile_share))
-    corner = torch.arange(config.grid, device=device) * cell
-    top, left = (axis.flatten().repeat(batch) for axis in torch.meshgrid(corner, corner, indexing="ij"))
-    shift = _offsets((len(top), 2), cell - side, device, generator)
-    owner = torch.arange(batch, device=device).repeat_interleave(config.tiles)
-    colour = exponent = None
-    if generator is not None:
-        grey = _uniform((batch,), generator) < config.grey
-        colour, exponent = _jitter(len(top), config, generator)
-        colour = colour @ _saturation_matrix(1 - grey.repeat_interleave(config.tiles).float())
-    return Cuts(owner, top + shift[:, 0], left + shift[:, 1], side, config.tiles, colour, exponent)
+    count = batch * config.tiles
+    jitter = Jitter(config.grey, config.gamma, config.saturation, config.hue)
+    return Cuts(count, config.tiles, side, cell - side, config.grid, cell, _draws(count, device, generator), jitter)
 
 
 def frame_cuts(
@@ -70,14 +118,14 @@ def frame_cuts(
 ) -> Cuts:
     """A crop of each frame of a batch of clips; a clip's frames are squares that follow one another."""
     side = max(1, round(size * config.frame_share))
-    repeats = config.frames if config.shared_crop else 1
-    total = batch * config.frames
-    shift = _offsets((total // repeats, 2), size - side, device, generator).repeat_interleave(repeats, 0)
-    colour = exponent = None
-    if generator is not None and config.frame_jitter:
-        colour, exponent = (one.repeat_interleave(repeats, 0) for one in _jitter(total // repeats, config, generator))
-    owner = torch.arange(total, device=device)
-    return Cuts(owner, shift[:, 0], shift[:, 1], side, config.frames, colour, exponent)
+    count = batch * config.frames
+    rows = batch if config.shared_crop else count
+    jitter = Jitter(0.0, config.gamma, config.saturation, config.hue) if config.frame_jitter else STILL
+    return Cuts(count, config.frames, side, size - side, draws=_draws(rows, device, generator), jitter=jitter)
+
+
+def _draws(rows: int, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
+    return None if generator is None else torch.rand(rows, 6, generator=generator, device=device)
 
 
 CUTS = {"spatial": tile_cuts, "temporal": frame_cuts}
@@ -85,14 +133,16 @@ CUTS = {"spatial": tile_cuts, "temporal": frame_cuts}
 
 def cut(squares: Tensor, cuts: Cuts, crop_size: int) -> Tensor:
     """Crops of (B, H, W, 3) bytes before they are normalised, (N, 3, S, S) in [0, 1]: what a person can look at."""
+    owner, top, left = cuts.places(squares.device)
     span = torch.arange(cuts.side, device=squares.device)
-    rows, columns = (cuts.top[:, None] + span)[:, :, None], (cuts.left[:, None] + span)[:, None, :]
-    crops = squares[cuts.owner[:, None, None], rows, columns].permute(0, 3, 1, 2).float() / 255
+    rows, columns = (top[:, None] + span)[:, :, None], (left[:, None] + span)[:, None, :]
+    crops = squares[owner[:, None, None], rows, columns].permute(0, 3, 1, 2).float() / 255
     crops = resize(crops, crop_size)
-    if cuts.colour is None or cuts.exponent is None:
+    if not cuts.coloured:
         return crops
-    mixed = (cuts.colour @ crops.flatten(2)).clamp(0, 1).view_as(crops)
-    return mixed ** cuts.exponent[:, None, None, None]
+    colour, exponent = cuts.colours()
+    mixed = (colour @ crops.flatten(2)).clamp(0, 1).view_as(crops)
+    return mixed ** exponent[:, None, None, None]
 
 
 def render(squares: Tensor, cuts: Cuts, crop_size: int) -> Tensor:
@@ -115,32 +165,12 @@ def normalise(crops: Tensor) -> Tensor:
     return (crops - mean) / std.clamp(min=MIN_STD)
 
 
-def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return torch.rand(shape, generator=generator, device=generator.device)
-
-
-def _offsets(shape: tuple[int, ...], room: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    if generator is None:
-        return torch.full(shape, room // 2, device=device)
-    return torch.randint(room + 1, shape, generator=generator, device=device)
-
-
 def resize(crops: Tensor, side: int) -> Tensor:
     """(N, C, H, H) to (N, C, S, S), smoothed where it shrinks."""
     if crops.shape[-1] == side:
         return crops
     shrinks = crops.shape[-1] > side
     return F.interpolate(crops, (side, side), mode="bilinear", align_corners=False, antialias=shrinks)
-
-
-def _jitter(draws: int, config: ShuffleConfig, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Colour matrices and exponents.
-
-    An exponent, because offsets and gains would be taken out again by the normalisation of each crop and channel.
-    """
-    gamma, saturation, hue = (2 * _uniform((3, draws), generator) - 1).unbind()
-    matrix = _saturation_matrix(1 + config.saturation * saturation) @ _hue_matrix(2 * math.pi * config.hue * hue)
-    return matrix, torch.exp(config.gamma * gamma)
 
 
 def _saturation_matrix(amount: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from unshuffle.models.ordering import OrderingNetwork
 
-PAIRS_AT_ONCE = 8192  # (sample, permutation) pairs that pass the head together; bounds the memory
+PAIRS_AT_ONCE = {"cpu": 8192, "cuda": 32768}
+"""(sample, permutation) pairs that pass the head together: bounds the memory, and a GPU wants much work at once."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def validate(network: OrderingNetwork, task: str, crops: Iterable[Tensor], permu
     ratios, hits = [], torch.zeros(len(permutations), dtype=torch.int64)
     for chunk in crops:
         # heads may keep a vector for each part at each position
-        at_once = max(1, PAIRS_AT_ONCE // chunk.shape[1] ** 2)
+        at_once = max(1, pairs_at_once(permutations.device) // chunk.shape[1] ** 2)
         for vectors in network.embed({task: chunk})[task].split(at_once):
             some_ratios, some_hits = _all_orders(network, task, vectors, permutations)
             ratios.append(some_ratios)
@@ -60,11 +61,16 @@ def merge(parts: Sequence[Validation]) -> Validation:
     return Validation(state, 1 - hits / state.shape[1])
 
 
+def pairs_at_once(device: torch.device) -> int:
+    """How many pairs a device takes together."""
+    return PAIRS_AT_ONCE.get(device.type, PAIRS_AT_ONCE["cpu"])
+
+
 def _all_orders(network: OrderingNetwork, task: str, vectors: Tensor, permutations: Tensor) -> tuple[Tensor, Tensor]:
     """Ratios (|Ψ|, B) and hits (|Ψ|,) of every permutation on some samples, on the CPU."""
     ratios, hits = [], []
     labels = torch.arange(len(permutations), device=permutations.device)
-    step = max(1, PAIRS_AT_ONCE // len(vectors))
+    step = max(1, pairs_at_once(permutations.device) // len(vectors))
     classify = network.head(task).order_classifier(vectors)
     for orders, their_labels in zip(permutations.split(step), labels.split(step), strict=True):
         logits = classify(orders).float()

@@ -109,7 +109,7 @@ class Attempts:
 @torch.no_grad()
 def attempt(trainer: Trainer, task: str, count: int) -> Attempts:
     """Let the network put up to `count` validation samples together, each in a random order of Ψ."""
-    everything, permutations = trainer.validation_pixels[task], trainer.permutations[task]
+    everything, permutations = trainer.validation_pixels[task].cpu(), trainer.permutations[task]
     # Drawn on the CPU, so that every device is shown the same puzzles.
     draw = torch_generator(torch.device("cpu"), trainer.config.seed, "pictures", task)
     pixels = everything[torch.randperm(len(everything), generator=draw)[:count]]

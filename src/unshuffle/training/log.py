@@ -55,7 +55,8 @@ class RunLog:
             "state": validation.state.numpy().astype(np.float16),
             **observation.arrays,
         }
-        np.savez_compressed(self.run.states / f"{task}-{iteration:08d}.npz", **arrays)
+        # not compressed: ratios hardly shrink, and the training waits for this
+        np.savez(self.run.states / f"{task}-{iteration:08d}.npz", **arrays)
 
     def __enter__(self) -> "RunLog":
         return self

@@ -75,27 +75,29 @@ class GraphedStep(Step):
     ) -> None:
         super().__init__(network, permutations, optimisers, precision)
         self._graphs: dict[tuple[str, ...], _Recording] = {}
+        self._last: _Recording | None = None
+        self._no_prior = {task: torch.zeros(len(rows), device=rows.device) for task, rows in permutations.items()}
 
     def __call__(
         self, crops: Mapping[str, Tensor], proposals: Mapping[str, Proposal], iteration: int
     ) -> dict[str, Outcome]:
         """Learn from a batch of the shapes of the first one."""
-        # a prior of nothing changes nothing, and the graph need not know whether there is one
-        priors = {task: self._prior(task, proposal) for task, proposal in proposals.items()}
-        inputs = {task: (crops[task], proposals[task].permutations, priors[task]) for task in crops}
+        inputs = {task: (crops[task], proposals[task].permutations, self._prior(task, proposals)) for task in crops}
         if tuple(inputs) not in self._graphs:
             self._graphs[tuple(inputs)] = self._record(inputs)
         recording = self._graphs[tuple(inputs)]
         recording.replay(inputs)
-        for parameter, gradient in zip(self.network.parameters(), recording.gradients, strict=True):
-            parameter.grad = gradient
+        if recording is not self._last:  # each recording writes its gradients to places of its own
+            self._last = recording
+            for parameter, gradient in zip(self.network.parameters(), recording.gradients, strict=True):
+                parameter.grad = gradient
         self.optimisers.step(iteration)
         return recording.outcomes
 
-    def _prior(self, task: str, proposal: Proposal) -> Tensor:
-        if proposal.log_prior is not None:
-            return proposal.log_prior
-        return torch.zeros(len(self.permutations[task]), device=proposal.permutations.device)
+    def _prior(self, task: str, proposals: Mapping[str, Proposal]) -> Tensor:
+        """A prior of nothing changes nothing, and the graph need not know whether there is one."""
+        prior = proposals[task].log_prior
+        return self._no_prior[task] if prior is None else prior
 
     def _record(self, inputs: Mapping[str, tuple[Tensor, Tensor, Tensor]]) -> "_Recording":
         places = {task: tuple(torch.clone(one) for one in some) for task, some in inputs.items()}

@@ -39,7 +39,7 @@ from unshuffle.training.step import Outcome, Step, build_step
 
 Monitor = Callable[[Backbone], dict[str, float]]
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-VALIDATION_CHUNK = 50  # samples that pass the trunk together
+VALIDATION_CHUNK = 100  # samples that pass the trunk together
 
 
 class Stopped(Exception):
@@ -106,7 +106,7 @@ class Trainer:
         self.data_digests = {
             task: [data.training[task].digest(), data.validation[task].digest()] for task in data.training
         }
-        self.validation_pixels = {task: samples.centres() for task, samples in data.validation.items()}
+        self.validation_pixels = {task: samples.centres().to(device) for task, samples in data.validation.items()}
         self.iteration = 0
         self._asked_to_stop: int | None = None
         self._warned: dict[str, bool] = {}
@@ -215,7 +215,7 @@ class Trainer:
         """This process's share of X_val in chunks, centre crops in their true colours."""
         pixels = self.validation_pixels[task]
         chunks = pixels[self.share.rows(len(pixels))].split(VALIDATION_CHUNK)
-        return (self.crops(task, Squares.of(chunk.to(self.device))) for chunk in chunks)
+        return (self.crops(task, Squares.of(chunk)) for chunk in chunks)
 
     def validate(self, task: str) -> Validation:
         """Every permutation on every validation sample."""
