@@ -101,6 +101,10 @@ class PackCommand:
     """Files decoded at once; by default one for each core."""
 
 
+class EvaluateCommand:
+    """What features are worth: each evaluation of the paper, and some more."""
+
+
 def pretrain(args: Sequence[str]) -> int:
     """`unshuffle pretrain`, also as one of the processes of torchrun."""
     if os.environ.get("WORLD_SIZE", "1") == "1":  # torch takes seconds to import: not for a misspelt option
@@ -196,11 +200,44 @@ def pack(args: Sequence[str]) -> int:
     return 0
 
 
+def evaluate(args: Sequence[str]) -> int:
+    """`unshuffle evaluate`."""
+    from rich.console import Console
+
+    from unshuffle.evaluation.protocol import find_evaluation
+
+    if not args or args[0] in ("-h", "--help"):
+        print(_evaluations())
+        return 0 if args else 2
+    name, *options = args
+    kind = find_evaluation(name)
+    base = kind.quick() if _option(options, "preset") == "quick" else kind()
+    command = _parse(kind, f"evaluate {name}", options, base)
+    if command.json is not None and not command.json.parent.is_dir():
+        raise UserError(f"there is no folder {command.json.parent} to write --json into")
+    console = Console()
+    result = command.run(console)
+    console.print(f"{result.protocol}: {result.statement}", highlight=False, soft_wrap=True)
+    if result.table is not None:
+        console.print(result.table)
+    _write_json(command.json, f"evaluate {name}", result.protocol, to_dict(command), result.metrics)
+    return 0
+
+
+def _evaluations() -> str:
+    from unshuffle.evaluation.protocol import describe_evaluations
+
+    lines = ["usage: unshuffle evaluate NAME --weights W [OPTIONS] [--preset paper|quick] [--json FILE]", ""]
+    lines += [f"  {name:20}{line}" for name, line in describe_evaluations().items()]
+    return "\n".join([*lines, "", "unshuffle evaluate NAME --help lists the options of an evaluation."])
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], type[Any]]] = {
     "pretrain": (pretrain, PretrainCommand),
     "doctor": (doctor, DoctorCommand),
     "permutations": (permutations, PermutationsCommand),
     "pack": (pack, PackCommand),
+    "evaluate": (evaluate, EvaluateCommand),
     "bench": (bench, BenchCommand),
 }
 

@@ -1,11 +1,14 @@
 """What all evaluations have in common: their options, their result, and the list of them."""
 
+import ast
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from rich.console import Console
+from rich.table import Table
 
 from unshuffle.errors import UserError
 
@@ -20,6 +23,8 @@ class Result:
     """One line: split, crops and metric."""
     metrics: dict[str, Any]
     """Figures; in percent where the paper prints percent."""
+    table: Table | None = None
+    """What to print below the statement, such as `published_table`."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,17 @@ class Evaluation:
         return cls(preset="quick")
 
     def run(self, console: Console) -> Result:
-        """Evaluate, and print what a person wants to see."""
+        """Evaluate. The command line prints the result; what else a person wants to see is printed here."""
         raise NotImplementedError
 
 
-EVALUATIONS: dict[str, str] = {}
+EVALUATIONS: dict[str, str] = {
+    "retrieval": "unshuffle.evaluation.retrieval:Retrieval",
+    "linear": "unshuffle.evaluation.probes:Linear",
+    "nonlinear": "unshuffle.evaluation.probes:NonLinear",
+    "finetune": "unshuffle.evaluation.finetuning:FineTuning",
+    "rankme": "unshuffle.evaluation.rankme:RankMe",
+}
 """Module and class of each evaluation; imported when it is asked for."""
 
 
@@ -60,3 +71,17 @@ def find_evaluation(name: str) -> type[Evaluation]:
     module, _, attribute = EVALUATIONS[name].partition(":")
     evaluation: type[Evaluation] = getattr(import_module(module), attribute)
     return evaluation
+
+
+def describe_evaluations() -> dict[str, str]:
+    """The first line about each evaluation, read from its source: importing it would import torch."""
+    return {name: _first_line(*place.split(":")) for name, place in EVALUATIONS.items()}
+
+
+def _first_line(module: str, attribute: str) -> str:
+    spec = find_spec(module)
+    source = Path(spec.origin).read_text(encoding="utf-8") if spec is not None and spec.origin else ""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and node.name == attribute:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+    return ""
