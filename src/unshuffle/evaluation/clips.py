@@ -1,6 +1,6 @@
 """Labelled videos, decoded once into a packed store, and what is read of them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unshuffle.data.batches import epoch_order
-from unshuffle.data.pack import PackOptions, cached_store
+from unshuffle.data.pack import cached_store
 from unshuffle.data.source import Items
 from unshuffle.data.store import Store
 from unshuffle.evaluation.splits import Listing, Split, check_covered, check_share
@@ -60,9 +60,7 @@ def open_splits(splits: list[Split], cache: Path, progress: bool, **options: int
         folder: cached_store("videos", folder, cache, progress=progress, only=names, **options)
         for folder, names in wanted.items()
     }
-    return [
-        (_open(split.train, stores, split, "train"), _open(split.test, stores, split, "test")) for split in splits
-    ]
+    return [(_open(split.train, stores, split, "train"), _open(split.test, stores, split, "test")) for split in splits]
 
 
 def _open(listing: Listing, stores: dict[Path, Store], split: Split, purpose: str) -> Clips:
@@ -73,9 +71,7 @@ def _open(listing: Listing, stores: dict[Path, Store], split: Split, purpose: st
     total = len(listing) + len(listing.absent)
     check_share(missing, total, f"videos to {purpose} on in {listing.folder} are absent or cannot be read")
     pairs = [
-        (numbers[name], label)
-        for name, label in zip(listing.names, listing.labels, strict=True)
-        if name in numbers
+        (numbers[name], label) for name, label in zip(listing.names, listing.labels, strict=True) if name in numbers
     ]
     items, labels = np.array(pairs).T
     check_covered(labels.tolist(), split.classes, f"in {listing.folder} to {purpose} on")

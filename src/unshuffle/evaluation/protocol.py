@@ -59,6 +59,7 @@ EVALUATIONS: dict[str, str] = {
     "linear": "unshuffle.evaluation.probes:Linear",
     "nonlinear": "unshuffle.evaluation.probes:NonLinear",
     "finetune": "unshuffle.evaluation.finetuning:FineTuning",
+    "action": "unshuffle.evaluation.action:ActionRecognition",
     "rankme": "unshuffle.evaluation.rankme:RankMe",
 }
 """Module and class of each evaluation; imported when it is asked for."""

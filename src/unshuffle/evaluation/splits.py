@@ -44,16 +44,22 @@ class Listing:
 class Split:
     """What to train on and what to test on."""
 
-    name: str
+    dataset: str
+    number: int | None
+    """Of an official split."""
     classes: tuple[str, ...]
     train: Listing
     test: Listing
 
-    def limited(self, classes: int | None, train: int | None, test: int | None) -> "Split":
+    def limited(self, classes: int | None, each: int | None) -> "Split":
         """The first classes and their first videos, for a quick look."""
-        return Split(
-            self.name, self.classes[:classes], self.train.limited(classes, train), self.test.limited(classes, test)
-        )
+        train, test = (listing.limited(classes, each) for listing in (self.train, self.test))
+        return replace(self, classes=self.classes[:classes], train=train, test=test)
+
+    @property
+    def name(self) -> str:
+        """The dataset, and which split of it."""
+        return self.dataset if self.number is None else f"{self.dataset} split {self.number}"
 
 
 def folder_split(train: Path, test: Path) -> Split:
@@ -68,7 +74,7 @@ def folder_split(train: Path, test: Path) -> Split:
     def listing(folder: Path, names: Sequence[str]) -> Listing:
         return Listing(folder, tuple(names), tuple(numbers[_class_of(name, folder)] for name in names))
 
-    split = Split("own folders", tuple(classes), listing(train, training), listing(test, testing))
+    split = Split("own folders", None, tuple(classes), listing(train, training), listing(test, testing))
     _check(split)
     return split
 
@@ -119,7 +125,7 @@ def _read_ucf(lists: Path, videos: Path, number: int) -> Split:
     train, test = (
         present.listing(_read_ucf_list(lists / f"{side}list{number:02d}.txt", numbered)) for side in ("train", "test")
     )
-    return Split(f"UCF-101 split {number}", tuple(sorted(numbered, key=numbered.__getitem__)), train, test)
+    return Split("UCF-101", number, tuple(sorted(numbered, key=numbered.__getitem__)), train, test)
 
 
 def _read_ucf_list(path: Path, numbered: dict[str, int]) -> list[tuple[str, int]]:
@@ -144,7 +150,7 @@ def _read_hmdb(lists: Path, videos: Path, number: int) -> Split:
             sides[flag].append((f"{name}/{video}", label))
     present = _Present(videos)
     train, test = (present.listing(sides[flag]) for flag in (HMDB_TRAINING, HMDB_TESTING))
-    return Split(f"HMDB-51 split {number}", tuple(paths), train, test)
+    return Split("HMDB-51", number, tuple(paths), train, test)
 
 
 def _rows(path: Path, columns: Iterable[int]) -> list[list[str]]:

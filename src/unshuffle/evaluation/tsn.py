@@ -1,7 +1,9 @@
 """A single-frame Temporal Segment Network: each frame is classified by itself, the video by the mean of its logits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unshuffle.data.batches import Prefetcher
+from unshuffle.data.shuffle import normalise
 from unshuffle.errors import UserError
 from unshuffle.evaluation.clips import ClipBatch, Clips, ClipStream
-from unshuffle.evaluation.video_crops import Normalise, evaluation_crops, training_crops
+from unshuffle.evaluation.video_crops import evaluation_crops, training_crops
 from unshuffle.models import Backbone
 from unshuffle.models.ordering import trunk_features
 from unshuffle.training.checkpoint import (
@@ -29,16 +32,16 @@ Advance = Callable[[], None]
 class ActionNetwork(nn.Module):
     """A trunk, and a new classifier of its pool5 map: fc6, fc7, classes."""
 
-    def __init__(self, trunk: Backbone, classes: int, hidden: int, dropout: float) -> None:
+    def __init__(self, trunk: Backbone, classes: int, hidden: int, dropout: tuple[float, float]) -> None:
         super().__init__()
         self.trunk = trunk
         self.head = nn.Sequential(
             nn.Linear(trunk_features(trunk, trunk.eval_size), hidden),
             nn.ReLU(),
-            nn.Dropout(dropout),
+            nn.Dropout(dropout[0]),
             nn.Linear(hidden, hidden),
             nn.ReLU(),
-            nn.Dropout(dropout),
+            nn.Dropout(dropout[1]),
             nn.Linear(hidden, classes),
         )
 
@@ -46,6 +49,10 @@ class ActionNetwork(nn.Module):
         """Logits of each frame."""
         logits: Tensor = self.head(self.trunk(images).flatten(1))
         return logits
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Images in [0, 1] as the trunk wants them."""
+        return normalise(images)
 
 
 def consensus(logits: Tensor, segments: int) -> Tensor:
@@ -72,13 +79,12 @@ class Recipe:
 
 
 @dataclass
-class FineTuning:
+class ActionTraining:
     """Training of all weights, resumed from the last whole epoch that `folder` holds."""
 
     network: ActionNetwork
     stream: ClipStream
     recipe: Recipe
-    normalise: Normalise
     device: torch.device
     folder: Path | None
     identity: str
@@ -99,21 +105,23 @@ class FineTuning:
     def run(self, workers: int, advance: Advance) -> None:
         """Train to the end of the recipe; `advance` is called after each step."""
         steps = self.stream.steps
-        batches = iter(Prefetcher(self.stream.batch, self.epoch * steps, self.recipe.epochs * steps, workers))
-        for self.epoch in range(self.epoch + 1, self.recipe.epochs + 1):
-            self._train_epoch(batches, advance)
-            self._save()
+        prefetcher = Prefetcher(self.stream.batch, self.epoch * steps, self.recipe.epochs * steps, workers)
+        with closing(iter(prefetcher)) as batches:  # its threads end with it, whatever happens
+            while self.epoch < self.recipe.epochs:
+                self._train_epoch(islice(batches, steps), advance)
+                self.epoch += 1
+                self._save()
 
-    def _train_epoch(self, batches: Iterator[ClipBatch], advance: Advance) -> None:
+    def _train_epoch(self, batches: Iterable[ClipBatch], advance: Advance) -> None:
         self.network.train()
         for group in self._optimiser.param_groups:
-            group["lr"] = self.recipe.rate(self.epoch - 1)
-        for _ in range(self.stream.steps):
-            self._step(next(batches).to(self.device))
+            group["lr"] = self.recipe.rate(self.epoch)
+        for batch in batches:
+            self._step(batch.to(self.device))
             advance()
 
     def _step(self, batch: ClipBatch) -> None:
-        images = training_crops(batch.cuts, batch.mirrored, self.network.trunk.eval_size, self.normalise)
+        images = training_crops(batch.cuts, batch.mirrored, self.network.trunk.eval_size, self.network.normalise)
         loss = F.cross_entropy(consensus(self.network(images), self.stream.segments), batch.labels)
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()
@@ -151,9 +159,9 @@ class FineTuning:
 def predict(
     network: ActionNetwork,
     clips: Clips,
+    *,
     frames: int,
     crops: int,
-    normalise: Normalise,
     device: torch.device,
     workers: int,
     advance: Advance,
@@ -162,7 +170,7 @@ def predict(
     network.eval()
     logits = []
     for pixels in Prefetcher(lambda row: clips.evenly(row, frames), 0, len(clips), workers):
-        images = evaluation_crops(pixels.to(device), network.trunk.eval_size, crops, normalise)
+        images = evaluation_crops(pixels.to(device), network.trunk.eval_size, crops, network.normalise)
         logits.append(network(images).double().mean(dim=0).cpu())
         advance()
     return torch.stack(logits)
