@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from unshuffle.evaluation import features
 from unshuffle.evaluation.features import colour_histograms, extract, preprocess, raw_pixels
 from unshuffle.models import build_backbone
+from unshuffle.models.normalisation import IMAGENET
 
 CPU = torch.device("cpu")
 
@@ -60,6 +61,18 @@ def test_extract_equals_preprocess_and_trunk(name: str) -> None:
         images = torch.stack([preprocess(image, trunk.eval_size) for image in pixels])
         expected = trunk.for_evaluation()(images).flatten(1)
     np.testing.assert_allclose(ours, expected, atol=1e-4)
+
+
+def test_extract_normalises_as_the_weights_want() -> None:
+    trunk, pixels = build_backbone("tiny"), smooth(2, 96)
+    trunk.normalisation = IMAGENET
+    with torch.no_grad():
+        images = torch.stack([preprocess(image, 96, trunk.normalise) for image in pixels])
+        expected = trunk.for_evaluation()(images).flatten(1)
+    np.testing.assert_allclose(extract(trunk, pixels, CPU), expected, atol=1e-4)
+    square = pixels[0].astype(np.float64) / 255
+    reference = (square - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+    np.testing.assert_allclose(images[0].permute(1, 2, 0), reference, atol=1e-5)
 
 
 def test_caffenet_has_9216_features() -> None:

@@ -34,6 +34,31 @@ def test_every_backbone_takes_its_evaluation_size(name: str) -> None:
     assert maps.shape[:2] == (1, trunk.channels)
 
 
+STAGES = {
+    "caffenet": {"conv1": (96, 55), "conv2": (256, 27), "conv3": (384, 13), "conv4": (384, 13), "conv5": (256, 13)},
+    "tiny": {"conv1": (32, 48), "conv2": (48, 48), "conv3": (96, 24), "conv4": (96, 24)},
+    "resnet18": {"layer1": (64, 56), "layer2": (128, 28), "layer3": (256, 14), "layer4": (512, 7)},
+}
+
+
+@pytest.mark.parametrize("name", sorted(STAGES))
+def test_stages_lead_to_the_last_map(name: str) -> None:
+    trunk = build_backbone(name).for_evaluation()
+    images = torch.randn(1, 3, trunk.eval_size, trunk.eval_size)
+    with torch.no_grad():
+        stages, maps = trunk.stages(images), trunk(images)
+    assert {key: (value.shape[1], value.shape[2]) for key, value in stages.items()} == STAGES[name]
+    assert all(float(value.min()) == 0 for value in stages.values()), "after the ReLU"
+    last = next(reversed(stages.values()))
+    pooled = last.mean(dim=(2, 3), keepdim=True) if name.startswith("resnet") else trunk.get_submodule("pool")(last)
+    torch.testing.assert_close(pooled, maps)
+
+
+def test_a_trunk_that_names_no_stages_has_one() -> None:
+    trunk, images = Mean(), torch.randn(2, 3, 8, 8)
+    assert list(trunk.stages(images)) == ["pool5"] and torch.equal(trunk.stages(images)["pool5"], trunk(images))
+
+
 @pytest.mark.parametrize("name", ["caffenet", "resnet18", "tiny"])
 def test_gradients_reach_every_weight(name: str) -> None:
     trunk = build_backbone(name)

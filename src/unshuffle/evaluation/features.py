@@ -1,6 +1,7 @@
 """Images to pool5 features, prepared the way the trunk was trained."""
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -10,16 +11,19 @@ from torch.nn import functional as F
 
 from unshuffle.data.images import upright_rgb
 from unshuffle.data.media import resize_short_side
-from unshuffle.data.shuffle import normalise
 from unshuffle.data.source import Pixels
 from unshuffle.evaluation.labelled import centre_square
 from unshuffle.models import Backbone
+from unshuffle.models.normalisation import PER_IMAGE
 
 BATCH = 64
 
 
-def preprocess(image: Image.Image | Pixels, size: int) -> Tensor:
-    """One image as a trunk expects it, (3, size, size): short side to size, centre square, normalised."""
+def preprocess(image: Image.Image | Pixels, size: int, normalise: Callable[[Tensor], Tensor] = PER_IMAGE) -> Tensor:
+    """One image as a trunk expects it, (3, size, size): short side to size, centre square, normalised.
+
+    Weights that were learned elsewhere want their own `trunk.normalise`.
+    """
     picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
     pixels = np.asarray(resize_short_side(upright_rgb(picture), size))
     return normalise(_to_floats(torch.from_numpy(centre_square(pixels, size).copy())[None]))[0]
@@ -36,20 +40,24 @@ def extract(trunk: Backbone, pixels: Pixels, device: torch.device) -> Tensor:
     The trunk itself is left as it is; a copy takes the form for evaluation.
     """
     evaluated = copy.deepcopy(trunk).for_evaluation().to(device)
-    features = []
-    for chunk in torch.from_numpy(pixels).split(BATCH):
-        images = _to_floats(chunk.to(device))
-        if images.shape[-1] != trunk.eval_size:
-            size = (trunk.eval_size, trunk.eval_size)
-            images = F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=True)
-        features.append(evaluated(normalise(images)).flatten(1).float().cpu())
-    return torch.cat(features)
+    chunks = torch.from_numpy(pixels).split(BATCH)
+    return torch.cat([pool5(evaluated, chunk.to(device), trunk.eval_size).cpu() for chunk in chunks])
+
+
+@torch.no_grad()
+def pool5(trunk: Backbone, pixels: Tensor, size: int) -> Tensor:
+    """Flattened features of (N, side, side, 3) bytes, resized to `size`, by a trunk in its form for evaluation."""
+    images = _to_floats(pixels)
+    if images.shape[-1] != size:
+        images = F.interpolate(images, (size, size), mode="bilinear", align_corners=False, antialias=True)
+    maps: Tensor = trunk(trunk.normalise(images))
+    return maps.flatten(1).float()
 
 
 def raw_pixels(pixels: Pixels, side: int = 32) -> Tensor:
     """What a network has to beat: the normalised image itself, (N, 3 * side * side)."""
     images = F.interpolate(_to_floats(torch.from_numpy(pixels)), (side, side), mode="bilinear", antialias=True)
-    return normalise(images).flatten(1)
+    return PER_IMAGE(images).flatten(1)
 
 
 def colour_histograms(pixels: Pixels, bins: int = 4) -> Tensor:

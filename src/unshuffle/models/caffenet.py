@@ -37,10 +37,16 @@ class CaffeNet(Backbone):
 
     def forward(self, images: Tensor) -> Tensor:
         """The pool5 map."""
-        pool1 = self.pool(self.conv1(images))
-        pool2 = self.pool(self.conv2(pool1))
-        pool5: Tensor = self.pool(self.conv5(self.conv4(self.conv3(pool2))))
+        pool5: Tensor = self.pool(self.stages(images)["conv5"])
         return pool5
+
+    def stages(self, images: Tensor) -> dict[str, Tensor]:
+        """`conv1` to `conv5`."""
+        conv1 = self.conv1(images)
+        conv2 = self.conv2(self.pool(conv1))
+        conv3 = self.conv3(self.pool(conv2))
+        conv4 = self.conv4(conv3)
+        return {"conv1": conv1, "conv2": conv2, "conv3": conv3, "conv4": conv4, "conv5": self.conv5(conv4)}
 
     def training_pass(self, images: Tensor) -> Tensor:
         """The pool5 map; bf16 images on a GPU take the fused kernels."""
@@ -75,6 +81,12 @@ class Tiny(Backbone):
 
     def forward(self, images: Tensor) -> Tensor:
         """The last pooled map."""
-        pool2 = self.pool(self.conv2(self.conv1(images)))
-        pool4: Tensor = self.pool(self.conv4(self.conv3(pool2)))
+        pool4: Tensor = self.pool(self.stages(images)["conv4"])
         return pool4
+
+    def stages(self, images: Tensor) -> dict[str, Tensor]:
+        """`conv1` to `conv4`."""
+        conv1 = self.conv1(images)
+        conv2 = self.conv2(conv1)
+        conv3 = self.conv3(self.pool(conv2))
+        return {"conv1": conv1, "conv2": conv2, "conv3": conv3, "conv4": self.conv4(conv3)}

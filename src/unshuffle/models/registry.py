@@ -5,6 +5,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from unshuffle.errors import UserError
+from unshuffle.models.normalisation import PER_IMAGE, Normalisation
 
 
 class Backbone(nn.Module):
@@ -13,10 +14,20 @@ class Backbone(nn.Module):
     channels: int
     eval_size: int = 227
     """Input side at evaluation, when nothing else is said."""
+    normalisation: Normalisation = PER_IMAGE
+    """How the weights want their images; a new trunk is trained on our own crops."""
 
     def forward(self, images: Tensor) -> Tensor:
         """The pool5 map."""
         raise NotImplementedError
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """(N, 3, H, W) images in [0, 1] as these weights want them."""
+        return self.normalisation(images)
+
+    def stages(self, images: Tensor) -> dict[str, Tensor]:
+        """The maps on the way to pool5 by their names, the first one first, after their ReLU and before their pool."""
+        return {"pool5": self(images)}
 
     def training_pass(self, images: Tensor) -> Tensor:
         """The pool5 map in training; a trunk may have a faster way on some device, with the same result."""

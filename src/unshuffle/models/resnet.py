@@ -21,8 +21,16 @@ class ResNet(Backbone):
 
     def forward(self, images: Tensor) -> Tensor:
         """The average over the last map."""
-        features: Tensor = self.network(images)
-        return features[:, :, None, None]
+        average: Tensor = self.network.avgpool(self.stages(images)["layer4"])
+        return average
+
+    def stages(self, images: Tensor) -> dict[str, Tensor]:
+        """`layer1` to `layer4`."""
+        network, stages = self.network, {}
+        maps = network.maxpool(network.relu(network.bn1(network.conv1(images))))
+        for name in ("layer1", "layer2", "layer3", "layer4"):
+            maps = stages[name] = network.get_submodule(name)(maps)
+        return stages
 
 
 @register_backbone("resnet18")
