@@ -27,21 +27,9 @@ from unshuffle.evaluation.video_crops import frame_side
 from unshuffle.randomness import seed_everything
 
 Figures = dict[str, Any]
-HARMLESS = {
-    "weights",
-    "preset",
-    "out",
-    "device",
-    "json",
-    "train",
-    "test",
-    "list",
-    "videos",
-    "split",
-    "cache",
-    "workers",
-}
-"""Options that do not decide the figures of a split, or whose meaning is looked at itself."""
+PATHS = {"weights", "train", "test", "list", "videos", "split", "out", "json", "cache"}
+NOT_LEARNED_FROM = PATHS | {"preset", "device", "workers", "test_frames", "test_crops"}
+"""Options that do not decide what is learned; what the paths lead to does, and is looked at itself."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +174,7 @@ class ActionRecognition(Evaluation):
         return ActionTraining(network, stream, recipe, device, folder, identity)
 
     def _identity(self, split: Split, clips: Clips, weights: Mapping[str, Tensor]) -> str:
-        options = {name: value for name, value in asdict(self).items() if name not in HARMLESS}
+        options = {name: value for name, value in asdict(self).items() if name not in NOT_LEARNED_FROM}
         digest = hashlib.sha256(repr((sorted(options.items()), split.classes)).encode())
         for name in clips.names:
             digest.update(os.fsencode(name) + b"\n")

@@ -1,5 +1,6 @@
 """Labelled videos, decoded once into a packed store, and what is read of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor
 from unshuffle.data.batches import epoch_order
 from unshuffle.data.pack import cached_store
 from unshuffle.data.source import Items
-from unshuffle.data.store import Store
+from unshuffle.data.store import Encoding, Store
 from unshuffle.evaluation.splits import Listing, Split, check_covered, check_share
 from unshuffle.evaluation.video_crops import draw_boxes, middle_frames, segment_frames
 from unshuffle.randomness import numpy_rng
@@ -51,13 +52,24 @@ class Clips:
         return torch.from_numpy(self.store.read(int(self.items[row]), chosen.tolist()))
 
 
-def open_splits(splits: list[Split], cache: Path, progress: bool, **options: int | str) -> list[tuple[Clips, Clips]]:
+def open_splits(
+    splits: Sequence[Split], cache: Path, *, short_side: int, encoding: Encoding, every: int, progress: bool
+) -> list[tuple[Clips, Clips]]:
     """The videos to train and to test on in each split; every folder is decoded once for all of them."""
     wanted: dict[Path, set[str]] = {}
     for listing in (side for split in splits for side in (split.train, split.test)):
         wanted.setdefault(listing.folder, set()).update(listing.names)
     stores = {
-        folder: cached_store("videos", folder, cache, progress=progress, only=names, **options)
+        folder: cached_store(
+            "videos",
+            folder,
+            cache,
+            short_side=short_side,
+            encoding=encoding,
+            every=every,
+            only=names,
+            progress=progress,
+        )
         for folder, names in wanted.items()
     }
     return [(_open(split.train, stores, split, "train"), _open(split.test, stores, split, "test")) for split in splits]

@@ -1,4 +1,4 @@
-"""Which videos are for training and which for testing: the official lists of UCF-101 and HMDB-51, or folders by class."""
+"""Which videos to train and to test on: the official lists of UCF-101 and HMDB-51, or folders by class."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -31,13 +31,15 @@ class Listing:
         return len(self.names)
 
     def limited(self, classes: int | None, each: int | None) -> "Listing":
-        """The first so many classes, and the first so many videos of each; None: all."""
+        """The first so many classes, and the first so many of the videos that are there of each; None: all."""
+        if classes is None and each is None:
+            return self
         kept, seen = [], Counter[int]()
         for name, label in zip(self.names, self.labels, strict=True):
             if (classes is None or label < classes) and (each is None or seen[label] < each):
                 kept.append((name, label))
                 seen[label] += 1
-        return replace(self, names=tuple(name for name, _ in kept), labels=tuple(label for _, label in kept))
+        return Listing(self.folder, tuple(name for name, _ in kept), tuple(label for _, label in kept))
 
 
 @dataclass(frozen=True)
@@ -215,9 +217,9 @@ def _check(split: Split) -> None:
         raise UserError(f"{split.train.folder} needs two or more classes, and has {len(split.classes)}")
     for purpose, listing in (("train", split.train), ("test", split.test)):
         check_covered(listing.labels, split.classes, f"in {listing.folder} to {purpose} on")
-    if split.train.folder.resolve() == split.test.folder.resolve():
-        if both := sorted(set(split.train.names) & set(split.test.names)):
-            raise UserError(f"{both[0]} of {split.train.folder} is to be trained on and tested on")
+    same_folder = split.train.folder.resolve() == split.test.folder.resolve()
+    if same_folder and (both := sorted(set(split.train.names) & set(split.test.names))):
+        raise UserError(f"{both[0]} of {split.train.folder} is to be trained on and tested on")
 
 
 def check_covered(labels: Iterable[int], classes: Sequence[str], where: str) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unshuffle.data.batches import Prefetcher
-from unshuffle.data.shuffle import normalise
 from unshuffle.errors import UserError
 from unshuffle.evaluation.clips import ClipBatch, Clips, ClipStream
 from unshuffle.evaluation.video_crops import evaluation_crops, training_crops
@@ -49,10 +48,6 @@ class ActionNetwork(nn.Module):
         """Logits of each frame."""
         logits: Tensor = self.head(self.trunk(images).flatten(1))
         return logits
-
-    def normalise(self, images: Tensor) -> Tensor:
-        """Images in [0, 1] as the trunk wants them."""
-        return normalise(images)
 
 
 def consensus(logits: Tensor, segments: int) -> Tensor:
@@ -121,7 +116,7 @@ class ActionTraining:
             advance()
 
     def _step(self, batch: ClipBatch) -> None:
-        images = training_crops(batch.cuts, batch.mirrored, self.network.trunk.eval_size, self.network.normalise)
+        images = training_crops(batch.cuts, batch.mirrored, self.network.trunk.eval_size, self.network.trunk.normalise)
         loss = F.cross_entropy(consensus(self.network(images), self.stream.segments), batch.labels)
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()
@@ -170,7 +165,7 @@ def predict(
     network.eval()
     logits = []
     for pixels in Prefetcher(lambda row: clips.evenly(row, frames), 0, len(clips), workers):
-        images = evaluation_crops(pixels.to(device), network.trunk.eval_size, crops, network.normalise)
+        images = evaluation_crops(pixels.to(device), network.trunk.eval_size, crops, network.trunk.normalise)
         logits.append(network(images).double().mean(dim=0).cpu())
         advance()
     return torch.stack(logits)
