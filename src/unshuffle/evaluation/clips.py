@@ -78,8 +78,9 @@ def open_splits(
 def _open(listing: Listing, stores: dict[Path, Store], split: Split, purpose: str) -> Clips:
     store = stores[listing.folder]
     numbers = {name: item for item, name in enumerate(store.names)}
-    unreadable = [name for name in listing.names if name not in numbers]
-    missing = [*listing.absent, *unreadable]
+    reasons = dict(store.skipped)
+    unreadable = [f"{name} ({reasons.get(name, 'absent')})" for name in listing.names if name not in numbers]
+    missing = [*unreadable, *listing.absent]
     total = len(listing) + len(listing.absent)
     check_share(missing, total, f"videos to {purpose} on in {listing.folder} are absent or cannot be read")
     pairs = [

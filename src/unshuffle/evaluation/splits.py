@@ -120,14 +120,16 @@ def official_split(lists: Path, videos: Path, number: int) -> Split:
 
 def _read_ucf(lists: Path, videos: Path, number: int) -> Split:
     """`classInd.txt` numbers the classes from 1; a line of a list is CLASS/VIDEO.avi, in training with the number."""
-    numbered = {name: int(index) - 1 for index, name in _rows(lists / "classInd.txt", columns=(2,))}
-    if sorted(numbered.values()) != list(range(len(numbered))):
-        raise UserError(f"{lists / 'classInd.txt'} does not number its classes from 1")
+    rows = _rows(lists / "classInd.txt", columns=(2,))
+    if [index for index, _ in rows] != [str(place + 1) for place in range(len(rows))]:
+        raise UserError(f"{lists / 'classInd.txt'} does not number its classes 1, 2, 3 ...")
+    classes = tuple(name for _, name in rows)
+    numbered = {name: place for place, name in enumerate(classes)}
     present = _Present(videos)
     train, test = (
         present.listing(_read_ucf_list(lists / f"{side}list{number:02d}.txt", numbered)) for side in ("train", "test")
     )
-    return Split("UCF-101", number, tuple(sorted(numbered, key=numbered.__getitem__)), train, test)
+    return Split("UCF-101", number, classes, train, test)
 
 
 def _read_ucf_list(path: Path, numbered: dict[str, int]) -> list[tuple[str, int]]:
