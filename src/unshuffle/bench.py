@@ -82,9 +82,15 @@ def measure(trainer: Trainer, iterations: int) -> dict[str, Any]:
         "hours_for_all_iterations": seconds * config.optim.iterations / 3600,
         "peak_memory_gb": memory,
         "precision": trainer.precision,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads",
+        "device": _name(device),
         "torch": torch.__version__,
     }
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return "one CPU thread" if torch.get_num_threads() == 1 else f"{torch.get_num_threads()} CPU threads"
 
 
 def whole_iterations(trainer: Trainer, iterations: int) -> dict[str, float]:
@@ -225,9 +231,12 @@ def _seconds(work: Callable[[], object], device: torch.device, repeats: int = RE
 
 def _table(trainer: Trainer, figures: dict[str, Any]) -> Table:
     config = trainer.config
-    table = Table(title=f"{config.model.backbone} on {figures['device']}, {figures['precision']}", title_justify="left")
-    table.add_column("what")
-    table.add_column("", justify="right")
+    table = Table(
+        title=f"{config.model.backbone} on {figures['device']}, {figures['precision']}", title_justify="left", box=None
+    )
+    table.show_header = False
+    table.add_column()
+    table.add_column(justify="right")
     for name, value in _rows(figures, config.optim.batch_size, list(trainer.permutations)):
         table.add_row(name, value)
     return table

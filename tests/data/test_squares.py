@@ -1,5 +1,7 @@
 """Squares in a batch of their own and squares among all of the data are the same squares."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -15,6 +17,7 @@ def test_a_dense_batch_is_its_own_squares() -> None:
     squares = Squares.of(pixels)
     assert len(squares) == 2 and squares.frames == 3 and squares.side == 4
     assert torch.equal(squares.pixels(), pixels.flatten(0, 1))
+    assert torch.equal(replace(squares, dense=False).pixels(), pixels.flatten(0, 1)), "also by their places"
 
 
 def test_resident_squares_equal_those_that_are_read() -> None:

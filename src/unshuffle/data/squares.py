@@ -39,13 +39,15 @@ class Squares:
     """(2, B · F) of each square: its first byte, and the bytes from one of its rows to the next."""
     side: int
     frames: int
+    dense: bool = False
+    """Whether the bytes are the squares, one after another, and nothing else."""
 
     @classmethod
     def of(cls, pixels: Tensor) -> "Squares":
         """Of (B, F, side, side, 3) bytes."""
         batch, frames, side = pixels.shape[:3]
         starts = torch.arange(batch * frames, device=pixels.device) * (side * side * 3)
-        return cls(pixels.flatten(), torch.stack([starts, torch.full_like(starts, side * 3)]), side, frames)
+        return cls(pixels.flatten(), torch.stack([starts, torch.full_like(starts, side * 3)]), side, frames, True)
 
     def __len__(self) -> int:
         return self.places.shape[1] // self.frames
@@ -57,6 +59,8 @@ class Squares:
 
     def pixels(self) -> Tensor:
         """(B · F, side, side, 3) bytes."""
+        if self.dense:
+            return self.data.view(-1, self.side, self.side, 3)
         span = torch.arange(self.side, device=self.data.device)
         starts, strides = self.places
         rows = starts[:, None] + strides[:, None] * span

@@ -1,0 +1,78 @@
+"""What validation and policy cost at the paper's schedule: a real run over one whole interval between two episodes.
+
+    python benchmarks/schedule.py --images FOLDER --videos FOLDER [--iterations 3900] [--device cuda]
+
+The preset `paper` with the policy at work from the start, so that its cost is all there. The first 100 iterations and
+the validation before them, in which libraries look for their algorithms, do not count. Results go to
+results/schedule_DEVICE.csv.
+"""
+
+import argparse
+import csv
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import unshuffle
+from unshuffle.config import paper
+from unshuffle.run import Run
+
+WARMUP = 100
+
+
+def main() -> None:
+    """Run, and write one row."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", required=True)
+    parser.add_argument("--videos", required=True)
+    parser.add_argument("--iterations", type=int, default=3900)
+    parser.add_argument("--device", default="cuda")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run = unshuffle.pretrain(
+            args.images,
+            args.videos,
+            Path(folder, "run"),
+            preset="paper",
+            device=args.device,
+            optim={"iterations": args.iterations},
+            policy={"start_below": 2.0},
+            log={"pictures": False, "checkpoint_every": 10 * args.iterations, "monitor_every": 10 * args.iterations},
+        )
+        row = figures(run)
+    out = Path(__file__).parent / "results" / f"schedule_{args.device}.csv"
+    with out.open("w", newline="") as file:
+        words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv]
+        machine = torch.cuda.get_device_name() if args.device == "cuda" else args.device
+        file.write(f"# python {' '.join(words)}\n")
+        file.write(f"# Python {platform.python_version()}, torch {torch.__version__}, {machine}\n")
+        writer = csv.DictWriter(file, row.keys())
+        writer.writeheader()
+        writer.writerow(row)
+    print(out.read_text())
+
+
+def figures(run: Run) -> dict[str, Any]:
+    """Time of a step, share of waiting, and what the validations of one interval cost beside its steps."""
+    lines = [entry for entry in run.metrics("train") if entry["iteration"] > WARMUP]
+    samples = 2 * run.config.optim.batch_size
+    step = sum(samples / entry["samples_per_second"] for entry in lines) / len(lines)
+    costs = [entry["seconds"] for entry in run.metrics("cost") if 0 < entry["iteration"] < run.config.optim.iterations]
+    interval = paper().policy.interval
+    validating = 2 * sum(costs) / len(costs)  # one where the episode begins, one where it ends
+    return {
+        "iterations": run.config.optim.iterations,
+        "ms_per_iteration": round(1e3 * step, 3),
+        "waiting_for_data": round(sum(entry["waiting_for_data"] for entry in lines) / len(lines), 5),
+        "validations_measured": len(costs),
+        "seconds_of_a_validation_and_policy": round(sum(costs) / len(costs), 4),
+        "share_of_validation_and_policy": round(validating / (validating + interval * step), 5),
+    }
+
+
+if __name__ == "__main__":
+    main()
