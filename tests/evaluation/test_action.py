@@ -1,4 +1,6 @@
+import io
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -161,12 +163,20 @@ def test_predictions_are_mean_logits_of_frames_and_crops(clips: tuple[Clips, Cli
 
 
 def test_stripes_are_recognised(folders: dict[str, Path]) -> None:
-    result = small(folders).run(QUIET)
+    said = io.StringIO()
+    result = small(folders).run(Console(file=said, width=200))
     metrics = result.metrics
     assert metrics["mean_class_accuracy"] > 70 and metrics["chance"] == pytest.approx(100 / 3)
     assert metrics["mean_class_accuracy"] == pytest.approx(np.mean(list(metrics["per_class"].values())))
     assert list(metrics["per_class"]) == list(CLASSES) and metrics["missing_videos"] == 0
+    assert re.findall(r"own folders: training, epoch (\d), loss \d\.\d{3}", said.getvalue()) == list("123456")
     assert "own folders; 18 videos to train on, 9 to test on, 3 classes; 3 frames x 10 crops" in result.statement
+
+
+def test_a_training_that_diverges_gives_no_figure(folders: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="diverged in epoch 1: choose a lower --lr"):
+        small(folders, lr=1e30, out=tmp_path).run(QUIET)
+    assert list(tmp_path.glob("*/*.pt")) == []
 
 
 class Killed(Exception):
@@ -177,11 +187,11 @@ def killed_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     step = tsn.ActionTraining._step
     left = [steps]
 
-    def stumble(self: tsn.ActionTraining, batch: Any) -> None:
+    def stumble(self: tsn.ActionTraining, batch: Any) -> torch.Tensor:
         if not left[0]:
             raise Killed
         left[0] -= 1
-        step(self, batch)
+        return step(self, batch)
 
     monkeypatch.setattr(tsn.ActionTraining, "_step", stumble)
 

@@ -2,8 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -11,18 +10,18 @@ from typing import Any, Literal, Self
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
 from unshuffle.assembly import choose_device
 from unshuffle.data.store import Encoding
 from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone
+from unshuffle.evaluation.bar import Bar
 from unshuffle.evaluation.clips import Clips, ClipStream, open_splits
 from unshuffle.evaluation.protocol import Evaluation, Result
 from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.splits import SPLITS, Split, folder_split, official_split
-from unshuffle.evaluation.tsn import ActionNetwork, ActionTraining, Advance, Recipe, class_accuracies, predict
+from unshuffle.evaluation.tsn import ActionNetwork, ActionTraining, Recipe, class_accuracies, predict
 from unshuffle.evaluation.video_crops import frame_side
 from unshuffle.randomness import seed_everything
 
@@ -147,11 +146,10 @@ class ActionRecognition(Evaluation):
 
     def _evaluate(self, split: Split, train: Clips, test: Clips, device: torch.device, console: Console) -> Figures:
         training = self._training(split, train, device)
-        with _progress(console, f"{split.name}: training", self.epochs * training.stream.steps) as advance:
-            for _ in range(training.epoch * training.stream.steps):
-                advance()
-            training.run(self.workers, advance)
-        with _progress(console, f"{split.name}: testing", len(test)) as advance:
+        steps = training.stream.steps
+        with Bar(console, f"{split.name}: training", self.epochs * steps, training.epoch * steps) as bar:
+            training.run(self.workers, bar.advance, bar.say)
+        with Bar(console, f"{split.name}: testing", len(test)) as bar:
             logits = predict(
                 training.network,
                 test,
@@ -159,7 +157,7 @@ class ActionRecognition(Evaluation):
                 crops=self.test_crops,
                 device=device,
                 workers=self.workers,
-                advance=advance,
+                advance=bar.advance,
             )
         return score(logits, torch.from_numpy(test.labels), split.classes)
 
@@ -235,20 +233,3 @@ def _tell_missing(split: Split, clips: tuple[Clips, Clips], console: Console) ->
                 f"{split.name}: {side.missing} videos to {purpose} on are absent or cannot be read; they are left out"
             )
             console.print(text, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _progress(console: Console, title: str, total: int) -> Iterator[Advance]:
-    bar = Progress(
-        TextColumn(title),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
-    task = bar.add_task(title, total=total)
-    with bar:
-        yield lambda: bar.advance(task)

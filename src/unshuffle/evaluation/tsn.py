@@ -1,5 +1,6 @@
 """A single-frame Temporal Segment Network: each frame is classified by itself, the video by the mean of its logits."""
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from unshuffle.training.checkpoint import (
 )
 
 Advance = Callable[[], None]
+Say = Callable[[str], None]
 
 
 class ActionNetwork(nn.Module):
@@ -97,31 +99,38 @@ class ActionTraining:
         self.epoch = self._restore()
         """Epochs that are done."""
 
-    def run(self, workers: int, advance: Advance) -> None:
-        """Train to the end of the recipe; `advance` is called after each step."""
+    def run(self, workers: int, advance: Advance, say: Say) -> None:
+        """Train to the end of the recipe; `advance` is called after each step, `say` after each epoch."""
         steps = self.stream.steps
         prefetcher = Prefetcher(self.stream.batch, self.epoch * steps, self.recipe.epochs * steps, workers)
         with closing(iter(prefetcher)) as batches:  # its threads end with it, whatever happens
             while self.epoch < self.recipe.epochs:
-                self._train_epoch(islice(batches, steps), advance)
+                loss = self._train_epoch(islice(batches, steps), advance)
                 self.epoch += 1
+                say(f"epoch {self.epoch}, loss {loss:.3f}")
+                if not math.isfinite(loss):
+                    raise UserError(f"the training diverged in epoch {self.epoch}: choose a lower --lr")
                 self._save()
 
-    def _train_epoch(self, batches: Iterable[ClipBatch], advance: Advance) -> None:
+    def _train_epoch(self, batches: Iterable[ClipBatch], advance: Advance) -> float:
+        """The mean loss."""
         self.network.train()
         for group in self._optimiser.param_groups:
             group["lr"] = self.recipe.rate(self.epoch)
+        total = torch.zeros((), device=self.device)
         for batch in batches:
-            self._step(batch.to(self.device))
+            total += self._step(batch.to(self.device))  # not a number yet: the device need not be waited for
             advance()
+        return float(total) / self.stream.steps
 
-    def _step(self, batch: ClipBatch) -> None:
+    def _step(self, batch: ClipBatch) -> Tensor:
         images = training_crops(batch.cuts, batch.mirrored, self.network.trunk.eval_size, self.network.trunk.normalise)
         loss = F.cross_entropy(consensus(self.network(images), self.stream.segments), batch.labels)
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip)
         self._optimiser.step()
+        return loss.detach()
 
     def _save(self) -> None:
         if self.folder is None:
