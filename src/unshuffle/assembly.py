@@ -9,7 +9,7 @@ from unshuffle.data.prepare import Data
 from unshuffle.data.synthetic import synthetic_images
 from unshuffle.errors import UserError
 from unshuffle.evaluation.labelled import from_folder, from_synthetic
-from unshuffle.evaluation.retrieval import RetrievalMonitor
+from unshuffle.evaluation.monitor import RetrievalMonitor
 from unshuffle.models import Backbone, build_backbone
 from unshuffle.models.heads import build_head
 from unshuffle.models.norm import synchronise

@@ -220,6 +220,11 @@ def evaluate(args: Sequence[str]) -> int:
     console.print(f"{result.protocol}: {result.statement}", highlight=False, soft_wrap=True)
     if result.table is not None:
         console.print(result.table)
+    if command.out is not None:
+        from unshuffle.report.pictures import draw_evaluation
+
+        for picture in draw_evaluation(result, command.out.expanduser()):
+            console.print(f"a picture: {picture}", highlight=False, soft_wrap=True)
     _write_json(command.json, f"evaluate {name}", result.protocol, to_dict(command), result.metrics)
     return 0
 

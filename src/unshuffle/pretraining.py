@@ -24,7 +24,7 @@ from unshuffle.config import Config, OptimConfig, check, preset_config, with_out
 from unshuffle.config_file import differences, merge, write_config
 from unshuffle.data.prepare import Data, prepare
 from unshuffle.errors import UserError
-from unshuffle.evaluation.retrieval import RetrievalMonitor
+from unshuffle.evaluation.monitor import RetrievalMonitor
 from unshuffle.models.ordering import trunk_features
 from unshuffle.models.weights import save_backbone
 from unshuffle.permutations import save_permutations

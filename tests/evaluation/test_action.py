@@ -1,6 +1,4 @@
-import io
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +13,12 @@ from torch import nn
 from unshuffle.cli import run as run_command
 from unshuffle.data.shuffle import normalise
 from unshuffle.errors import UserError
-from unshuffle.evaluation import tsn
 from unshuffle.evaluation.action import ActionRecognition, score
 from unshuffle.evaluation.clips import Clips, ClipStream, open_splits
+from unshuffle.evaluation.fine_tuning import Recipe
 from unshuffle.evaluation.protocol import Result, find_evaluation
 from unshuffle.evaluation.splits import folder_split
-from unshuffle.evaluation.tsn import ActionNetwork, Recipe, consensus, predict
+from unshuffle.evaluation.tsn import ActionNetwork, consensus, consensus_loss, predict
 from unshuffle.models import build_backbone
 
 CPU = torch.device("cpu")
@@ -92,15 +90,22 @@ def test_the_mean_over_classes_is_not_the_share_of_all_videos() -> None:
     assert figures["accuracy"] == pytest.approx(100 * 4 / 6)
 
 
-def test_rates_drop_after_the_milestones() -> None:
-    recipe = Recipe(4, 0.5, (1, 3), 0.9, 0, 20)
-    assert [recipe.rate(epoch) for epoch in range(4)] == pytest.approx([0.5, 0.05, 0.05, 0.005])
-
-
 def test_the_paper_preset_is_the_recipe_of_temporal_segment_networks() -> None:
     paper = ActionRecognition()
     assert (paper.epochs, paper.lr, paper.milestones, paper.batch_size, paper.clip) == (80, 0.001, (30, 60), 128, 20)
     assert (paper.segments, paper.test_frames, paper.test_crops, paper.split) == (3, 25, 10, "all")
+
+
+def test_epochs_become_iterations(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes = []
+
+    def note(network: nn.Module, recipe: Recipe, *others: Any) -> None:
+        recipes.append(recipe)
+
+    monkeypatch.setattr("unshuffle.evaluation.action.fine_tune", note)
+    small(folders, batch_size=5, milestones=(2, 5), lr=0.5, clip=3, test_crops=1).run(QUIET)
+    assert recipes == [Recipe(iterations=6 * 4, lr=0.5, milestones=(8, 20), clip=3)]
+    assert (recipes[0].momentum, recipes[0].weight_decay, recipes[0].decay) == (0.9, 5e-4, 0.1)
 
 
 def test_only_the_trunk_is_not_new() -> None:
@@ -147,7 +152,7 @@ def test_predictions_are_mean_logits_of_frames_and_crops(clips: tuple[Clips, Cli
     _, test = clips
     torch.manual_seed(0)
     network = ActionNetwork(build_backbone("tiny").for_evaluation(), 3, 16, (0.5, 0.5))
-    logits = predict(network, test, frames=2, crops=10, device=CPU, workers=1, advance=lambda: None)
+    logits = predict(network, test, frames=2, crops=10, device=CPU, workers=1, advance=lambda done, note="": None)
     assert logits.shape == (9, 3)
     item = int(test.items[4])
     pixels = test.store.read(item, [1, 4]).astype(np.float32) / 255  # 6 frames: the middles of 0-2 and of 3-5
@@ -163,20 +168,17 @@ def test_predictions_are_mean_logits_of_frames_and_crops(clips: tuple[Clips, Cli
 
 
 def test_stripes_are_recognised(folders: dict[str, Path]) -> None:
-    said = io.StringIO()
-    result = small(folders).run(Console(file=said, width=200))
+    result = small(folders).run(QUIET)
     metrics = result.metrics
     assert metrics["mean_class_accuracy"] > 70 and metrics["chance"] == pytest.approx(100 / 3)
     assert metrics["mean_class_accuracy"] == pytest.approx(np.mean(list(metrics["per_class"].values())))
     assert list(metrics["per_class"]) == list(CLASSES) and metrics["missing_videos"] == 0
-    assert re.findall(r"own folders: training, epoch (\d), loss \d\.\d{3}", said.getvalue()) == list("123456")
     assert "own folders; 18 videos to train on, 9 to test on, 3 classes; 3 frames x 10 crops" in result.statement
 
 
-def test_a_training_that_diverges_gives_no_figure(folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="diverged in epoch 1: choose a lower --lr"):
-        small(folders, lr=1e30, out=tmp_path).run(QUIET)
-    assert list(tmp_path.glob("*/*.pt")) == []
+def test_a_training_that_diverges_gives_no_figure(folders: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match="lower the learning rate"):
+        small(folders, lr=1e30).run(QUIET)
 
 
 class Killed(Exception):
@@ -184,16 +186,15 @@ class Killed(Exception):
 
 
 def killed_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = tsn.ActionTraining._step
     left = [steps]
 
-    def stumble(self: tsn.ActionTraining, batch: Any) -> torch.Tensor:
+    def stumble(*arguments: Any) -> torch.Tensor:
         if not left[0]:
             raise Killed
         left[0] -= 1
-        return step(self, batch)
+        return consensus_loss(*arguments)
 
-    monkeypatch.setattr(tsn.ActionTraining, "_step", stumble)
+    monkeypatch.setattr("unshuffle.evaluation.action.consensus_loss", stumble)
 
 
 def logits_of(evaluation: ActionRecognition, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
@@ -218,7 +219,7 @@ def test_a_resumed_evaluation_equals_an_unbroken_one(
         killed_after(7, patched)  # in the third epoch of three steps each
         with pytest.raises(Killed):
             broken.run(QUIET)
-    assert [path.name for path in (tmp_path / "own-folders").iterdir()] == ["00000002.pt"]
+    assert [path.name for path in (tmp_path / "own-folders").iterdir()] == ["00000006.pt"]
     with monkeypatch.context() as patched:
         killed_after(3, patched)  # no more than the last epoch is left to do
         torch.manual_seed(123)
@@ -226,7 +227,7 @@ def test_a_resumed_evaluation_equals_an_unbroken_one(
         assert torch.equal(logits_of(replace(broken, workers=1), monkeypatch), unbroken), "only tested again"
     assert not torch.equal(logits_of(replace(evaluation, seed=1), monkeypatch), unbroken)
     for other in ({"lr": 0.5}, {"seed": 1}, {"weights": "random:resnet18"}, {"per_class": 3}):
-        with pytest.raises(UserError, match="other weights, videos or options"):
+        with pytest.raises(UserError, match="other options"):
             replace(broken, **other).run(QUIET)
 
 

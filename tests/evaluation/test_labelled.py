@@ -7,7 +7,7 @@ from PIL import Image
 
 from unshuffle.data.synthetic import synthetic_images
 from unshuffle.errors import UserError
-from unshuffle.evaluation.labelled import centre_square, from_folder, from_synthetic
+from unshuffle.evaluation.labelled import centre_square, from_folder, from_synthetic, one_of_each
 
 
 @pytest.fixture
@@ -78,3 +78,9 @@ def test_centre_square(height: int, width: int, side: int) -> None:
     assert square.shape == (side, side, 3)
     before, after = square[0, 0, :2].astype(int), np.array([height, width]) - 1 - square[-1, -1, :2]
     assert (after - before >= 0).all() and (after - before <= 1).all()
+
+
+def test_one_of_each_takes_different_classes() -> None:
+    labels = torch.tensor([4, 4, 0, 2, 0, 7, 2])
+    assert one_of_each(labels, 8) == [2, 3, 0, 5]
+    assert one_of_each(labels, 2) == [2, 5]

@@ -7,7 +7,8 @@ import torch
 from unshuffle.data.synthetic import synthetic_images
 from unshuffle.evaluation.features import colour_histograms, extract
 from unshuffle.evaluation.labelled import LabelledImages, from_synthetic
-from unshuffle.evaluation.retrieval import RetrievalMonitor, nearest, top_k_accuracy
+from unshuffle.evaluation.monitor import RetrievalMonitor
+from unshuffle.evaluation.search import nearest, top_k_accuracy
 from unshuffle.models import build_backbone
 
 CPU = torch.device("cpu")

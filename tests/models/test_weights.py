@@ -4,11 +4,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torchvision
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from unshuffle.errors import UserError
 from unshuffle.models import BACKBONES, Backbone, build_backbone
+from unshuffle.models.normalisation import IMAGENET, PER_IMAGE
 from unshuffle.models.weights import load_backbone, load_into, read_weights, save_backbone
 
 PERMUTATIONS = {"spatial": np.array([[1, 0, 2], [2, 1, 0]]), "temporal": np.array([[1, 0]])}
@@ -17,7 +19,7 @@ PERMUTATIONS = {"spatial": np.array([[1, 0, 2], [2, 1, 0]]), "temporal": np.arra
 def saved(path: Path, name: str = "tiny") -> Backbone:
     """A trunk whose running statistics are not those of a new one, written to the path."""
     trunk = build_backbone(name)
-    side = 75 if name == "caffenet" else 32
+    side = 75 if name in ("alexnet", "caffenet", "caffenet-lrn") else 32
     with torch.no_grad():
         trunk.train()(torch.randn(2, 3, side, side) + 1)
     save_backbone(trunk, name, path, crop_size=24, permutations=PERMUTATIONS)
@@ -67,14 +69,91 @@ def test_wrong_architecture(tmp_path: Path) -> None:
 def test_a_file_that_does_not_name_its_architecture(tmp_path: Path) -> None:
     trunk = build_backbone("tiny").eval()
     save_file(trunk.state_dict(), tmp_path / "w.safetensors")
-    with pytest.raises(UserError, match="does not say what architecture"):
-        load_backbone(tmp_path / "w.safetensors")
     images = torch.randn(1, 3, 24, 24)
     with torch.no_grad():
-        loaded = load_backbone(tmp_path / "w.safetensors", architecture="tiny")
-        assert torch.equal(loaded(images), trunk(images))
-    with pytest.raises(UserError, match="does not fit caffenet"):
+        for architecture in ("tiny", None):
+            loaded = load_backbone(tmp_path / "w.safetensors", architecture)
+            assert torch.equal(loaded(images), trunk(images))
+    with pytest.raises(UserError, match=r"does not fit caffenet: it lacks conv5.0.weight and"):
         load_backbone(tmp_path / "w.safetensors", architecture="caffenet")
+
+
+def test_a_file_that_fits_nothing(tmp_path: Path) -> None:
+    save_file({"a.weight": torch.zeros(3)}, tmp_path / "w.safetensors")
+    with pytest.raises(UserError, match=r"does not say what architecture it is of and fits none of alexnet, .*tiny"):
+        load_backbone(tmp_path / "w.safetensors")
+    torch.save([1, 2], tmp_path / "w.pth")
+    with pytest.raises(UserError, match="holds no state dict"):
+        load_backbone(tmp_path / "w.pth")
+    weights = {**build_backbone("tiny").state_dict(), "conv1.0.weight": torch.zeros(1, 2)}
+    torch.save(weights, tmp_path / "w.pth")
+    with pytest.raises(UserError, match=r"conv1.0.weight has the shape \(1, 2\), not \(32, 3, 5, 5\)"):
+        load_backbone(tmp_path / "w.pth", "tiny")
+
+
+def test_a_trunk_that_lost_its_statistics_does_not_pass_for_a_folded_one(tmp_path: Path) -> None:
+    weights = build_backbone("tiny").state_dict()
+    del weights["conv1.1.running_mean"]
+    torch.save(weights, tmp_path / "w.pth")
+    with pytest.raises(UserError, match="fits none"):
+        load_backbone(tmp_path / "w.pth")
+
+
+def authors(prefix: str = "") -> dict[str, torch.Tensor]:
+    """A state dict with the names of the author's public jigsaw network, its heads among them."""
+    shapes = {1: (96, 3, 11, 11), 2: (256, 48, 5, 5), 3: (384, 256, 3, 3), 4: (384, 192, 3, 3), 5: (256, 192, 3, 3)}
+    weights = {}
+    for number, shape in shapes.items():
+        weights[f"{prefix}conv.conv{number}_s1.weight"] = torch.randn(shape) / 50
+        weights[f"{prefix}conv.conv{number}_s1.bias"] = torch.randn(shape[0])
+    return weights | {f"{prefix}fc6.fc6_s1.weight": torch.randn(8, 9), f"{prefix}classifier.fc8.bias": torch.randn(3)}
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_authors_files(prefix: str, nested: bool, tmp_path: Path) -> None:
+    weights = authors(prefix)
+    torch.save({"epoch": 3, "state_dict": weights} if nested else weights, tmp_path / "jps.pth.tar")
+    trunk = load_backbone(tmp_path / "jps.pth.tar")
+    assert trunk.architecture == "caffenet-lrn" and trunk.normalisation == PER_IMAGE
+    for number in range(1, 6):
+        conv = trunk.get_submodule(f"conv{number}")
+        assert torch.equal(conv.weight, weights[f"{prefix}conv.conv{number}_s1.weight"])
+        assert torch.equal(conv.bias, weights[f"{prefix}conv.conv{number}_s1.bias"])
+
+
+def test_torchvisions_files(tmp_path: Path) -> None:
+    alexnet = {**build_backbone("alexnet").state_dict(), "classifier.1.weight": torch.randn(4, 4)}
+    torch.save(alexnet, tmp_path / "alexnet.pth")
+    trunk = load_backbone(tmp_path / "alexnet.pth")
+    assert trunk.architecture == "alexnet" and trunk.normalisation == IMAGENET
+    assert torch.equal(trunk.state_dict()["features.10.bias"], alexnet["features.10.bias"])
+    resnet = torchvision.models.resnet18(weights=None)
+    old = {key: value for key, value in resnet.state_dict().items() if not key.endswith("num_batches_tracked")}
+    torch.save(old, tmp_path / "resnet.pth")
+    trunk = load_backbone(tmp_path / "resnet.pth")
+    assert trunk.architecture == "resnet18" and trunk.normalisation == IMAGENET
+    assert torch.equal(trunk.state_dict()["network.layer4.1.conv2.weight"], old["layer4.1.conv2.weight"])
+
+
+@pytest.mark.parametrize("kept", [0, 5, 200, -1])
+def test_damaged_pickles(kept: int, tmp_path: Path) -> None:
+    torch.save(authors(), tmp_path / "w.pth")
+    (tmp_path / "w.pth").write_bytes((tmp_path / "w.pth").read_bytes()[:kept])
+    with pytest.raises(UserError, match=r"w\.pth is not a whole state dict"):
+        load_backbone(tmp_path / "w.pth")
+
+
+class Trap:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return print, ("code was run",)
+
+
+def test_a_file_that_would_run_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"conv1.0.weight": Trap()}, tmp_path / "w.pth")
+    with pytest.raises(UserError, match="safely"):
+        load_backbone(tmp_path / "w.pth")
+    assert "code was run" not in capsys.readouterr().out
 
 
 def test_an_architecture_that_is_not_registered(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from unshuffle.data import shuffle
 from unshuffle.data.prepare import prepare
 from unshuffle.data.squares import Squares
 from unshuffle.pretraining import run_pretraining
-from unshuffle.report.pictures import attempt, draw_pictures, in_place, mosaic, one_of_each, restored_order
+from unshuffle.report.pictures import attempt, draw_pictures, in_place, mosaic, restored_order
 from unshuffle.run import Run
 from unshuffle.training.trainer import Trainer
 
@@ -91,12 +91,6 @@ def test_mosaic_puts_parts_row_by_row_with_gaps() -> None:
     assert picture.shape == (23, 35, 3)
     assert np.allclose(picture[::12, ::12, 0], parts[:, 0, 0, 0].numpy().reshape(2, 3), atol=1 / 64)
     assert (picture[11] == 1).all() and (picture[:, 23] == 1).all()
-
-
-def test_one_of_each_takes_different_classes() -> None:
-    labels = torch.tensor([4, 4, 0, 2, 0, 7, 2])
-    assert one_of_each(labels, 8) == [2, 3, 0, 5]
-    assert one_of_each(labels, 2) == [2, 5]
 
 
 @pytest.mark.parametrize(("task", "parts"), [("spatial", 9), ("temporal", 6)])

@@ -16,12 +16,13 @@ from unshuffle.assembly import choose_device
 from unshuffle.data.store import Encoding
 from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone
-from unshuffle.evaluation.bar import Bar
 from unshuffle.evaluation.clips import Clips, ClipStream, open_splits
+from unshuffle.evaluation.fine_tuning import Recipe, Workshop, fine_tune
+from unshuffle.evaluation.progress import progress
 from unshuffle.evaluation.protocol import Evaluation, Result
 from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.splits import SPLITS, Split, folder_split, official_split
-from unshuffle.evaluation.tsn import ActionNetwork, ActionTraining, Recipe, class_accuracies, predict
+from unshuffle.evaluation.tsn import ActionNetwork, class_accuracies, consensus_loss, predict
 from unshuffle.evaluation.video_crops import frame_side
 from unshuffle.randomness import seed_everything
 
@@ -52,7 +53,7 @@ class ActionRecognition(Evaluation):
     epochs: int = 80
     """Passes over the training videos."""
     lr: float = 0.001
-    """Learning rate of all weights."""
+    """Learning rate of all weights; biases have twice that."""
     milestones: tuple[int, ...] = (30, 60)
     """Epochs after which the rate is divided by ten."""
     batch_size: int = 128
@@ -90,9 +91,9 @@ class ActionRecognition(Evaluation):
             split="1",
             classes=10,
             per_class=20,
-            epochs=12,
+            epochs=8,
             lr=0.01,
-            milestones=(9,),
+            milestones=(6,),
             batch_size=16,
             hidden=1024,
             dropout=(0.5, 0.5),
@@ -145,31 +146,38 @@ class ActionRecognition(Evaluation):
         raise UserError("give --train and --test (folders by class), or --list and --videos (official splits)")
 
     def _evaluate(self, split: Split, train: Clips, test: Clips, device: torch.device, console: Console) -> Figures:
-        training = self._training(split, train, device)
-        steps = training.stream.steps
-        with Bar(console, f"{split.name}: training", self.epochs * steps, training.epoch * steps) as bar:
-            training.run(self.workers, bar.advance, bar.say)
-        with Bar(console, f"{split.name}: testing", len(test)) as bar:
+        console.print(f"{split.name}: {len(train)} videos to train on, {len(test)} to test on", highlight=False)
+        network = self._train(split, train, device, console)
+        with progress(console, "testing", len(test)) as advance:
             logits = predict(
-                training.network,
+                network,
                 test,
                 frames=self.test_frames,
                 crops=self.test_crops,
                 device=device,
                 workers=self.workers,
-                advance=bar.advance,
+                advance=advance,
             )
         return score(logits, torch.from_numpy(test.labels), split.classes)
 
-    def _training(self, split: Split, clips: Clips, device: torch.device) -> ActionTraining:
+    def _train(self, split: Split, clips: Clips, device: torch.device, console: Console) -> ActionNetwork:
         seed_everything(self.seed)
         trunk = find_backbone(self.weights, self.seed)
         identity = self._identity(split, clips, trunk.state_dict())
-        network = ActionNetwork(trunk, len(split.classes), self.hidden, self.dropout)
+        network = ActionNetwork(trunk, len(split.classes), self.hidden, self.dropout).to(device)
         stream = ClipStream(clips, self.batch_size, self.segments, self.seed, pinned=device.type == "cuda")
-        recipe = Recipe(self.epochs, self.lr, self.milestones, self.momentum, self.weight_decay, self.clip)
-        folder = self.out.expanduser() / split.name.replace(" ", "-").lower() if self.out is not None else None
-        return ActionTraining(network, stream, recipe, device, folder, identity)
+        recipe = Recipe(
+            iterations=self.epochs * stream.steps,
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            milestones=tuple(epoch * stream.steps for epoch in self.milestones),
+            clip=self.clip,
+        )
+        folder = None if self.out is None else self.out.expanduser() / split.name.replace(" ", "-").lower()
+        workshop = Workshop(console, self.seed, self.workers, folder, identity, save_every=stream.steps)
+        fine_tune(network, recipe, stream.batch, lambda batch: consensus_loss(network, batch.to(device)), workshop)
+        return network
 
     def _identity(self, split: Split, clips: Clips, weights: Mapping[str, Tensor]) -> str:
         options = {name: value for name, value in asdict(self).items() if name not in NOT_LEARNED_FROM}

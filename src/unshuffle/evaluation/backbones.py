@@ -6,16 +6,18 @@ import torch
 
 from unshuffle.errors import UserError
 from unshuffle.models import BACKBONES, Backbone, build_backbone
+from unshuffle.models.published import cached_weights, is_published
 from unshuffle.models.weights import load_backbone
 
 
 def find_backbone(spec: str, seed: int = 0) -> Backbone:
-    """A trunk in the form for evaluation: of a run folder or a file, or with random weights.
+    """A trunk in the form for evaluation.
 
-    `random` is the paper's trunk, `random:NAME` any other of the registry.
+    `spec` is a run folder; a weights file; `alexnet`, `torchvision:NAME` or `timm:NAME` for pretrained weights that are
+    on this machine already; or `random` for the paper's trunk untrained and `random:NAME` for any other.
     """
     if not spec:
-        raise UserError("say whose features to evaluate: give --weights")
+        raise UserError("say whose features to use: give --weights")
     name, _, architecture = spec.partition(":")
     if name == "random":
         torch.manual_seed(seed)
@@ -23,4 +25,6 @@ def find_backbone(spec: str, seed: int = 0) -> Backbone:
     path = Path(spec).expanduser()
     if path.exists():
         return load_backbone(path)
+    if is_published(spec):
+        return load_backbone(cached_weights(spec), architecture=spec if ":" in spec else f"torchvision:{spec}")
     raise UserError(f"there are no weights at {spec}, and it is no other name of a trunk ({', '.join(BACKBONES)})")

@@ -102,6 +102,11 @@ class ClipBatch:
     labels: Tensor
     """(B,)"""
 
+    @property
+    def segments(self) -> int:
+        """Frames of each video."""
+        return self.cuts[0].shape[1]
+
     def to(self, device: torch.device) -> "ClipBatch":
         """The same on a device."""
         cuts = [cut.to(device, non_blocking=True) for cut in self.cuts]

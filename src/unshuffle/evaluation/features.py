@@ -47,11 +47,16 @@ def extract(trunk: Backbone, pixels: Pixels, device: torch.device) -> Tensor:
 @torch.no_grad()
 def pool5(trunk: Backbone, pixels: Tensor, size: int) -> Tensor:
     """Flattened features of (N, side, side, 3) bytes, resized to `size`, by a trunk in its form for evaluation."""
-    images = _to_floats(pixels)
-    if images.shape[-1] != size:
-        images = F.interpolate(images, (size, size), mode="bilinear", align_corners=False, antialias=True)
-    maps: Tensor = trunk(trunk.normalise(images))
+    maps: Tensor = trunk(network_input(trunk, pixels, size))
     return maps.flatten(1).float()
+
+
+def network_input(trunk: Backbone, pixels: Tensor, size: int | None = None) -> Tensor:
+    """(N, side, side, 3) bytes as a trunk wants them, resized to `size` if that is given."""
+    images = _to_floats(pixels)
+    if size is not None and images.shape[-1] != size:
+        images = F.interpolate(images, (size, size), mode="bilinear", align_corners=False, antialias=True)
+    return trunk.normalise(images)
 
 
 def raw_pixels(pixels: Pixels, side: int = 32) -> Tensor:

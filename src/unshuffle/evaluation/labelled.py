@@ -27,6 +27,28 @@ class LabelledImages:
     def __len__(self) -> int:
         return len(self.pixels)
 
+    def some(self, positions: Sequence[int]) -> "LabelledImages":
+        """Those at the given positions, in that order."""
+        return LabelledImages(self.pixels[list(positions)], self.labels[list(positions)], self.classes)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Some queries and what was found for them, to be looked at."""
+
+    queries: LabelledImages
+    found: LabelledImages
+    """Equally many for each query, one query after another, the nearest first."""
+
+
+def one_of_each(labels: Tensor, count: int) -> list[int]:
+    """Positions of the first sample of each class, of at most `count` classes evenly over all."""
+    rows = labels.tolist()
+    classes = sorted(set(rows))
+    return [
+        rows.index(classes[i]) for i in np.linspace(0, len(classes) - 1, min(count, len(classes))).round().astype(int)
+    ]
+
 
 def from_synthetic(source: SyntheticSource) -> LabelledImages:
     """The first frame of every item."""

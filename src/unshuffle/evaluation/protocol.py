@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rich.console import Console
 from rich.table import Table
 
 from unshuffle.errors import UserError
+
+if TYPE_CHECKING:
+    from unshuffle.evaluation.labelled import Neighbours  # needs torch, which takes seconds to import
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Result:
     """Figures; in percent where the paper prints percent."""
     table: Table | None = None
     """What to print below the statement, such as `published_table`."""
+    neighbours: "Neighbours | None" = None
+    """Queries and what was found for them, to be drawn into `out`."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +63,12 @@ EVALUATIONS: dict[str, str] = {
     "retrieval": "unshuffle.evaluation.retrieval:Retrieval",
     "linear": "unshuffle.evaluation.probes:Linear",
     "nonlinear": "unshuffle.evaluation.probes:NonLinear",
-    "finetune": "unshuffle.evaluation.finetuning:FineTuning",
+    "finetune": "unshuffle.evaluation.transfer:FineTuning",
     "action": "unshuffle.evaluation.action:ActionRecognition",
     "rankme": "unshuffle.evaluation.rankme:RankMe",
+    "voc-classification": "unshuffle.evaluation.voc_classification:VocClassification",
+    "voc-detection": "unshuffle.evaluation.voc_detection:VocDetection",
+    "voc-segmentation": "unshuffle.evaluation.voc_segmentation:VocSegmentation",
 }
 """Module and class of each evaluation; imported when it is asked for."""
 

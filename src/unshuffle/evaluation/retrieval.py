@@ -1,58 +1,210 @@
-"""Nearest-neighbour retrieval by cosine similarity."""
+"""Nearest-neighbour retrieval, Tab. 1 of the paper: images, videos or objects of VOC."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple, Self
 
+import numpy as np
 import torch
+from rich.console import Console
 from torch import Tensor
-from torch.nn import functional as F
 
-from unshuffle.evaluation.features import colour_histograms, extract, raw_pixels
-from unshuffle.evaluation.labelled import LabelledImages
-from unshuffle.models import Backbone
+from unshuffle.assembly import choose_device
+from unshuffle.errors import UserError
+from unshuffle.evaluation.backbones import find_backbone
+from unshuffle.evaluation.features import pool5
+from unshuffle.evaluation.items import Items, class_folders, voc_objects
+from unshuffle.evaluation.labelled import LabelledImages, Neighbours, one_of_each
+from unshuffle.evaluation.protocol import Evaluation, Result
+from unshuffle.evaluation.published import published_table
+from unshuffle.evaluation.search import GALLERY, Search, top_k_accuracy
+from unshuffle.evaluation.streaming import WORKERS, Chunk, stream, tell_skipped
 
-TOP = (1, 5, 10, 20)
+EXAMPLES, NEIGHBOURS = 8, 5
 
 
-def nearest(queries: Tensor, gallery: Tensor, k: int) -> Tensor:
-    """Indices of the k most similar gallery vectors of each query, (queries, k), the best first."""
-    gallery = F.normalize(gallery, dim=1)
-    chunks = [(F.normalize(some, dim=1) @ gallery.T).topk(k, dim=1).indices for some in queries.split(1024)]
-    return torch.cat(chunks)
+class Side(NamedTuple):
+    """The queries or the gallery."""
 
+    items: Items
+    owners: Tensor
+    """Which item each vector is of."""
 
-def top_k_accuracy(neighbours: Tensor, queries: Tensor, gallery: Tensor, top: Sequence[int] = TOP) -> dict[str, float]:
-    """Percent of the queries whose class is among their first k neighbours, from (queries, >= max k) indices."""
-    hits = gallery[neighbours] == queries[:, None]
-    return {f"top{k}": 100 * float(hits[:, :k].any(dim=1).double().mean()) for k in top if k <= hits.shape[1]}
+    @property
+    def labels(self) -> Tensor:
+        """The class of each vector."""
+        return torch.tensor(self.items.labels)[self.owners]
 
 
 @dataclass(frozen=True)
-class RetrievalMonitor:
-    """Retrieval on a small labelled set, as a check of the features while they are learned."""
+class Retrieval(Evaluation):
+    """Nearest neighbours by cosine of pool5: is the class of a query among its k nearest? (Tab. 1)"""
 
-    gallery: LabelledImages
-    queries: LabelledImages
-    device: torch.device
+    train: Path | None = None
+    """The gallery: images, or videos, in a folder for each class."""
+    test: Path | None = None
+    """The queries, in the same classes."""
+    voc: Path | None = None
+    """Instead of the two: a VOC devkit, whose objects are cut out and compared."""
+    year: int = 2007
+    """The year of the devkit."""
+    train_set: str = "trainval"
+    """Image set whose objects are the gallery."""
+    test_set: str = "test"
+    """Image set whose objects are the queries."""
+    min_pixels: int = 10_000
+    """Objects with a smaller box are left out."""
+    difficult: bool = True
+    """Whether objects that are marked as difficult take part."""
+    frames: int = 10
+    """Frames of each video."""
+    per_video: bool = False
+    """Compare videos by the mean vector of their frames; otherwise every frame is a query of its own."""
+    fit: Literal["auto", "crop", "squash"] = "auto"
+    """How an image becomes a square: crop its middle, or squash it; auto squashes objects of VOC only."""
+    size: int = 0
+    """Side of the input in pixels; 0 is the trunk's own, 227 for CaffeNet."""
+    top: tuple[int, ...] = (1, 5, 10, 20, 50)
+    """Each k."""
+    limit: int = 0
+    """At most so many images, videos or objects on each side, evenly over the classes; 0 is no limit."""
+    batch_size: int = 64
+    """Images that pass the trunk together."""
+    workers: int = WORKERS
+    """Threads that read files."""
 
-    def neighbours(self, trunk: Backbone) -> Tensor:
-        """Indices of each query's nearest gallery images."""
-        return self._nearest(*(extract(trunk, side.pixels, self.device) for side in (self.queries, self.gallery)))
+    @classmethod
+    def quick(cls) -> Self:
+        """At most 500 things on each side."""
+        return cls(preset="quick", limit=500)
 
-    def __call__(self, trunk: Backbone) -> dict[str, float]:
-        """Top-k accuracies of a trunk."""
-        return self._score(self.neighbours(trunk))
+    def run(self, console: Console) -> Result:
+        """Search the gallery for the nearest neighbours of every query."""
+        if not self.top or min(self.top) < 1 or self.frames < 1 or self.batch_size < 1:
+            raise UserError("top, frames and batch_size must be 1 or more")
+        device = choose_device(self.device)
+        trunk = find_backbone(self.weights, self.seed).to(device)
+        size = self.size or trunk.eval_size
+        gallery_items, query_items = (self._prepared(items, size) for items in self._sources())
 
-    def baselines(self) -> dict[str, dict[str, float]]:
-        """The same for features that nobody had to learn."""
-        features = {"raw pixels": raw_pixels, "colour histograms": colour_histograms}
-        return {
-            name: self._score(self._nearest(feature(self.queries.pixels), feature(self.gallery.pixels)))
-            for name, feature in features.items()
-        }
+        def vectors(items: Items, title: str) -> Iterator[Chunk]:
+            found = stream(
+                items,
+                lambda pixels: pool5(trunk, pixels, size),
+                device,
+                console,
+                title,
+                batch=self.batch_size,
+                workers=self.workers,
+            )
+            return (item_means(chunk) for chunk in found) if self.per_video else found
 
-    def _nearest(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        return nearest(queries, gallery, min(max(TOP), len(self.gallery)))
+        chunks = list(vectors(query_items, "queries"))
+        queries = Side(query_items, torch.cat([chunk.items for chunk in chunks]))
+        search = Search(torch.cat([chunk.values for chunk in chunks]), max(max(self.top), NEIGHBOURS), device)
+        owners = []
+        for chunk in merged(vectors(gallery_items, "gallery"), GALLERY):
+            search.add(chunk.values)
+            owners.append(chunk.items)
+        gallery = Side(gallery_items, torch.cat(owners))
+        for side, title in ((queries, "queries"), (gallery, "gallery")):
+            tell_skipped(console, side.items, title)
+        return self._result(queries, gallery, search.neighbours.cpu(), size)
 
-    def _score(self, neighbours: Tensor) -> dict[str, float]:
-        return top_k_accuracy(neighbours, self.queries.labels, self.gallery.labels)
+    def _sources(self) -> tuple[Items, Items]:
+        """Gallery and queries."""
+        if self.voc is not None and (self.train or self.test):
+            raise UserError("give --voc, or --train and --test, not both")
+        if self.voc is not None:
+            splits = (self.train_set, self.test_set)
+            gallery, queries = (
+                voc_objects(self.voc, self.year, split, min_pixels=self.min_pixels, difficult=self.difficult)
+                for split in splits
+            )
+            return gallery, queries
+        if self.train is None or self.test is None:
+            raise UserError("say what to retrieve: give --train and --test (folders by class), or --voc")
+        gallery = class_folders(self.train)
+        queries = class_folders(self.test, gallery.classes)
+        if gallery.kind != queries.kind:
+            raise UserError(f"{self.train} holds {gallery.kind}, but {self.test} holds {queries.kind}")
+        return gallery, queries
+
+    def _prepared(self, items: Items, size: int) -> Items:
+        if self.per_video and items.kind != "videos":
+            raise UserError(f"per_video is for videos, and there are {items.kind}")
+        fit = items.fit if self.fit == "auto" else self.fit
+        return replace(items, side=size, fit=fit, frames=self.frames).first(self.limit)
+
+    def _result(self, queries: Side, gallery: Side, neighbours: Tensor, size: int) -> Result:
+        accuracies = top_k_accuracy(neighbours, queries.labels, gallery.labels, self.top)
+        counts = {"queries": len(queries.owners), "gallery": len(gallery.owners)}
+        skipped = len(queries.items.skipped) + len(gallery.items.skipped)
+        kind = queries.items.kind
+        return Result(
+            f"retrieval, {self._unit(kind)}",
+            f"{counts['queries']:,} queries ({self._side_name(self.test, self.test_set)}) in a gallery of "
+            f"{counts['gallery']:,} ({self._side_name(self.train, self.train_set)}), "
+            f"{self._crop(queries.items)} {size} px; percent of the queries whose class is among "
+            "their k nearest by cosine of pool5",
+            {**accuracies, **counts, "skipped": skipped},
+            published_table("1", accuracies, on="UCF-101" if kind == "videos" else "VOC 2007"),
+            self._examples(queries, gallery, neighbours),
+        )
+
+    def _unit(self, kind: str) -> str:
+        if kind == "videos":
+            return f"per video, the mean of {self.frames} frames" if self.per_video else "per frame"
+        return "per image" if kind == "images" else "per object"
+
+    def _side_name(self, folder: Path | None, split: str) -> str:
+        return f"VOC{self.year} {split}" if folder is None else str(folder)
+
+    def _crop(self, items: Items) -> str:
+        frames = f"{self.frames} frames of each video, " if items.kind == "videos" else ""
+        if items.kind == "objects":
+            marked = "all" if self.difficult else "all but the difficult"
+            frames = f"{marked} boxes of {self.min_pixels:,} pixels or more, "
+        return frames + ("centre square at" if items.fit == "crop" else "squashed to")
+
+    def _examples(self, queries: Side, gallery: Side, neighbours: Tensor) -> Neighbours | None:
+        """Some queries and their nearest as images; read again, as no image was kept."""
+        if self.out is None:
+            return None
+        chosen = one_of_each(queries.labels, EXAMPLES)
+        found = neighbours[chosen, :NEIGHBOURS].flatten().tolist()
+        return Neighbours(_pictures(queries, chosen), _pictures(gallery, found))
+
+
+def _pictures(side: Side, rows: list[int]) -> LabelledImages:
+    """The frames that vectors were made of; the first one of a video that has but one vector."""
+    owners = side.owners[rows].tolist()
+    first = torch.searchsorted(side.owners, side.owners[rows]).tolist()
+    pixels = [side.items.read(owner)[row - start] for owner, row, start in zip(owners, rows, first, strict=True)]
+    return LabelledImages(np.stack(pixels), side.labels[rows], side.items.classes)
+
+
+def item_means(chunk: Chunk) -> Chunk:
+    """One vector for each item: the mean of its frames'."""
+    items, owners, counts = chunk.items.unique_consecutive(return_inverse=True, return_counts=True)
+    device = chunk.values.device
+    sums = torch.zeros(len(items), chunk.values.shape[1], device=device)
+    sums.index_add_(0, owners.to(device), chunk.values)
+    return Chunk(sums / counts.to(device)[:, None], items)
+
+
+def merged(chunks: Iterable[Chunk], rows: int) -> Iterator[Chunk]:
+    """The same in chunks of at least so many rows, but for the last: large products are faster."""
+    held: list[Chunk] = []
+    for chunk in chunks:
+        held.append(chunk)
+        if sum(len(some.items) for some in held) >= rows:
+            yield _joined(held)
+            held = []
+    if held:
+        yield _joined(held)
+
+
+def _joined(chunks: list[Chunk]) -> Chunk:
+    return Chunk(torch.cat([chunk.values for chunk in chunks]), torch.cat([chunk.items for chunk in chunks]))

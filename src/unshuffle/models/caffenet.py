@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from unshuffle.accelerator import has_kernels
 from unshuffle.models.norm import is_synchronised
-from unshuffle.models.registry import Backbone, register_backbone
+from unshuffle.models.registry import Backbone, register_backbone, sequential
 
 
 def _block(
@@ -50,11 +50,17 @@ class CaffeNet(Backbone):
 
     def training_pass(self, images: Tensor) -> Tensor:
         """The pool5 map; bf16 images on a GPU take the fused kernels."""
-        if not has_kernels(images.device) or images.dtype != torch.bfloat16 or is_synchronised(self):
+        is_folded = not isinstance(self.conv1[1], nn.BatchNorm2d)
+        if is_folded or not has_kernels(images.device) or images.dtype != torch.bfloat16 or is_synchronised(self):
             return super().training_pass(images)
         from unshuffle.models.fused_caffenet import fused_pool5  # needs Triton, which comes with torch for GPUs only
 
         return fused_pool5(self, images)
+
+    def forms(self) -> dict[str, nn.Module]:
+        """Also as one sequence; folded, its names are those of torchvision's AlexNet."""
+        early = [self.conv1, self.pool, self.conv2, self.pool]
+        return {"unshuffle": self, "torchvision": sequential(*early, self.conv3, self.conv4, self.conv5, self.pool)}
 
     def for_evaluation(self) -> "CaffeNet":
         """Conv1 takes stride 4, as in all of the paper's evaluations."""
@@ -90,3 +96,8 @@ class Tiny(Backbone):
         conv2 = self.conv2(conv1)
         conv3 = self.conv3(self.pool(conv2))
         return {"conv1": conv1, "conv2": conv2, "conv3": conv3, "conv4": self.conv4(conv3)}
+
+    def forms(self) -> dict[str, nn.Module]:
+        """Also as one sequence."""
+        layers = [self.conv1, self.conv2, self.pool, self.conv3, self.conv4, self.pool]
+        return {"unshuffle": self, "torchvision": sequential(*layers)}

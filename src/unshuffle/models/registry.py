@@ -1,5 +1,6 @@
 """The registry of backbones: one line registers a trunk, its name then works everywhere."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 from torch import Tensor, nn
@@ -11,11 +12,15 @@ from unshuffle.models.normalisation import PER_IMAGE, Normalisation
 class Backbone(nn.Module):
     """A trunk: (N, 3, H, W) images to the (N, channels, h, w) map that the paper calls pool5."""
 
+    architecture: str = ""
+    """The name it was built by."""
     channels: int
     eval_size: int = 227
     """Input side at evaluation, when nothing else is said."""
     normalisation: Normalisation = PER_IMAGE
     """How the weights want their images; a new trunk is trained on our own crops."""
+    published_normalisation: Normalisation = PER_IMAGE
+    """The same for files that do not say it, which others have made."""
 
     def forward(self, images: Tensor) -> Tensor:
         """The pool5 map."""
@@ -38,8 +43,22 @@ class Backbone(nn.Module):
         """Put the trunk into the form that evaluations use; most trunks have only one form."""
         return self.eval()
 
+    def forms(self) -> dict[str, nn.Module]:
+        """The same layers, nested as in the files of other programs; `torchvision` is the form to hand on."""
+        return {"unshuffle": self, "torchvision": self}
+
+
+def sequential(*layers: nn.Module) -> nn.Module:
+    """Layers one after another, as `features` of a module, the way torchvision writes a plain network."""
+    flat: list[nn.Module] = []
+    for layer in layers:
+        flat += layer if isinstance(layer, nn.Sequential) else [layer]
+    features = [layer for layer in flat if not isinstance(layer, nn.Identity)]  # which folding leaves behind
+    return nn.Sequential(OrderedDict(features=nn.Sequential(*features)))
+
 
 BACKBONES: dict[str, Callable[[], Backbone]] = {}
+FAMILIES: dict[str, Callable[[str], Backbone]] = {}
 
 
 def register_backbone(name: str) -> Callable[[Callable[[], Backbone]], Callable[[], Backbone]]:
@@ -53,8 +72,26 @@ def register_backbone(name: str) -> Callable[[Callable[[], Backbone]], Callable[
     return register
 
 
+def register_family(name: str) -> Callable[[Callable[[str], Backbone]], Callable[[str], Backbone]]:
+    """Make a function that builds trunks by their names available as `name:...`."""
+
+    def register(build: Callable[[str], Backbone]) -> Callable[[str], Backbone]:
+        assert name not in FAMILIES, f"family {name} is registered twice"
+        FAMILIES[name] = build
+        return build
+
+    return register
+
+
 def build_backbone(name: str) -> Backbone:
     """A new trunk with random weights."""
-    if name not in BACKBONES:
-        raise UserError(f"there is no backbone '{name}'; there are {', '.join(sorted(BACKBONES))}")
-    return BACKBONES[name]()
+    family, _, member = name.partition(":")
+    if family in FAMILIES and member:
+        trunk = FAMILIES[family](member)
+    elif name in BACKBONES:
+        trunk = BACKBONES[name]()
+    else:
+        known = [*sorted(BACKBONES), *(f"{family}:NAME" for family in sorted(FAMILIES))]
+        raise UserError(f"there is no backbone '{name}'; there are {', '.join(known)}")
+    trunk.architecture = name
+    return trunk

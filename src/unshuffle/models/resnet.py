@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from unshuffle.models.normalisation import IMAGENET
 from unshuffle.models.registry import Backbone, register_backbone
 
 
@@ -9,6 +10,7 @@ class ResNet(Backbone):
     """A torchvision ResNet without its classifier: (N, channels, 1, 1)."""
 
     eval_size = 224
+    published_normalisation = IMAGENET
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -31,6 +33,10 @@ class ResNet(Backbone):
         for name in ("layer1", "layer2", "layer3", "layer4"):
             maps = stages[name] = network.get_submodule(name)(maps)
         return stages
+
+    def forms(self) -> dict[str, nn.Module]:
+        """Also under torchvision's own names."""
+        return {"unshuffle": self, "torchvision": self.network}
 
 
 @register_backbone("resnet18")

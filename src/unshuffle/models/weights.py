@@ -1,20 +1,29 @@
-"""Trunks on disk: safetensors with metadata that says what is needed to use them."""
+"""Trunks on disk: safetensors with metadata that says what is needed to use them, and the files of other programs."""
 
 import json
-from collections.abc import Mapping
+import pickle
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from unshuffle.errors import UserError
-from unshuffle.models.registry import Backbone, build_backbone
+from unshuffle.models.fold import absorb
+from unshuffle.models.normalisation import Normalisation
+from unshuffle.models.registry import BACKBONES, Backbone, build_backbone
 
 WEIGHTS_NAME = "backbone.safetensors"
-NORMALISATION = "per image and channel: mean 0, deviation 1"
+METADATA = "unshuffle"
+"""Under this name a state dict that `unshuffle export` wrote carries its metadata."""
+_PICKLED = (".pth", ".pt", ".tar", ".bin")
+
+Weights = dict[str, Tensor]
 
 
 def save_backbone(
@@ -30,20 +39,27 @@ def save_backbone(
         "architecture": name,
         "input_size": str(trunk.eval_size),
         "training_crop_size": str(crop_size),
-        "normalisation": NORMALISATION,
+        "normalisation": str(trunk.normalisation),
         **{f"{task}_permutations": json.dumps(rows.tolist()) for task, rows in permutations.items()},
     }
+    write_weights(trunk, metadata, path)
+
+
+def write_weights(trunk: Backbone, metadata: dict[str, str], path: Path) -> None:
+    """Write a trunk with given metadata; a kill leaves the old file or the new one, never half of one."""
     weights = {key: value.detach().cpu().contiguous() for key, value in trunk.state_dict().items()}
     draft = path.with_suffix(".tmp")
     save_file(weights, draft, metadata=metadata)
     draft.replace(path)
 
 
-def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_weights(path: Path) -> tuple[Weights, dict[str, str]]:
     """Tensors and metadata of a trunk's file, or of the run folder that holds one."""
     file = path / WEIGHTS_NAME if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"there are no weights at {file}")
+    if file.suffix in _PICKLED:
+        return _read_pickled(file)
     try:
         with safe_open(file, framework="pt") as stored:
             return {key: stored.get_tensor(key) for key in stored.keys()}, stored.metadata() or {}  # noqa: SIM118
@@ -51,28 +67,102 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise UserError(f"{file} is not a whole safetensors file: {error}") from None
 
 
+def _read_pickled(file: Path) -> tuple[Weights, dict[str, str]]:
+    """A state dict that torch saved, alone or inside a checkpoint; a file that would run code is refused."""
+    try:
+        stored = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError) as error:
+        complaint = " ".join(str(error).split())[:200]
+        raise UserError(f"{file} is not a whole state dict that torch can read safely: {complaint}") from None
+    for key in ("state_dict", "model", "weights"):
+        if isinstance(stored, dict) and isinstance(stored.get(key), dict):
+            stored = stored[key]
+    if not isinstance(stored, dict):
+        raise UserError(f"{file} holds no state dict")
+    metadata = getattr(stored, "_metadata", {}).get(METADATA, {})
+    return {key: value for key, value in stored.items() if isinstance(value, Tensor)}, metadata
+
+
 def load_into(trunk: Backbone, name: str, path: Path) -> None:
     """Fill a trunk with stored weights."""
     weights, metadata = read_weights(path)
+    _fill(trunk, name, weights, metadata, path)
+
+
+def _fill(trunk: Backbone, name: str, weights: Weights, metadata: dict[str, str], path: Path) -> None:
     architecture = metadata.get("architecture", name)
     if architecture != name:
         raise UserError(f"{path} holds weights of {architecture}, not of {name}")
-    try:
-        trunk.load_state_dict(weights)
-    except RuntimeError as error:
-        raise UserError(f"{path} does not fit {name}: {' '.join(str(error).split())}") from None
+    for form in trunk.forms().values():
+        fitting = _fitting(weights, form.state_dict())
+        if fitting is not None:
+            form.load_state_dict(fitting, strict=False)  # all is there but for counts that old files do not have
+            known = metadata.get("normalisation")
+            trunk.normalisation = Normalisation.parse(known) if known else trunk.published_normalisation
+            return
+    raise UserError(f"{path} does not fit {name}: {_misfit(weights, trunk.state_dict())}")
+
+
+def _fitting(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Weights | None:
+    """The wanted tensors, if all are there in their shapes, with whatever before all of their names."""
+    keys = [key for key in wanted if not key.endswith("num_batches_tracked")]
+    for prefix in _prefixes(weights, keys[0]):
+        found = {key: weights[prefix + key] for key in wanted if prefix + key in weights}
+        if all(key in found and found[key].shape == wanted[key].shape for key in keys):
+            return found
+    return None
+
+
+def _prefixes(weights: Mapping[str, Tensor], key: str) -> Iterator[str]:
+    for stored in weights:
+        prefix = stored.removesuffix(key)
+        if stored.endswith(key) and (not prefix or prefix.endswith(".")):
+            yield prefix
+
+
+def _misfit(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    missing = [key for key in wanted if key not in weights]
+    if missing:
+        return f"it lacks {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+    key = next(key for key in wanted if weights[key].shape != wanted[key].shape)
+    return f"{key} has the shape {tuple(weights[key].shape)}, not {tuple(wanted[key].shape)}"
 
 
 def load_backbone(path: str | Path, architecture: str | None = None) -> Backbone:
     """The trunk stored at `path` (a file or a run folder) in the form that evaluations use.
 
-    `architecture` is needed only for files that do not name theirs.
+    Takes what `unshuffle` writes, and state dicts of others (.pth, .pt) if they fit a registered trunk;
+    `architecture` is needed only where a file does not name its own and does not fit any.
     """
-    path = Path(path)
-    _, metadata = read_weights(path)
-    name = architecture or metadata.get("architecture")
+    path = Path(path).expanduser()
+    weights, metadata = read_weights(path)
+    name = architecture or metadata.get("architecture") or _recognised(weights)
     if name is None:
-        raise UserError(f"{path} does not say what architecture it is of: pass architecture=...")
+        raise UserError(
+            f"{path} does not say what architecture it is of and fits none of {', '.join(sorted(BACKBONES))}: "
+            "pass architecture=..."
+        )
     trunk = build_backbone(name)
-    load_into(trunk, name, path)
+    if _is_folded(trunk, weights):
+        absorb(trunk)
+    _fill(trunk, name, weights, metadata, path)
     return trunk.for_evaluation()
+
+
+def _is_folded(trunk: Backbone, weights: Mapping[str, Any]) -> bool:
+    """Whether the trunk has batch normalisation and the weights have none."""
+    return not any(key.endswith("running_mean") for key in weights) and any(
+        key.endswith("running_mean") for key in trunk.state_dict()
+    )
+
+
+def _recognised(weights: Weights) -> str | None:
+    """The first registered trunk, in any of its forms, that the weights fit."""
+    for name in sorted(BACKBONES):
+        with torch.device("meta"):  # shapes will do
+            trunk = build_backbone(name)
+            if _is_folded(trunk, weights):
+                absorb(trunk)
+            if any(_fitting(weights, form.state_dict()) is not None for form in trunk.forms().values()):
+                return name
+    return None

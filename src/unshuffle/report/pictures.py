@@ -19,8 +19,9 @@ from torch.nn import functional as F
 
 from unshuffle.data import shuffle
 from unshuffle.data.squares import Squares
-from unshuffle.evaluation.labelled import LabelledImages
-from unshuffle.evaluation.retrieval import RetrievalMonitor
+from unshuffle.evaluation.labelled import LabelledImages, Neighbours, one_of_each
+from unshuffle.evaluation.monitor import RetrievalMonitor
+from unshuffle.evaluation.protocol import Result
 from unshuffle.permutations import inverse
 from unshuffle.randomness import torch_generator
 from unshuffle.run import Run
@@ -128,11 +129,6 @@ def _visible(trainer: Trainer, task: str, pixels: Tensor) -> Tensor:
     cuts = shuffle.CUTS[task](len(pixels), squares.shape[1], config, squares.device)
     crops: Tensor = shuffle.cut(squares, cuts, config.crop_size).unflatten(0, (-1, cuts.parts))
     return crops
-
-
-def _spread(available: int, count: int) -> list[int]:
-    """At most `count` positions, evenly over what is available."""
-    return [int(i) for i in np.linspace(0, available - 1, min(count, available)).round()]
 
 
 # ---- a sheet of pictures
@@ -278,16 +274,33 @@ def _strip(sheet: Sheet, frames: Tensor, order: Tensor, left: int, top: int, fra
 def _neighbours(trainer: Trainer, monitor: RetrievalMonitor) -> Figure:
     nearest = monitor.neighbours(trainer.network.trunk).cpu()[:, :NEIGHBOURS]
     chosen = one_of_each(monitor.queries.labels, QUERIES)
-    step = (BLOCK - GUTTER) // (NEIGHBOURS + 1)
+    shown = Neighbours(monitor.queries.some(chosen), monitor.gallery.some(nearest[chosen].flatten().tolist()))
     words = f"Images and their nearest neighbours, the nearest first, after {trainer.iteration:,} iterations"
-    sheet, corners = _sheet(words, step + 28, len(chosen))
+    return neighbour_sheet(shown, words)
+
+
+def draw_evaluation(result: Result, folder: Path) -> list[Path]:
+    """Draw what can be drawn of an evaluation into a folder; returns the files."""
+    if result.neighbours is None:
+        return []
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "neighbours.png"
+    neighbour_sheet(result.neighbours, "Queries and their nearest neighbours, the nearest first").savefig(path, dpi=DPI)
+    return [path]
+
+
+def neighbour_sheet(shown: Neighbours, words: str) -> Figure:
+    """Each query, and beside it what was found for it: framed in green if it is of the same class."""
+    queries, found = shown.queries, shown.found
+    each = len(found) // len(queries)
+    step = (BLOCK - GUTTER) // (NEIGHBOURS + 1)
+    sheet, corners = _sheet(words, step + 28, len(queries))
     for row, left, top in corners:
-        query = chosen[row]
-        label = int(monitor.queries.labels[query])
-        _labelled(sheet, monitor.queries, query, left, top, None)
-        for rank, index in enumerate(nearest[query].tolist(), start=1):
-            frame = RIGHT if int(monitor.gallery.labels[index]) == label else WRONG
-            _labelled(sheet, monitor.gallery, index, left + GUTTER + rank * step, top, frame)
+        _labelled(sheet, queries, row, left, top, None)
+        for rank in range(each):
+            place = row * each + rank
+            frame = RIGHT if found.labels[place] == queries.labels[row] else WRONG
+            _labelled(sheet, found, place, left + GUTTER + (rank + 1) * step, top, frame)
     return sheet.figure
 
 
@@ -297,13 +310,6 @@ def _labelled(sheet: Sheet, images: LabelledImages, index: int, left: int, top: 
     sheet.picture(_whole(images.pixels[index : index + 1], side)[0], left, top, frame)
     name = images.classes[int(images.labels[index])]
     sheet.text(name if len(name) <= NAME else f"{name[: NAME - 1]}…", left, top - 13, frame or INK, fontsize=8.5)
-
-
-def one_of_each(labels: Tensor, count: int) -> list[int]:
-    """Positions of the first sample of each class, of at most `count` classes evenly over all."""
-    rows = labels.tolist()
-    classes = sorted(set(rows))
-    return [rows.index(classes[i]) for i in _spread(len(classes), count)]
 
 
 # ---- curves

@@ -1,0 +1,163 @@
+"""What the evaluations that classify images have in common: folders by class, training crops, accuracies."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from torch import Tensor
+
+from unshuffle.assembly import choose_device
+from unshuffle.data.images import read_image
+from unshuffle.data.media import BadMedia
+from unshuffle.data.source import Pixels
+from unshuffle.errors import UserError
+from unshuffle.evaluation.backbones import find_backbone
+from unshuffle.evaluation.fine_tuning import Workshop, drawn
+from unshuffle.evaluation.items import Items, class_folders
+from unshuffle.evaluation.protocol import Evaluation
+from unshuffle.evaluation.streaming import stream, tell_skipped
+from unshuffle.models import Backbone
+from unshuffle.randomness import numpy_rng, seed_everything
+
+MARGIN = 256 / 227  # of the short side over the side of the crop
+Augment = Callable[[Pixels, int, np.random.Generator], Pixels]
+
+
+class Labelled(NamedTuple):
+    """A batch to learn from."""
+
+    pixels: Tensor
+    """(N, side, side, 3) bytes"""
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Classification(Evaluation):
+    """Options of every evaluation that classifies images."""
+
+    train: Path | None = None
+    """Images to learn from, in a folder for each class."""
+    test: Path | None = None
+    """Images to measure on, in the same classes."""
+    limit: int = 0
+    """At most so many images on each side, evenly over the classes; 0 is no limit."""
+    batch_size: int = 256
+    """Images of a step."""
+    momentum: float = 0.9
+    """Of SGD."""
+    weight_decay: float = 5e-4
+    """Of SGD; biases have none, and learn twice as fast."""
+    workers: int = os.cpu_count() or 1
+    """Threads that read images."""
+    save_every: int = 1000
+    """Iterations between checkpoints in --out."""
+
+    def prepare(self) -> tuple[Backbone, torch.device, Items, Items]:
+        """The trunk on its device, and the images to learn from and to measure on; draws are seeded."""
+        if self.train is None or self.test is None:
+            raise UserError("say what to classify: give --train and --test, folders with a subfolder for each class")
+        if self.batch_size < 2:
+            raise UserError(f"batch_size is {self.batch_size}, but batch normalisation needs two images or more")
+        device = choose_device(self.device)
+        trunk = find_backbone(self.weights, self.seed).to(device)
+        training = class_folders(self.train)
+        testing = class_folders(self.test, training.classes)
+        for items, folder in ((training, self.train), (testing, self.test)):
+            if items.kind != "images":
+                raise UserError(f"{folder} holds {items.kind}, but this evaluation classifies images")
+        seed_everything(self.seed)
+        training, testing = (replace(items, side=trunk.eval_size).first(self.limit) for items in (training, testing))
+        return trunk, device, training, testing
+
+    def workshop(self, console: Console) -> Workshop:
+        """Where and how the training goes on."""
+        free = ("out", "device", "json", "workers", "save_every")  # what may change when it is resumed
+        options = {name: str(value) for name, value in asdict(self).items() if name not in free}
+        folder = None if self.out is None else self.out.expanduser() / "checkpoints"
+        return Workshop(console, self.seed, self.workers, folder, str(sorted(options.items())), self.save_every)
+
+    def steps(self, epochs: float, items: Items) -> int:
+        """Iterations of so many epochs, at least 1."""
+        return max(1, round(epochs * len(items) / self.batch_size))
+
+    def batches(self, items: Items, augment: Augment) -> Callable[[int], Labelled]:
+        """Batches of training crops as a function of the iteration; unreadable images are left out of theirs."""
+
+        def batch(iteration: int) -> Labelled:
+            rng = numpy_rng(self.seed, "crops", iteration)
+            crops, labels = [], []
+            for position in drawn(self.seed, len(items), iteration, self.batch_size).tolist():
+                item = items.items[position]
+                try:
+                    crops.append(
+                        mirrored(augment(read_image(item.path, round(items.side * MARGIN)), items.side, rng), rng)
+                    )
+                    labels.append(item.label)
+                except BadMedia as reason:
+                    items.skip(position, reason)
+            if len(crops) < 2:
+                raise UserError(f"hardly any image of {self.train} can be read, such as {items.skipped[0]}")
+            return Labelled(torch.from_numpy(np.stack(crops)), torch.tensor(labels))
+
+        return batch
+
+    def scores(
+        self, items: Items, compute: Callable[[Tensor], Tensor], device: torch.device, console: Console, title: str
+    ) -> tuple[Tensor, Tensor]:
+        """`compute` on the centre crops of all readable images, on the CPU, and their labels."""
+        chunks = list(stream(items, lambda pixels: compute(pixels).cpu(), device, console, title, workers=self.workers))
+        tell_skipped(console, items, title)
+        labels = torch.tensor(items.labels)[torch.cat([chunk.items for chunk in chunks])]
+        return torch.cat([chunk.values for chunk in chunks]), labels
+
+    def statement(self, training: Items, testing: Items, how: str) -> str:
+        """What is measured on what."""
+        return (
+            f"{len(training):,} training images ({self.train}), {len(testing):,} test images ({self.test}), "
+            f"{len(training.classes)} classes; {how}; one centre crop of {testing.side} px; percent of the test images"
+        )
+
+
+def window(pixels: Pixels, side: int, rng: np.random.Generator) -> Pixels:
+    """A random square of a side out of an image."""
+    top, left = rng.integers(pixels.shape[0] - side + 1), rng.integers(pixels.shape[1] - side + 1)
+    return pixels[top : top + side, left : left + side]
+
+
+def zoom(pixels: Pixels, side: int, rng: np.random.Generator, least: float = 0.35) -> Pixels:
+    """A random part of an image, from `least` of its area and not far from square, resized to a square."""
+    height, width = pixels.shape[:2]
+    area, shape = rng.uniform(least, 1) * height * width, np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+    w, h = min(width, np.sqrt(area * shape)), min(height, np.sqrt(area / shape))
+    left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
+    box = (left, top, left + w, top + h)
+    return np.asarray(Image.fromarray(pixels).resize((side, side), Image.Resampling.BILINEAR, box=box))
+
+
+def mirrored(pixels: Pixels, rng: np.random.Generator) -> Pixels:
+    """An image or its mirror image, by the toss of a coin."""
+    return pixels[:, ::-1] if rng.random() < 0.5 else pixels
+
+
+def accuracy(scores: Tensor, labels: Tensor, k: int = 1) -> float:
+    """Percent of the rows whose label is among their k highest scores; a tie with a wrong class does not count."""
+    own = scores.gather(1, labels[:, None])
+    others_above = (scores >= own).sum(dim=1) - 1
+    return 100 * float((others_above < k).double().mean())
+
+
+def mean_class_accuracy(scores: Tensor, labels: Tensor) -> float:
+    """Mean over the classes of the percent of their rows that are recognised; classes without any do not count."""
+    each = [accuracy(scores[labels == label], labels[labels == label]) for label in labels.unique()]
+    return sum(each) / len(each)
+
+
+def accuracies(scores: Tensor, labels: Tensor, top: Sequence[int] = (1, 5)) -> dict[str, float]:
+    """Top-k accuracies in percent, of each k that there are classes for."""
+    return {f"top{k}": accuracy(scores, labels, k) for k in top if k <= scores.shape[1]}

@@ -1,0 +1,189 @@
+"""Labelled things that are read one at a time: images and videos in folders by class, objects of PASCAL VOC."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from PIL import Image
+
+from unshuffle.data.batches import spaced_frames
+from unshuffle.data.images import find_images, read_image
+from unshuffle.data.media import BadMedia, check_sides, resize_short_side
+from unshuffle.data.source import Pixels
+from unshuffle.data.videos import VIDEO_SUFFIXES, find_videos, read_frames
+from unshuffle.errors import UserError
+from unshuffle.evaluation.labelled import centre_square
+from unshuffle.evaluation.voc import CLASSES, Devkit
+
+Box = tuple[int, int, int, int]
+"""Left, top, right and bottom, in pixels from 0; the last two are outside."""
+Fit = Literal["crop", "squash"]
+Kind = Literal["images", "videos", "objects"]
+HELD_FRAMES = 1024  # frames of a video that are kept while the rest are counted; a longer one is decoded twice
+
+
+@dataclass(frozen=True)
+class Item:
+    """An image, a video, or an object in an image."""
+
+    path: Path
+    label: int
+    box: Box | None = None
+
+
+@dataclass(frozen=True)
+class Items:
+    """Items of one kind with a class each, and how they become squares."""
+
+    items: Sequence[Item]
+    classes: Sequence[str]
+    kind: Kind
+    side: int = 227
+    fit: Fit = "crop"
+    """crop: the short side is resized, then the middle is cut out; squash: the whole is resized."""
+    frames: int = 10
+    """Frames of a video, evenly from the first to the last."""
+    skipped: list[str] = field(default_factory=list)
+    """What turned out to be unusable, and why."""
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def labels(self) -> list[int]:
+        """The class of each item."""
+        return [item.label for item in self.items]
+
+    def read(self, position: int) -> Pixels:
+        """An item as (frames, side, side, 3); 1 frame for an image. `BadMedia` if that cannot be had."""
+        item = self.items[position]
+        if self.kind == "videos":
+            frames = [Image.fromarray(frame) for frame in video_frames(item.path, self.frames, self._short_side)]
+        elif item.box is not None:
+            frames = [_cut(read_image(item.path), item.box)]
+        else:
+            frames = [Image.fromarray(read_image(item.path, self._short_side))]
+        return np.stack([to_square(frame, self.side, self.fit) for frame in frames])
+
+    def read_or_skip(self, position: int) -> Pixels | None:
+        """An item, or None once it is noted as skipped."""
+        try:
+            return self.read(position)
+        except BadMedia as reason:
+            self.skip(position, reason)
+            return None
+
+    def skip(self, position: int, reason: BadMedia) -> None:
+        """Note an item as unusable, once."""
+        words = f"{self.items[position].path}: {reason}"
+        if words not in self.skipped:
+            self.skipped.append(words)
+
+    def first(self, limit: int) -> "Items":
+        """At most so many items, evenly over the classes; 0 is no limit."""
+        if limit == 0 or limit >= len(self):
+            return self
+        places: dict[int, list[int]] = {}
+        for position, label in enumerate(self.labels):
+            places.setdefault(label, []).append(position)
+        turns = sorted((turn, position) for some in places.values() for turn, position in enumerate(some))
+        chosen = sorted(position for _, position in turns[:limit])
+        return replace(self, items=[self.items[position] for position in chosen])
+
+    @property
+    def _short_side(self) -> int | None:
+        return self.side if self.fit == "crop" else None
+
+
+def to_square(image: Image.Image, side: int, fit: Fit) -> Pixels:
+    """An image as (side, side, 3)."""
+    if fit == "squash":
+        return np.asarray(image.resize((side, side), Image.Resampling.BILINEAR))
+    return centre_square(np.asarray(resize_short_side(image, side)), side)
+
+
+def _cut(pixels: Pixels, box: Box) -> Image.Image:
+    left, top, right, bottom = box
+    part = pixels[max(0, top) : bottom, max(0, left) : right]
+    check_sides(part.shape[1], part.shape[0])
+    return Image.fromarray(part)
+
+
+def video_frames(path: Path, count: int, short_side: int | None = None) -> list[Pixels]:
+    """Frames of a video at linspace(0, last, count); a video with fewer gives some of them again."""
+    coming = read_frames(path, short_side)
+    held = list(islice(coming, HELD_FRAMES))
+    length = len(held) + sum(1 for _ in coming)
+    places = spaced_frames(length, count, 0)
+    if length <= HELD_FRAMES:
+        return [held[place] for place in places]
+    wanted = set(places)
+    chosen = {place: frame for place, frame in enumerate(read_frames(path, short_side)) if place in wanted}
+    return [chosen[place] for place in places]
+
+
+# ---- folders by class
+
+
+def class_folders(folder: Path, classes: Sequence[str] | None = None) -> Items:
+    """The images, or the videos, of a folder with a subfolder for each class; other classes than given are no match."""
+    folder = folder.expanduser()
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder of classes")
+    found = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if len(found) < 2:
+        raise UserError(f"{folder} needs a subfolder for each of two or more classes")
+    if classes is not None and not set(found) <= set(classes):
+        strange = sorted(set(found) - set(classes))
+        raise UserError(f"{folder} has classes that the training folder has not: {', '.join(strange[:5])}")
+    names = found if classes is None else list(classes)
+    kind = _kind(folder)
+    find = find_images if kind == "images" else find_videos
+    items = [Item(path, names.index(name)) for name in found for path in find(folder / name)]
+    return Items(items, names, kind)
+
+
+def _kind(folder: Path) -> Kind:
+    """Images, or videos if there are no images; an animation may be either."""
+    images = any(path.suffix.lower() not in VIDEO_SUFFIXES for path in find_images(folder))
+    videos = any(path.suffix.lower() != ".gif" for path in find_videos(folder))
+    if images and videos:
+        raise UserError(f"{folder} holds images and videos: an evaluation needs one or the other")
+    if videos:
+        return "videos"
+    if not images and not find_images(folder):
+        raise UserError(f"there is no image and no video in {folder}")
+    return "images"
+
+
+# ---- PASCAL VOC
+
+
+def voc_objects(devkit: Path, year: int, split: str, *, min_pixels: int = 10_000, difficult: bool = True) -> Items:
+    """The objects of an image set, cut out along their boxes; small ones are left out, difficult ones by choice."""
+    images = Devkit(devkit, year).with_objects(split)
+    items = [
+        Item(image.path, one.label, _whole(one.box))
+        for image in images.images
+        for one in image.objects
+        if difficult or not one.difficult
+    ]
+    large = [item for item in items if _area(item) >= min_pixels]
+    if not large:
+        raise UserError(f"no object of {images.name} has {min_pixels} pixels")
+    skipped = [f"{count} images of {images.name} because {reason}" for reason, count in images.skipped.items()]
+    return Items(large, CLASSES, "objects", fit="squash", skipped=skipped)
+
+
+def _whole(box: tuple[float, ...]) -> Box:
+    left, top, right, bottom = map(round, box)
+    return left, top, right, bottom
+
+
+def _area(item: Item) -> int:
+    assert item.box is not None
+    left, top, right, bottom = item.box
+    return (right - left) * (bottom - top)

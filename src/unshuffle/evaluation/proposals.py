@@ -1,0 +1,117 @@
+"""Boxes that may hold an object: by selective search, kept on disk, or from files."""
+
+import os
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from unshuffle.data.images import read_image
+from unshuffle.data.source import Pixels
+from unshuffle.errors import UserError
+from unshuffle.evaluation.boxes import clip
+from unshuffle.evaluation.progress import progress
+from unshuffle.evaluation.voc import VocImage
+
+Boxes = npt.NDArray[np.float32]
+LEAST_SIDE = 16
+"""Pixels; a proposal with a shorter side holds nothing that could be recognised."""
+
+
+def read_proposals(files: Sequence[Path]) -> dict[str, Boxes]:
+    """Proposals by image name, of all files together.
+
+    .npz: an array for each image, under its name: (N, 4) of left, top, right, bottom in pixels from 0, right and
+    bottom the first pixels outside, the best first. .mat: as published with Fast R-CNN.
+    """
+    found: dict[str, Boxes] = {}
+    for file in files:
+        if not file.is_file():
+            raise UserError(f"there are no proposals at {file}")
+        try:
+            found |= _read_mat(file) if file.suffix == ".mat" else _read_npz(file)
+        except (ValueError, KeyError, IndexError, OSError, NotImplementedError, zipfile.BadZipFile) as error:
+            raise UserError(f"the proposals in {file} cannot be read: {str(error).splitlines()[0]}") from None
+    return found
+
+
+def _read_npz(file: Path) -> dict[str, Boxes]:
+    with np.load(file) as arrays:
+        return {name: _checked(arrays[name]) for name in arrays.files}
+
+
+def _read_mat(file: Path) -> dict[str, Boxes]:
+    """`images`, a cell of names, and `boxes`, a cell of top, left, bottom, right from 1, the last pixel included."""
+    from scipy.io import loadmat
+
+    content = loadmat(file)
+    names = [str(np.ravel(name)[0]) for name in np.ravel(content["images"])]
+    boxes = [_checked(np.asarray(some)[:, (1, 0, 3, 2)] - (1.0, 1.0, 0.0, 0.0)) for some in np.ravel(content["boxes"])]
+    return dict(zip(names, boxes, strict=True))
+
+
+def _checked(boxes: npt.NDArray[Any]) -> Boxes:
+    boxes = np.asarray(boxes, np.float32)
+    if boxes.ndim != 2 or boxes.shape[1] != 4:
+        raise ValueError(f"an array has the shape {boxes.shape}, not (N, 4)")
+    return boxes
+
+
+def cleaned(boxes: Boxes, size: tuple[int, int], limit: int) -> Tensor:
+    """The first `limit` proposals within an image that are large enough to be of use."""
+    inside = clip(torch.from_numpy(np.asarray(boxes, np.float32)), size)
+    return inside[((inside[:, 2:] - inside[:, :2]) >= LEAST_SIDE).all(dim=1)][:limit]
+
+
+def search_proposals(images: Sequence[VocImage], folder: Path | None, console: Console) -> Mapping[str, Boxes]:
+    """Selective search in every image; results are kept in the folder and found there the next time."""
+    search = selective_search()
+    found: dict[str, Boxes] = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool, progress(console, "selective search", len(images)) as advance:
+        for image, boxes in zip(images, pool.map(lambda one: _kept(one, folder, search), images), strict=True):
+            found[image.name] = boxes
+            advance(len(found))
+    return found
+
+
+def _kept(image: VocImage, folder: Path | None, search: Callable[[Pixels], Boxes]) -> Boxes:
+    if folder is None:
+        return search(read_image(image.path))
+    file = folder / f"{image.name}.npy"
+    if not file.is_file():
+        boxes = search(read_image(image.path))
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = file.with_suffix(".tmp")
+        with draft.open("wb") as stream:
+            np.save(stream, boxes)
+        draft.replace(file)
+    return _checked(np.load(file))
+
+
+def selective_search() -> Callable[[Pixels], Boxes]:
+    """OpenCV's selective search in its fast mode, which is that of the published proposals."""
+    try:
+        import cv2
+
+        segmentation = getattr(cv2, "ximgproc").segmentation  # noqa: B009, the plain OpenCV does not have it
+    except (ImportError, AttributeError):
+        raise UserError(
+            "selective search needs OpenCV with its contrib modules (pip install opencv-contrib-python-headless, in "
+            "place of any other OpenCV); or give --proposals"
+        ) from None
+
+    def search(pixels: Pixels) -> Boxes:
+        searcher = segmentation.createSelectiveSearchSegmentation()
+        searcher.setBaseImage(np.ascontiguousarray(pixels[..., ::-1]))
+        searcher.switchToSelectiveSearchFast()
+        left, top, width, height = np.asarray(searcher.process(), np.float32).reshape(-1, 4).T
+        return np.stack([left, top, left + width, top + height], axis=1)
+
+    return search

@@ -1,0 +1,75 @@
+"""The effective rank of features, for any folder of images."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from rich.console import Console
+
+from unshuffle.assembly import choose_device
+from unshuffle.data.images import find_images
+from unshuffle.errors import UserError
+from unshuffle.evaluation.backbones import find_backbone
+from unshuffle.evaluation.effective_rank import effective_rank
+from unshuffle.evaluation.features import pool5
+from unshuffle.evaluation.items import Item, Items
+from unshuffle.evaluation.protocol import Evaluation, Result
+from unshuffle.evaluation.streaming import WORKERS, stream, tell_skipped
+from unshuffle.randomness import numpy_rng
+
+
+@dataclass(frozen=True)
+class RankMe(Evaluation):
+    """How many dimensions the features of unlabelled images use (RankMe): low is a sign of collapse."""
+
+    images: Path | None = None
+    """Any folder of images."""
+    limit: int = 25_600
+    """At most so many of them, drawn with the seed; the rank cannot be higher than their number."""
+    batch_size: int = 64
+    """Images that pass the trunk together."""
+    workers: int = WORKERS
+    """Threads that read files."""
+
+    @classmethod
+    def quick(cls) -> Self:
+        """At most 1,000 images."""
+        return cls(preset="quick", limit=1000)
+
+    def run(self, console: Console) -> Result:
+        """The effective rank of pool5."""
+        if self.images is None:
+            raise UserError("say whose features to rank: give --images")
+        device = choose_device(self.device)
+        trunk = find_backbone(self.weights, self.seed).to(device)
+        items = Items([Item(path, 0) for path in self._chosen()], ["image"], "images", trunk.eval_size)
+        chunks = stream(
+            items,
+            lambda pixels: pool5(trunk, pixels, trunk.eval_size).cpu(),
+            device,
+            console,
+            "images",
+            batch=self.batch_size,
+            workers=self.workers,
+        )
+        features = torch.cat([chunk.values for chunk in chunks])
+        tell_skipped(console, items, "images")
+        count, dimensions = features.shape
+        rank = effective_rank(features.to(device))
+        console.print(f"effective rank {rank:.1f} of at most {min(count, dimensions):,}", highlight=False)
+        return Result(
+            "RankMe",
+            f"{count:,} images ({self.images}), centre square at {trunk.eval_size} px; exp of the entropy of the "
+            f"singular values of pool5 ({dimensions:,} numbers), to compare with equal numbers of images only",
+            {"rankme": rank, "images": count, "dimensions": dimensions, "skipped": len(items.skipped)},
+        )
+
+    def _chosen(self) -> list[Path]:
+        assert self.images is not None
+        paths = find_images(self.images.expanduser())
+        if not paths:
+            raise UserError(f"there is no image in {self.images}")
+        if not 0 < self.limit < len(paths):
+            return paths
+        return [paths[place] for place in sorted(numpy_rng(self.seed, "rankme").permutation(len(paths))[: self.limit])]

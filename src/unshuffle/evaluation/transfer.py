@@ -1,0 +1,76 @@
+"""Fine-tuning of the whole trunk on images in folders by class."""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from unshuffle.evaluation.classification import Classification, accuracies, mean_class_accuracy, zoom
+from unshuffle.evaluation.features import network_input
+from unshuffle.evaluation.fine_tuning import Recipe, fine_tune
+from unshuffle.evaluation.protocol import Result
+from unshuffle.evaluation.published import published_table
+
+
+@dataclass(frozen=True)
+class CosineRecipe(Recipe):
+    """SGD whose rate falls to zero along half a cosine."""
+
+    def rate(self, iteration: int) -> float:
+        """The learning rate of a step."""
+        return self.lr * (1 + math.cos(math.pi * iteration / self.iterations)) / 2
+
+
+@dataclass(frozen=True)
+class FineTuning(Classification):
+    """All of the trunk and a new classifier, trained on your labelled images."""
+
+    epochs: int = 50
+    """Times that every image is seen."""
+    lr: float = 0.01
+    """First learning rate; it falls to zero along half a cosine."""
+    batch_size: int = 64
+    """Images of a step."""
+    weight_decay: float = 1e-4
+    """Of SGD; biases have none, and learn twice as fast."""
+
+    @classmethod
+    def quick(cls) -> Self:
+        """5 epochs."""
+        return cls(preset="quick", epochs=5, limit=2000, save_every=50)
+
+    def run(self, console: Console) -> Result:
+        """Train, then measure."""
+        trunk, device, training, testing = self.prepare()
+        side = trunk.eval_size
+        with torch.no_grad():
+            features = trunk(torch.zeros(1, 3, side, side, device=device)).numel()
+        network = nn.Sequential(trunk, nn.Flatten(), nn.Linear(features, len(training.classes))).to(device)
+
+        def scores_of(pixels: Tensor) -> Tensor:
+            scores: Tensor = network(network_input(trunk, pixels.to(device)))
+            return scores
+
+        recipe = CosineRecipe(self.steps(self.epochs, training), self.lr, self.momentum, self.weight_decay)
+        fine_tune(
+            network,
+            recipe,
+            self.batches(training, zoom),
+            lambda batch: F.cross_entropy(scores_of(batch.pixels), batch.labels.to(device)),
+            self.workshop(console),
+        )
+        network.eval()
+        with torch.no_grad():
+            scores, labels = self.scores(testing, scores_of, device, console, "test")
+        figures = {**accuracies(scores, labels), "mean_class": mean_class_accuracy(scores, labels)}
+        how = f"{self.epochs} epochs of SGD in batches of {self.batch_size}, random zoom and mirror images"
+        return Result(
+            "fine-tuning of the whole trunk",
+            self.statement(training, testing, how) + " recognised, and the mean of that over the classes",
+            {**figures, "skipped": len(training.skipped) + len(testing.skipped)},
+            published_table("", figures),
+        )

@@ -1,0 +1,207 @@
+"""The PASCAL VOC devkit: image sets, boxes and masks, each file checked before anything is measured.
+
+A file that cannot be used leaves its image out, and the image set says how many and why.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from unshuffle.data.images import read_image
+from unshuffle.data.media import BadMedia
+from unshuffle.errors import UserError
+
+CLASSES = (
+    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
+    *("horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+)
+IGNORED = 255
+"""The label of pixels that do not count."""
+Mask = npt.NDArray[np.uint8]
+
+
+class BadFile(Exception):
+    """Why an image cannot be used; the same words for the same reason, as they are counted."""
+
+
+class VocObject(NamedTuple):
+    """One annotated object."""
+
+    label: int
+    """Index into CLASSES."""
+    box: tuple[float, float, float, float]
+    """Left, top, right, bottom from 0; right and bottom are the first pixels outside."""
+    difficult: bool
+
+
+@dataclass(frozen=True)
+class VocImage:
+    """An image with what is known about it."""
+
+    name: str
+    path: Path
+    size: tuple[int, int]
+    """Height and width."""
+    objects: tuple[VocObject, ...] = ()
+    mask: Path | None = None
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """The images of one split that can be used."""
+
+    name: str
+    """Such as "VOC2007 test"."""
+    images: Sequence[VocImage]
+    skipped: Counter[str]
+    """How many were left out, by reason."""
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def summary(self) -> str:
+        """How many images there are, and how many were left out for which reason."""
+        reasons = ", ".join(f"{count} because {reason}" for reason, count in self.skipped.most_common())
+        return f"{self.name}: {len(self)} images" + (f" ({self.skipped.total()} skipped: {reasons})" if reasons else "")
+
+    def keep(self, wanted: Callable[[VocImage], bool], reason: str) -> "ImageSet":
+        """The images that a task can use; the others count as skipped."""
+        kept = [image for image in self.images if wanted(image)]
+        lost = Counter({reason: len(self) - len(kept)} if len(kept) < len(self) else {})
+        return _not_empty(ImageSet(self.name, kept, self.skipped + lost))
+
+
+class Devkit:
+    """One year of a VOC devkit."""
+
+    def __init__(self, root: Path, year: int) -> None:
+        root, self.year = root.expanduser(), year
+        places = [root / f"VOC{year}", root / "VOCdevkit" / f"VOC{year}"]
+        if root.name == f"VOC{year}" or not root.name.startswith("VOC2"):  # the folder of another year is none
+            places.append(root)
+        found = [place for place in places if (place / "JPEGImages").is_dir()]
+        if not found:
+            raise UserError(f"{root} is no VOC devkit with the year {year}: there is no VOC{year}/JPEGImages in it")
+        self.folder = found[0]
+
+    def with_objects(self, name: str, limit: int | None = None) -> ImageSet:
+        """An image set of ImageSets/Main (or a file of names) with its annotated objects."""
+        return self._read("Main", name, limit, self._with_objects)
+
+    def with_masks(self, name: str, masks: str = "SegmentationClass", limit: int | None = None) -> ImageSet:
+        """An image set of ImageSets/Segmentation (or a file of names) with a mask for each image."""
+        return self._read("Segmentation", name, limit, lambda image: self._with_mask(image, self.folder / masks))
+
+    def _read(self, kind: str, name: str, limit: int | None, make: Callable[[str], VocImage]) -> ImageSet:
+        skipped: Counter[str] = Counter()
+
+        def attempt(image: str) -> VocImage | BadFile:
+            try:
+                return make(image)
+            except BadFile as reason:
+                return reason
+
+        names = self._names(kind, name)[:limit]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            outcomes = list(pool.map(attempt, names))
+        images = [outcome for outcome in outcomes if isinstance(outcome, VocImage)]
+        skipped.update(str(outcome) for outcome in outcomes if isinstance(outcome, BadFile))
+        return _not_empty(ImageSet(f"VOC{self.year} {Path(name).stem}", images, skipped))
+
+    def _names(self, kind: str, name: str) -> list[str]:
+        folder = self.folder / "ImageSets" / kind
+        file = next((file for file in (folder / f"{name}.txt", Path(name).expanduser()) if file.is_file()), None)
+        if file is None:
+            of_classes = tuple(f"{label}_" for label in CLASSES)
+            plain = sorted(path.stem for path in folder.glob("*.txt") if not path.stem.startswith(of_classes))
+            raise UserError(f"there is no image set '{name}' in {folder}; there are {', '.join(plain) or 'none'}")
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        names = [line.split()[0] for line in lines if line.strip()]
+        if not names:
+            raise UserError(f"the image set {file} is empty")
+        if len(set(names)) < len(names):
+            raise UserError(f"the image set {file} names {Counter(names).most_common(1)[0][0]} more than once")
+        return names
+
+    def _image(self, name: str) -> tuple[Path, tuple[int, int]]:
+        path = self.folder / "JPEGImages" / f"{name}.jpg"
+        if not path.is_file():
+            raise BadFile("the image is missing")
+        try:
+            height, width, _ = read_image(path).shape
+        except BadMedia:
+            raise BadFile("the image cannot be read") from None
+        return path, (height, width)
+
+    def _with_objects(self, name: str) -> VocImage:
+        path, size = self._image(name)
+        return VocImage(name, path, size, read_objects(self.folder / "Annotations" / f"{name}.xml", size))
+
+    def _with_mask(self, name: str, folder: Path) -> VocImage:
+        path, size = self._image(name)
+        mask = folder / f"{name}.png"
+        labels = read_mask(mask)
+        if labels.shape != size:
+            raise BadFile("the mask has not the size of the image")
+        if np.all(labels == IGNORED):
+            raise BadFile("no pixel of the mask counts")
+        return VocImage(name, path, size, mask=mask)
+
+
+def _not_empty(images: ImageSet) -> ImageSet:
+    if not images.images:
+        reasons = ", ".join(f"{count} because {reason}" for reason, count in images.skipped.most_common())
+        raise UserError(f"no image of {images.name} can be used: {reasons}")
+    return images
+
+
+def read_objects(file: Path, size: tuple[int, int]) -> tuple[VocObject, ...]:
+    """The objects of an annotation of an image of that height and width."""
+    if not file.is_file():
+        raise BadFile("the annotation is missing")
+    try:
+        root = ElementTree.parse(file).getroot()
+        return tuple(_read_object(element, size) for element in root.findall("object"))
+    except (ElementTree.ParseError, UnicodeError, ValueError, OverflowError):
+        raise BadFile("the annotation cannot be read") from None
+
+
+def _read_object(element: ElementTree.Element, size: tuple[int, int]) -> VocObject:
+    name = (element.findtext("name") or "").strip()
+    if name not in CLASSES:
+        raise BadFile(f"it is annotated with '{name}', which is no class of VOC")
+    left, top, right, bottom = (
+        float(element.findtext(f"bndbox/{side}", "")) for side in ("xmin", "ymin", "xmax", "ymax")
+    )
+    height, width = size
+    # files count pixels from 1 and include the last
+    left, top, right, bottom = max(left - 1, 0.0), max(top - 1, 0.0), min(right, width), min(bottom, height)
+    if not (left < right and top < bottom):
+        raise BadFile("a box has no area within the image")
+    difficult = int(element.findtext("difficult", "0")) != 0
+    return VocObject(CLASSES.index(name), (left, top, right, bottom), difficult)
+
+
+def read_mask(file: Path) -> Mask:
+    """The labels of a mask: 0 for the background, 1 to 20 for the classes, 255 for what does not count."""
+    if not file.is_file():
+        raise BadFile("the mask is missing")
+    try:
+        with Image.open(file) as image:
+            if image.mode not in ("P", "L"):
+                raise BadFile("the mask has colours instead of labels")
+            labels: Mask = np.array(image, np.uint8)
+    except (OSError, SyntaxError, ValueError):  # Pillow raises all of them for damaged files
+        raise BadFile("the mask cannot be read") from None
+    if np.any((labels > len(CLASSES)) & (labels != IGNORED)):
+        raise BadFile("the mask has labels that VOC does not have")
+    return labels

@@ -1,0 +1,203 @@
+"""VOC classification (the paper's Tab. 4 and 5): fine-tuning with 20 independent sigmoids, by Krähenbühl's protocol."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from unshuffle.data.batches import Prefetcher
+from unshuffle.data.images import read_image
+from unshuffle.data.source import Pixels
+from unshuffle.evaluation.average_precision import eleven_point, ranked_curve, step_area
+from unshuffle.evaluation.fine_tuning import Recipe, drawn, fine_tune
+from unshuffle.evaluation.progress import progress
+from unshuffle.evaluation.protocol import Result
+from unshuffle.evaluation.voc import CLASSES, ImageSet, VocImage
+from unshuffle.evaluation.voc_task import (
+    VocTask,
+    class_figures,
+    new_layer,
+    percent,
+    print_classes,
+    to_floats,
+)
+from unshuffle.models import Backbone
+from unshuffle.randomness import numpy_rng
+
+SCALES = (0.5, 2.0)
+TEST_BATCH = 8
+RECIPE = Recipe(
+    80_000, lr=0.001, weight_decay=1e-6, milestones=tuple(range(10_000, 80_000, 10_000)), decay=0.5, clip=10
+)
+UNKNOWN = -1
+"""The label of a class of which an image has difficult objects only."""
+
+
+@dataclass(frozen=True)
+class VocClassification(VocTask):
+    """Which of 20 classes are in an image? mAP after fine-tuning all layers (Tab. 4)."""
+
+    batch_size: int = 16
+    """Images in a step."""
+    crops: int = 10
+    """Random crops of a test image whose scores are added."""
+    deviation: float = 0.01
+    """Deviation of the weights of new layers; their biases are 0.1."""
+
+    @classmethod
+    def quick(cls) -> Self:
+        """Minutes on a CPU: a short schedule with a rate and new layers that learn from the start."""
+        return cls(preset="quick", iterations=400, lr=0.01, hidden=512, crops=4, deviation=0.03)
+
+    def run(self, console: Console) -> Result:
+        """Fine-tune on one image set, measure on another."""
+        devkit = self.devkit()
+        train = devkit.with_objects(self.train_set, self.limit)
+        test = devkit.with_objects(self.test_set, self.limit)
+        for images in (train, test):
+            console.print(images.summary(), highlight=False, soft_wrap=True)
+        trunk, device = self.prepare_trunk()
+        network = Classifier(trunk, self.hidden, self.deviation).to(device)
+        self._train(network, train, console, device)
+        scores = self._scores(network, test, console, device)
+        return self._result(scores, train, test, console)
+
+    def _train(self, network: "Classifier", train: ImageSet, console: Console, device: torch.device) -> None:
+        truth = presence(train.images)
+
+        def batch(step: int) -> tuple[Tensor, Tensor]:
+            rng = numpy_rng(self.seed, "crops", step)
+            items = drawn(self.seed, len(train), step, self.batch_size)
+            crops = [random_crop(read_image(train.images[item].path), network.size, rng) for item in items]
+            return torch.from_numpy(np.stack(crops)), truth[items]
+
+        def loss(crops_and_truth: tuple[Tensor, Tensor]) -> Tensor:
+            crops, some = (tensor.to(device) for tensor in crops_and_truth)
+            return presence_loss(network(crops), some)
+
+        fine_tune(network, RECIPE.changed(self.iterations, self.lr), batch, loss, self.workshop(console))
+
+    @torch.no_grad()
+    def _scores(self, network: "Classifier", test: ImageSet, console: Console, device: torch.device) -> Tensor:
+        """(images, crops, classes) logits."""
+        network.eval()
+        scores: list[Tensor] = []
+
+        def crops(item: int) -> Tensor:
+            pixels, rng = read_image(test.images[item].path), numpy_rng(self.seed, "test", item)
+            return torch.from_numpy(np.stack([random_crop(pixels, network.size, rng) for _ in range(self.crops)]))
+
+        with progress(console, "testing", len(test)) as advance:
+            for some in _grouped(iter(Prefetcher(crops, 0, len(test), self.workers)), TEST_BATCH):
+                logits = network(torch.cat(some).to(device)).cpu()
+                scores += logits.unflatten(0, (len(some), self.crops))
+                advance(len(scores))
+        return torch.stack(scores)
+
+    def _result(self, scores: Tensor, train: ImageSet, test: ImageSet, console: Console) -> Result:
+        truth = presence(test.images).numpy()
+        all_crops = class_precisions(scores.double().sum(dim=1).numpy(), truth)
+        one_crop = class_precisions(scores[:, 0].double().numpy(), truth)
+        area, eleven = "AP (area)", "AP (11-point)"
+        print_classes(console, CLASSES, {area: all_crops["area"], eleven: all_crops["11-point"]})
+        statement = (
+            f"trained on {train.name} ({len(train)} images), tested on {test.name} ({len(test)}): mAP over classes, "
+            f"{self.crops} random crops at scales {SCALES[0]} to {SCALES[1]}, difficult objects ignored; "
+            "area is scikit-learn's average precision, 11-point that of VOC 2007"
+        )
+        metrics: dict[str, Any] = {
+            "mAP area": percent(all_crops["area"]),
+            "mAP 11-point": percent(all_crops["11-point"]),
+            "mAP area, 1 crop": percent(one_crop["area"]),
+            "AP area": class_figures(CLASSES, all_crops["area"]),
+            "AP 11-point": class_figures(CLASSES, all_crops["11-point"]),
+            "train images": len(train),
+            "test images": len(test),
+            "skipped": dict(train.skipped + test.skipped),
+        }
+        console.print(statement, highlight=False, soft_wrap=True)
+        console.print(
+            f"mAP {metrics['mAP area']:.1f} (area), {metrics['mAP 11-point']:.1f} (11-point)", highlight=False
+        )
+        return Result("voc-classification, Krähenbühl", statement, metrics)
+
+
+class Classifier(nn.Module):
+    """A trunk with new layers fc6, fc7 and fc8, from bytes to logits."""
+
+    def __init__(self, trunk: Backbone, hidden: int, deviation: float) -> None:
+        super().__init__()
+        self.trunk, self.size = trunk, trunk.eval_size
+        with torch.no_grad():
+            features = trunk(torch.zeros(1, 3, self.size, self.size)).numel()
+        self.head = nn.Sequential(
+            nn.Flatten(),
+            new_layer(nn.Linear(features, hidden), deviation, 0.1),
+            nn.ReLU(inplace=True),
+            nn.Dropout(),
+            new_layer(nn.Linear(hidden, hidden), deviation, 0.1),
+            nn.ReLU(inplace=True),
+            nn.Dropout(),
+            new_layer(nn.Linear(hidden, len(CLASSES)), deviation, 0.1),
+        )
+
+    def forward(self, crops: Tensor) -> Tensor:
+        """(N, size, size, 3) bytes to (N, 20) logits."""
+        logits: Tensor = self.head(self.trunk(self.trunk.normalise(to_floats(crops))))
+        return logits
+
+
+def presence(images: Sequence[VocImage]) -> Tensor:
+    """(images, 20): 1 where a class is there, 0 where it is not, UNKNOWN where only as a difficult object."""
+    truth = torch.zeros(len(images), len(CLASSES), dtype=torch.long)
+    for row, image in zip(truth, images, strict=True):
+        for label, _, difficult in sorted(image.objects, key=lambda thing: not thing.difficult):
+            row[label] = UNKNOWN if difficult else 1
+    return truth
+
+
+def presence_loss(logits: Tensor, truth: Tensor) -> Tensor:
+    """Cross-entropy of the sigmoids, summed over the classes that are known, the mean over images."""
+    known = truth != UNKNOWN
+    losses = F.binary_cross_entropy_with_logits(logits, truth.clamp(min=0).float(), reduction="none")
+    return (losses * known).sum() / len(logits)
+
+
+def random_crop(pixels: Pixels, size: int, rng: np.random.Generator) -> Pixels:
+    """A square of the image scaled by 0.5 to 2, at any place, mirrored or not; never more than the image has."""
+    height, width, _ = pixels.shape
+    side = min(size / rng.uniform(*SCALES), height, width)
+    left, top = rng.uniform(0, width - side), rng.uniform(0, height - side)
+    box = (left, top, left + side, top + side)
+    crop = np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BILINEAR, box))
+    return crop[:, ::-1] if rng.random() < 0.5 else crop
+
+
+def class_precisions(scores: npt.NDArray[np.float64], truth: npt.NDArray[np.int64]) -> dict[str, list[float]]:
+    """Both forms of average precision of each class, over the images where it is known."""
+    precisions: dict[str, list[float]] = {"area": [], "11-point": []}
+    for label in range(truth.shape[1]):
+        known = truth[:, label] != UNKNOWN
+        positive = truth[known, label] == 1
+        curve, count = ranked_curve(scores[known, label], positive), int(positive.sum())
+        precisions["area"].append(step_area(curve, count))
+        precisions["11-point"].append(eleven_point(curve, count))
+    return precisions
+
+
+def _grouped(items: Iterator[Tensor], size: int) -> Iterator[list[Tensor]]:
+    group: list[Tensor] = []
+    for item in items:
+        group.append(item)
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group

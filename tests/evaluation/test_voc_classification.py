@@ -1,0 +1,110 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from sklearn.metrics import average_precision_score
+
+from unshuffle.errors import UserError
+from unshuffle.evaluation.protocol import find_evaluation
+from unshuffle.evaluation.voc import CLASSES, VocImage, VocObject
+from unshuffle.evaluation.voc_classification import (
+    RECIPE,
+    VocClassification,
+    class_precisions,
+    presence,
+    presence_loss,
+    random_crop,
+)
+
+MakeDevkit = Callable[..., Path]
+BOX = (0.0, 0.0, 1.0, 1.0)
+
+
+def picture(*objects: tuple[int, bool]) -> VocImage:
+    return VocImage("x", Path(), (10, 10), tuple(VocObject(label, BOX, difficult) for label, difficult in objects))
+
+
+def test_difficult_objects_leave_a_class_unknown_unless_there_is_another() -> None:
+    truth = presence([picture((3, True)), picture((3, True), (3, False)), picture((3, False), (3, True)), picture()])
+    assert truth[:, 3].tolist() == [-1, 1, 1, 0]
+    assert truth.abs().sum() == 3
+
+
+def test_unknown_classes_do_not_move_the_loss() -> None:
+    truth = torch.tensor([[1, 0, -1], [0, -1, 1]])
+    logits = torch.randn(2, 3, requires_grad=True)
+    loss = presence_loss(logits, truth)
+    loss.backward()
+    known = [(i, j) for i in range(2) for j in range(3) if truth[i, j] >= 0]
+    probabilities = torch.sigmoid(logits.detach())
+    terms = [-torch.log(probabilities[at] if truth[at] else 1 - probabilities[at]) for at in known]
+    assert float(loss.detach()) == pytest.approx(float(sum(terms)) / 2, rel=1e-5)
+    assert logits.grad is not None and torch.equal(logits.grad == 0, truth == -1)
+
+
+def test_precisions_leave_unknown_images_out() -> None:
+    rng = np.random.default_rng(0)
+    scores, truth = rng.normal(size=(40, 4)), rng.integers(-1, 2, (40, 4))
+    truth[:, 3] = np.where(truth[:, 3] == 1, 0, truth[:, 3])  # a class that is nowhere
+    ours = class_precisions(scores, truth)
+    for label in range(3):
+        known = truth[:, label] >= 0
+        assert ours["area"][label] == pytest.approx(average_precision_score(truth[known, label], scores[known, label]))
+    assert np.isnan(ours["area"][3]) and np.isnan(ours["11-point"][3])
+
+
+def test_crops_lie_within_the_image_and_are_scaled_and_mirrored() -> None:
+    rows, columns = np.mgrid[:60, :90]
+    pixels = np.stack([columns, rows, np.zeros_like(rows)], axis=2).astype(np.uint8)  # each pixel says where it is
+    rng = np.random.default_rng(0)
+    spans, mirrored = [], []
+    for _ in range(200):
+        crop = random_crop(pixels, 40, rng).astype(int)
+        assert crop.shape == (40, 40, 3)
+        mirrored.append(crop[0, 0, 0] > crop[0, -1, 0])
+        spans.append(abs(int(crop[0, -1, 0]) - int(crop[0, 0, 0])))
+        assert abs(spans[-1] - int(crop[-1, 0, 1] - crop[0, 0, 1])) <= 2, "the shape is kept"
+    assert 60 < sum(mirrored) < 140
+    assert 17 <= min(spans) < 24 and 55 < max(spans) <= 60, "scales 0.5 (no more than the image) to 2"
+
+
+def test_the_published_schedule() -> None:
+    assert RECIPE.iterations == 80_000 and RECIPE.clip == 10 and RECIPE.weight_decay == 1e-6
+    assert RECIPE.rate(9_999) == 0.001 and RECIPE.rate(10_000) == 0.0005 and RECIPE.rate(79_999) == 0.001 / 128
+
+
+def tiny_run(root: Path, **options: object) -> VocClassification:
+    defaults = {"weights": "random:tiny", "voc": root, "batch_size": 16, "hidden": 64, "crops": 4, "workers": 1}
+    return VocClassification(**{**defaults, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_colours_are_learned(devkit: MakeDevkit) -> None:
+    root = devkit(trainval=60, test=30)
+    console = Console(record=True, width=160)
+    result = tiny_run(root, iterations=150, lr=0.02, deviation=0.1).run(console)
+    words = console.export_text()
+    chance = 100 * 1.3 / 3
+    assert result.metrics["mAP area"] > chance + 30
+    assert "VOC2007 test: 30 images" in words and "not in the mean" in words and "tvmonitor" in words
+    assert result.metrics["AP area"]["tvmonitor"] is None
+    assert "11-point" in result.statement and "4 random crops" in result.statement
+
+
+def test_resumed_from_out(devkit: MakeDevkit, tmp_path: Path) -> None:
+    root, console = devkit(trainval=8, test=6), Console(quiet=True)
+    first = tiny_run(root, iterations=4, out=tmp_path / "out").run(console)
+    again = tiny_run(root, iterations=4, out=tmp_path / "out").run(Console(quiet=True))
+    assert first.metrics == again.metrics == tiny_run(root, iterations=4).run(console).metrics
+    with pytest.raises(UserError, match="other options"):
+        tiny_run(root, iterations=4, lr=0.5, out=tmp_path / "out").run(console)
+
+
+def test_it_is_registered_and_wants_a_devkit() -> None:
+    assert find_evaluation("voc-classification") is VocClassification
+    with pytest.raises(UserError, match="give --voc"):
+        VocClassification(weights="random:tiny").run(Console(quiet=True))
+    assert VocClassification.quick().preset == "quick" and len(CLASSES) == 20

@@ -1,0 +1,55 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from unshuffle.errors import UserError
+from unshuffle.models import Backbone, build_backbone
+from unshuffle.models.chain import chain_of, geometry
+
+
+@pytest.mark.parametrize("name", ["caffenet", "tiny"])
+def test_a_chain_computes_what_its_trunk_does(name: str) -> None:
+    trunk = build_backbone(name).for_evaluation()
+    images = torch.randn(1, 3, trunk.eval_size, trunk.eval_size)
+    with torch.no_grad():
+        assert torch.equal(chain_of(trunk)(images), trunk(images))
+
+
+def test_a_chain_is_a_copy_layer_by_layer() -> None:
+    trunk = build_backbone("caffenet")
+    pools = [layer for layer in chain_of(trunk) if isinstance(layer, nn.MaxPool2d)]
+    assert len({id(pool) for pool in pools}) == 3, "the trunk has one pooling for three places"
+    next(chain_of(trunk).parameters()).data.zero_()
+    assert next(trunk.parameters()).any()
+
+
+class Skips(Backbone):
+    channels = 3
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images + images
+
+
+@pytest.mark.parametrize("trunk", [Skips(), build_backbone("resnet18")])
+def test_branches_are_refused(trunk: Backbone) -> None:
+    with pytest.raises(UserError, match="is no plain chain of layers"):
+        chain_of(trunk)
+
+
+@pytest.mark.parametrize("name", ["caffenet", "tiny"])
+def test_geometry_by_looking_for_what_a_cell_sees(name: str) -> None:
+    layers = chain_of(build_backbone(name).for_evaluation()).eval()
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d):  # plain sums, so that no pixel is hidden
+            nn.init.constant_(layer.weight, 1.0)
+    smooth = [
+        nn.AvgPool2d(layer.kernel_size, layer.stride) if isinstance(layer, nn.MaxPool2d) else layer for layer in layers
+    ]
+    side = 64 + 8 * geometry(layers).stride
+    for cell in (3, 4):
+        images = torch.ones(1, 3, side, side, requires_grad=True)
+        nn.Sequential(*smooth)(images)[0, 0, cell, cell].backward()
+        assert images.grad is not None
+        seen = torch.nonzero(images.grad[0, 0].abs().sum(dim=0))[:, 0]
+        centre = float(seen.min() + seen.max()) / 2
+        assert centre == geometry(layers).stride * cell + geometry(layers).centre

@@ -1,0 +1,84 @@
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+
+from unshuffle.errors import UserError
+from unshuffle.models import build_backbone
+from unshuffle.models.published import cached_weights
+from unshuffle.models.weights import load_backbone
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty cache, and an error for whoever calls the outside; returns torch's folder of weights."""
+
+    def refuse(*args: object, **options: object) -> None:
+        raise AssertionError("a download was tried")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    (tmp_path / "torch" / "hub" / "checkpoints").mkdir(parents=True)
+    return tmp_path / "torch" / "hub" / "checkpoints"
+
+
+@pytest.mark.parametrize("name", ["alexnet", "torchvision:alexnet", "resnet18"])
+def test_nothing_is_downloaded(name: str) -> None:
+    with pytest.raises(UserError, match=f"weights of {name} are not on this machine"):
+        cached_weights(name)
+
+
+def test_weights_that_torchvision_has_fetched(offline: Path) -> None:
+    theirs = torchvision.models.resnet18(weights=None).eval()
+    torch.save(theirs.state_dict(), offline / "resnet18-f37072fd.pth")
+    images = torch.randn(1, 3, 64, 64)
+    for name in ("resnet18", "torchvision:resnet18"):
+        trunk = load_backbone(cached_weights(name), architecture=name)
+        theirs.fc = torch.nn.Identity()
+        with torch.no_grad():
+            torch.testing.assert_close(trunk(images).flatten(1), theirs(images))
+        assert "mean 0.485" in str(trunk.normalisation)
+
+
+def test_other_names() -> None:
+    assert build_backbone("torchvision:resnet34").channels == 512
+    with pytest.raises(UserError, match="no trunk 'vgg16' that can be used here"):
+        build_backbone("torchvision:vgg16")
+    with pytest.raises(UserError, match="no trunk 'resnet19'"):
+        cached_weights("resnet19")
+
+
+def test_timm() -> None:
+    timm = pytest.importorskip("timm")
+    trunk = build_backbone("timm:resnet10t").eval()
+    assert trunk.architecture == "timm:resnet10t" and trunk.eval_size == 176
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        maps, stages = trunk(images), trunk.stages(images)
+        torch.testing.assert_close(maps, stages["layer4"].mean(dim=(2, 3), keepdim=True))
+    assert maps.shape == (2, trunk.channels, 1, 1)
+    with pytest.raises(UserError, match="timm has no model 'nothing'"):
+        build_backbone("timm:nothing")
+    whole = timm.create_model("resnet10t", pretrained=False)
+    assert set(trunk.forms()["torchvision"].state_dict()) < set(whole.state_dict())
+
+
+def test_timm_weights_by_file_and_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timm = pytest.importorskip("timm")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match="weights of timm:resnet10t are not on this machine"):
+        cached_weights("timm:resnet10t")
+    whole = timm.create_model("resnet10t", pretrained=False).eval()
+    torch.save(whole.state_dict(), tmp_path / "w.pth")
+    trunk, images = load_backbone(tmp_path / "w.pth", "timm:resnet10t"), torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(whole.fc(trunk(images).flatten(1)), whole(images))
+    assert "per channel: mean" in str(trunk.normalisation)
+
+
+def test_without_timm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "timm", None)
+    with pytest.raises(UserError, match=r"pip install 'unshuffle\[timm\]'"):
+        build_backbone("timm:resnet50d")
