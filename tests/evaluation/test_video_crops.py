@@ -82,6 +82,12 @@ def test_a_box_cuts_all_frames_alike() -> None:
     np.testing.assert_array_equal(boxes.cut(1, frames), frames[:, 2:6, 1:6])
 
 
+def test_boxes_by_shape() -> None:
+    sides = np.array([[3, 4], [4, 3], [3, 4], [3, 3], [4, 3], [3, 4]])
+    groups = Boxes(np.zeros((6, 2), np.int64), sides, np.zeros(6, np.int64)).by_shape()
+    assert [group.tolist() for group in groups] == [[3], [0, 2, 5], [1, 4]]
+
+
 def test_training_crops_are_what_pillow_makes() -> None:
     cuts = [smooth(4, 60, 70).reshape(2, 2, 60, 70, 3), smooth(2, 30, 24).reshape(1, 2, 30, 24, 3)]
     mirrored = torch.tensor([False, True, True])

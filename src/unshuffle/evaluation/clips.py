@@ -14,7 +14,7 @@ from unshuffle.data.pack import cached_store
 from unshuffle.data.source import Items
 from unshuffle.data.store import Encoding, Store
 from unshuffle.evaluation.splits import Listing, Split, check_covered, check_share
-from unshuffle.evaluation.video_crops import draw_boxes, middle_frames, segment_frames
+from unshuffle.evaluation.video_crops import Boxes, draw_boxes, middle_frames, segment_frames
 from unshuffle.randomness import numpy_rng
 
 
@@ -131,22 +131,27 @@ class ClipStream:
 
     def batch(self, step: int) -> ClipBatch:
         """The batch at a step: a random frame of each segment, and one crop for all frames of a video."""
-        epoch, place = divmod(step, self.steps)
-        order = epoch_order(self.seed, "action", epoch, len(self.clips))
-        rows = order[place * self.batch_size : (place + 1) * self.batch_size]
+        rows = self._rows(step)
         rng = numpy_rng(self.seed, "batch", "action", step)
         boxes = draw_boxes(self.clips.sizes[rows], rng)
         frames = segment_frames(self.clips.lengths[rows], self.segments, rng)
-        shapes, which = np.unique(boxes.sides, axis=0, return_inverse=True)
-        groups = [np.flatnonzero(which.reshape(-1) == shape) for shape in range(len(shapes))]
+        groups = boxes.by_shape()
+        cuts = [self._read(rows, frames, boxes, group) for group in groups]
+        order = np.concatenate(groups)
+        mirrored = torch.from_numpy(boxes.mirrored[order]).bool()
+        return ClipBatch(cuts, mirrored, torch.from_numpy(self.clips.labels[rows[order]]))
 
-        def read(place: int) -> Tensor:
-            pixels = self.clips.store.read(int(self.clips.items[rows[place]]), frames[place].tolist())
-            return torch.from_numpy(boxes.cut(place, pixels))
+    def _rows(self, step: int) -> Items:
+        epoch, place = divmod(step, self.steps)
+        order = epoch_order(self.seed, "action", epoch, len(self.clips))
+        return order[place * self.batch_size : (place + 1) * self.batch_size]
 
-        cuts = [torch.stack([read(place) for place in group.tolist()]) for group in groups]
-        if self.pinned:
-            cuts = [cut.pin_memory() for cut in cuts]
-        sorted_rows = np.concatenate(groups)
-        mirrored = torch.from_numpy(boxes.mirrored[sorted_rows]).bool()
-        return ClipBatch(cuts, mirrored, torch.from_numpy(self.clips.labels[rows[sorted_rows]]))
+    def _read(self, rows: Items, frames: Items, boxes: Boxes, group: Items) -> Tensor:
+        """The crops of the same shape of some videos of a batch."""
+        items = self.clips.items[rows]
+        crops = [
+            boxes.cut(place, self.clips.store.read(int(items[place]), frames[place].tolist()))
+            for place in group.tolist()
+        ]
+        cut = torch.from_numpy(np.stack(crops))
+        return cut.pin_memory() if self.pinned else cut

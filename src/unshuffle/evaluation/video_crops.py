@@ -62,6 +62,11 @@ class Boxes:
         (top, left), (height, width) = self.corners[row], self.sides[row]
         return frames[:, top : top + height, left : left + width]
 
+    def by_shape(self) -> list[Items]:
+        """The videos whose crops have the same height and width, group by group."""
+        shapes, which = np.unique(self.sides, axis=0, return_inverse=True)
+        return [np.flatnonzero(which.reshape(-1) == shape) for shape in range(len(shapes))]
+
 
 def draw_boxes(frame_sizes: Items, rng: np.random.Generator) -> Boxes:
     """Crops at random: one of the scales for each side, at most one step apart, one of the 13 places, mirrored or not.
