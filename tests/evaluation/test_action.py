@@ -11,6 +11,7 @@ from rich.console import Console
 from torch import nn
 
 from unshuffle.cli import run as run_command
+from unshuffle.data.pack import pack
 from unshuffle.data.shuffle import normalise
 from unshuffle.errors import UserError
 from unshuffle.evaluation.action import ActionRecognition, score
@@ -174,6 +175,12 @@ def test_stripes_are_recognised(folders: dict[str, Path]) -> None:
     assert metrics["mean_class_accuracy"] == pytest.approx(np.mean(list(metrics["per_class"].values())))
     assert list(metrics["per_class"]) == list(CLASSES) and metrics["missing_videos"] == 0
     assert "own folders; 18 videos to train on, 9 to test on, 3 classes; 3 frames x 10 crops" in result.statement
+
+
+def test_a_packed_store_stands_for_its_folder(folders: dict[str, Path], tmp_path: Path) -> None:
+    pack("videos", folders["train"], tmp_path / "store", short_side=50, progress=False)
+    result = small(folders, train=tmp_path / "store", epochs=1, test_crops=1).run(QUIET)
+    assert "18 videos to train on" in result.statement and list(result.metrics["per_class"]) == list(CLASSES)
 
 
 def test_a_training_that_diverges_gives_no_figure(folders: dict[str, Path]) -> None:
