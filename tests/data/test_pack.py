@@ -530,3 +530,9 @@ def test_any_name_that_the_system_allows_comes_back(
     os.truncate(store.path / "data.bin", len(whole["data.bin"]) // 2)
     packer(kind, src, tmp_path / "out")
     assert contents(store.path) == whole
+
+
+def test_only_the_named_files_are_packed(image_folder: Path, tmp_path: Path) -> None:
+    some = cached_store("images", image_folder, tmp_path / "cache", only=["e.png", "b/c.png"], **OPTIONS)
+    assert some.names == ["b/c.png", "e.png"] and some.skipped == []
+    assert len(cached_store("images", image_folder, tmp_path / "cache", **OPTIONS)) == 6

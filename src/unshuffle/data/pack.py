@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -51,6 +51,8 @@ class PackOptions(TypedDict, total=False):
     """Quality of the JPEGs: 90."""
     every: int
     """Keep every n-th frame of a video: 1."""
+    only: Collection[str] | None
+    """Names of the files to pack, relative to the folder: all unless said otherwise."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +119,11 @@ def _plan(
     encoding: Encoding = "raw",
     quality: int = 90,
     every: int = 1,
+    only: Collection[str] | None = None,
 ) -> _Job:
     short_side = DEFAULT_SHORT_SIDE[kind] if short_side is None else short_side
     _check_options(short_side, quality, every)
-    files = _find(kind, src)
+    files = {name: path for name, path in _find(kind, src).items() if only is None or name in only}
     found = {name: path.stat() for name, path in files.items()}
     header = Header(
         kind=kind,

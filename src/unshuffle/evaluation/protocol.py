@@ -64,6 +64,7 @@ EVALUATIONS: dict[str, str] = {
     "linear": "unshuffle.evaluation.probes:Linear",
     "nonlinear": "unshuffle.evaluation.probes:NonLinear",
     "finetune": "unshuffle.evaluation.transfer:FineTuning",
+    "action": "unshuffle.evaluation.action:ActionRecognition",
     "rankme": "unshuffle.evaluation.rankme:RankMe",
     "voc-classification": "unshuffle.evaluation.voc_classification:VocClassification",
     "voc-detection": "unshuffle.evaluation.voc_detection:VocDetection",

@@ -1,0 +1,324 @@
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from unshuffle.cli import run as run_command
+from unshuffle.data.pack import pack
+from unshuffle.data.shuffle import normalise
+from unshuffle.errors import UserError
+from unshuffle.evaluation.action import ActionRecognition, score
+from unshuffle.evaluation.clips import Clips, ClipStream, open_splits
+from unshuffle.evaluation.fine_tuning import Recipe
+from unshuffle.evaluation.protocol import Result, find_evaluation
+from unshuffle.evaluation.splits import folder_split
+from unshuffle.evaluation.tsn import ActionNetwork, consensus, consensus_loss, predict
+from unshuffle.models import build_backbone
+
+CPU = torch.device("cpu")
+CLASSES = ("diagonal", "flat", "upright")
+QUIET = Console(quiet=True)
+
+
+def stripes(kind: str, phase: int, size: tuple[int, int]) -> np.ndarray:
+    """Moving stripes whose direction tells the class."""
+    width, height = size
+    y, x = np.mgrid[:height, :width]
+    along = {"diagonal": 0.7 * (x + y), "flat": y, "upright": x}[kind]
+    wave = 127 + 100 * np.sin(along * 0.8 + phase)
+    return np.repeat(wave[..., None], 3, axis=2).astype(np.uint8)
+
+
+def write_clip(path: Path, kind: str, number: int, frames: int = 6, size: tuple[int, int] = (48, 36)) -> None:
+    av = pytest.importorskip("av")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mjpeg", rate=25)
+        (stream.width, stream.height), stream.pix_fmt = size, "yuvj420p"
+        for frame in range(frames):
+            pixels = stripes(kind, 5 * number + frame, size)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Clips of two shapes and many lengths; the classes are equally frequent in training and not in testing."""
+    root = tmp_path_factory.mktemp("actions")
+    for label, kind in enumerate(CLASSES):
+        for number in range(6):
+            size = (48, 36) if number % 2 else (36, 40)
+            write_clip(root / "train" / kind / f"v{number}.avi", kind, number, frames=2 + number, size=size)
+        for number in range(2 + label):
+            write_clip(root / "test" / kind / f"w{number}.avi", kind, 50 + number)
+    return {"train": root / "train", "test": root / "test", "cache": root / "cache"}
+
+
+@pytest.fixture(autouse=True)
+def small_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unshuffle.models.caffenet.Tiny.eval_size", 32)
+
+
+def small(folders: dict[str, Path], **options: Any) -> ActionRecognition:
+    settings: dict[str, Any] = {"epochs": 6, "lr": 0.02, "milestones": (5,), "batch_size": 6, "hidden": 32}
+    settings |= {"dropout": (0.1, 0.1), "test_frames": 3, "workers": 2, "weights": "random:tiny", "device": "cpu"}
+    return ActionRecognition(**(settings | folders | options))
+
+
+@pytest.fixture(scope="module")
+def clips(folders: dict[str, Path]) -> tuple[Clips, Clips]:
+    split = folder_split(folders["train"], folders["test"])
+    return open_splits([split], folders["cache"], short_side=36, encoding="raw", every=1, progress=False)[0]
+
+
+def test_consensus_is_the_mean_of_the_logits_of_a_video() -> None:
+    logits = torch.tensor([[1.0, 0.0], [2.0, 3.0], [6.0, 0.0], [5.0, 1.0], [5.0, 2.0], [5.0, 3.0]])
+    assert consensus(logits, 3).tolist() == [[3, 1], [5, 2]]
+
+
+def test_the_mean_over_classes_is_not_the_share_of_all_videos() -> None:
+    logits = torch.eye(3)[[0, 0, 0, 1, 0, 2]]
+    figures = score(logits, torch.tensor([0, 0, 0, 0, 1, 2]), ("a", "b", "c"))
+    assert figures["per_class"] == {"a": 75, "b": 0, "c": 100}
+    assert figures["mean_class_accuracy"] == pytest.approx(175 / 3)
+    assert figures["accuracy"] == pytest.approx(100 * 4 / 6)
+
+
+def test_the_paper_preset_is_the_recipe_of_temporal_segment_networks() -> None:
+    paper = ActionRecognition()
+    assert (paper.epochs, paper.lr, paper.milestones, paper.batch_size, paper.clip) == (80, 0.001, (30, 60), 128, 20)
+    assert (paper.segments, paper.test_frames, paper.test_crops, paper.split) == (3, 25, 10, "all")
+
+
+def test_epochs_become_iterations(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes = []
+
+    def note(network: nn.Module, recipe: Recipe, *others: Any) -> None:
+        recipes.append(recipe)
+
+    monkeypatch.setattr("unshuffle.evaluation.action.fine_tune", note)
+    small(folders, batch_size=5, milestones=(2, 5), lr=0.5, clip=3, test_crops=1).run(QUIET)
+    assert recipes == [Recipe(iterations=6 * 4, lr=0.5, milestones=(8, 20), clip=3)]
+    assert (recipes[0].momentum, recipes[0].weight_decay, recipes[0].decay) == (0.9, 5e-4, 0.1)
+
+
+def test_only_the_trunk_is_not_new() -> None:
+    trunk = build_backbone("tiny").for_evaluation()
+    network = ActionNetwork(trunk, 7, 16, (0.5, 0.8))
+    kinds = [type(layer) for layer in network.head]
+    assert kinds == [nn.Linear, nn.ReLU, nn.Dropout, nn.Linear, nn.ReLU, nn.Dropout, nn.Linear]
+    assert [layer.p for layer in network.head if isinstance(layer, nn.Dropout)] == [0.5, 0.8]
+    assert network.trunk is trunk and network(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+
+
+def test_an_epoch_has_every_video_once(clips: tuple[Clips, Clips]) -> None:
+    stream = ClipStream(clips[0], batch_size=4, segments=3, seed=0)
+    assert stream.steps == 5
+    for epoch in range(2):
+        batches = [stream.batch(epoch * 5 + step) for step in range(5)]
+        labels = torch.cat([batch.labels for batch in batches])
+        assert [len(batch.labels) for batch in batches] == [4, 4, 4, 4, 2]
+        assert torch.bincount(labels).tolist() == [6, 6, 6]
+    assert not torch.equal(stream.batch(0).labels, stream.batch(5).labels)
+
+
+def test_a_batch_keeps_crops_and_labels_together(clips: tuple[Clips, Clips]) -> None:
+    batch = ClipStream(clips[0], batch_size=18, segments=3, seed=1).batch(0)
+    videos = [video for cut in batch.cuts for video in cut.float()]
+    assert len(videos) == len(batch.labels) == len(batch.mirrored) and len(batch.cuts) > 1
+    for video, label in zip(videos, batch.labels.tolist(), strict=True):
+        assert video.shape[0] == 3
+        down, right = ((video[:, 1:] - video[:, :-1]).abs().mean(), (video[:, :, 1:] - video[:, :, :-1]).abs().mean())
+        assert {0: 0.5 < down / right < 2, 1: down > 4 * right, 2: right > 4 * down}[label]
+
+
+def test_a_batch_depends_on_seed_and_step_alone(clips: tuple[Clips, Clips]) -> None:
+    def cuts(seed: int, step: int) -> list[torch.Tensor]:
+        return ClipStream(clips[0], 6, 3, seed).batch(step).cuts
+
+    for one, other in zip(cuts(0, 7), cuts(0, 7), strict=True):
+        assert torch.equal(one, other)
+    other_seed = cuts(1, 7)
+    assert [cut.shape for cut in cuts(0, 7)] != [cut.shape for cut in other_seed]
+
+
+def test_predictions_are_mean_logits_of_frames_and_crops(clips: tuple[Clips, Clips]) -> None:
+    _, test = clips
+    torch.manual_seed(0)
+    network = ActionNetwork(build_backbone("tiny").for_evaluation(), 3, 16, (0.5, 0.5))
+    logits = predict(network, test, frames=2, crops=10, device=CPU, workers=1, advance=lambda done, note="": None)
+    assert logits.shape == (9, 3)
+    item = int(test.items[4])
+    pixels = test.store.read(item, [1, 4]).astype(np.float32) / 255  # 6 frames: the middles of 0-2 and of 3-5
+    height, width = pixels.shape[1:3]
+    total = torch.zeros(3)
+    for frame in pixels:
+        for top, left in [(0, 0), (0, width - 32), (height - 32, 0), (height - 32, width - 32), (2, (width - 32) // 2)]:
+            crop = frame[top : top + 32, left : left + 32]
+            for view in (crop, crop[:, ::-1]):
+                with torch.no_grad():
+                    total += network(normalise(torch.from_numpy(view.transpose(2, 0, 1).copy())[None]))[0] / 20
+    torch.testing.assert_close(logits[4].float(), total, atol=1e-4, rtol=1e-4)
+
+
+def test_stripes_are_recognised(folders: dict[str, Path]) -> None:
+    result = small(folders).run(QUIET)
+    metrics = result.metrics
+    assert metrics["mean_class_accuracy"] > 70 and metrics["chance"] == pytest.approx(100 / 3)
+    assert metrics["mean_class_accuracy"] == pytest.approx(np.mean(list(metrics["per_class"].values())))
+    assert list(metrics["per_class"]) == list(CLASSES) and metrics["missing_videos"] == 0
+    assert "own folders; 18 videos to train on, 9 to test on, 3 classes; 3 frames x 10 crops" in result.statement
+
+
+def test_a_packed_store_stands_for_its_folder(folders: dict[str, Path], tmp_path: Path) -> None:
+    pack("videos", folders["train"], tmp_path / "store", short_side=50, progress=False)
+    result = small(folders, train=tmp_path / "store", epochs=1, test_crops=1).run(QUIET)
+    assert "18 videos to train on" in result.statement and list(result.metrics["per_class"]) == list(CLASSES)
+
+
+def test_a_training_that_diverges_gives_no_figure(folders: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match="lower the learning rate"):
+        small(folders, lr=1e30).run(QUIET)
+
+
+class Killed(Exception):
+    """Stands for whatever breaks off an evaluation."""
+
+
+def killed_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = [steps]
+
+    def stumble(*arguments: Any) -> torch.Tensor:
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        return consensus_loss(*arguments)
+
+    monkeypatch.setattr("unshuffle.evaluation.action.consensus_loss", stumble)
+
+
+def logits_of(evaluation: ActionRecognition, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    seen = []
+
+    def keep(*arguments: Any, **options: Any) -> torch.Tensor:
+        seen.append(predict(*arguments, **options))
+        return seen[0]
+
+    monkeypatch.setattr("unshuffle.evaluation.action.predict", keep)
+    evaluation.run(QUIET)
+    return seen[0]
+
+
+def test_a_resumed_evaluation_equals_an_unbroken_one(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluation = small(folders, epochs=3, milestones=(2,), dropout=(0.5, 0.5), test_crops=1)
+    unbroken = logits_of(evaluation, monkeypatch)
+    broken = replace(evaluation, out=tmp_path)
+    with monkeypatch.context() as patched:
+        killed_after(7, patched)  # in the third epoch of three steps each
+        with pytest.raises(Killed):
+            broken.run(QUIET)
+    assert [path.name for path in (tmp_path / "own-folders").iterdir()] == ["00000006.pt"]
+    with monkeypatch.context() as patched:
+        killed_after(3, patched)  # no more than the last epoch is left to do
+        torch.manual_seed(123)
+        assert torch.equal(logits_of(broken, monkeypatch), unbroken)
+        assert torch.equal(logits_of(replace(broken, workers=1), monkeypatch), unbroken), "only tested again"
+    assert not torch.equal(logits_of(replace(evaluation, seed=1), monkeypatch), unbroken)
+    for other in ({"lr": 0.5}, {"seed": 1}, {"weights": "random:resnet18"}, {"per_class": 3}):
+        with pytest.raises(UserError, match="other options"):
+            replace(broken, **other).run(QUIET)
+
+
+def make_ucf(root: Path) -> Path:
+    (root / "classInd.txt").write_text("1 Upright\n2 Flat\n")
+    for number, held_back in ((1, "1"), (2, "2"), (3, "3")):
+        train, test = [], []
+        for label, kind in ((1, "Upright"), (2, "Flat")):
+            for group in "123":
+                name = f"{kind}/v_{kind}_g0{group}_c01.avi"
+                write_clip(root / "UCF-101" / name, kind.lower(), 10 * int(group))
+                if group == held_back:
+                    test.append(name)
+                else:
+                    train.append(f"{name} {label}")
+        (root / f"trainlist0{number}.txt").write_text("\n".join(train))
+        (root / f"testlist0{number}.txt").write_text("\n".join(test))
+    return root / "UCF-101"
+
+
+def make_hmdb(root: Path) -> Path:
+    for kind in ("flat", "upright"):
+        for group in range(3):
+            write_clip(root / "hmdb51" / kind / f"a_{kind}_{group}.avi", kind, 10 * group)
+        for number in (1, 2, 3):
+            lines = [f"a_{kind}_{group}.avi {2 if group + 1 == number else 1} \n" for group in range(3)]
+            (root / f"{kind}_test_split{number}.txt").write_text("".join(lines))
+    return root / "hmdb51"
+
+
+@pytest.mark.parametrize(("make", "dataset"), [(make_ucf, "UCF-101"), (make_hmdb, "HMDB-51")])
+def test_official_splits(tmp_path: Path, make: Callable[[Path], Path], dataset: str) -> None:
+    videos = make(tmp_path)
+    evaluation = small({}, list=tmp_path, videos=videos, cache=tmp_path / "cache", epochs=1, test_crops=1)
+    result = evaluation.run(QUIET)
+    assert len(list((tmp_path / "cache").iterdir())) == 1, "decoded once for all splits"
+    splits = result.metrics["splits"]
+    assert list(splits) == [f"{dataset} split {number}" for number in (1, 2, 3)]
+    for key in ("accuracy", "mean_class_accuracy"):
+        assert result.metrics[key] == pytest.approx(np.mean([figures[key] for figures in splits.values()]))
+    assert result.table is not None and result.table.columns[1].header == dataset
+    alone = replace(evaluation, split="2").run(QUIET)
+    assert alone.metrics["per_class"] == splits[f"{dataset} split 2"]["per_class"] and "splits" not in alone.metrics
+
+
+def test_unreadable_videos_are_counted_and_said(folders: dict[str, Path], tmp_path: Path) -> None:
+    for kind in CLASSES:
+        for number in range(8):
+            write_clip(tmp_path / "many" / kind / f"v{number}.avi", kind, number, frames=2)
+    (tmp_path / "many" / "flat" / "broken.avi").write_text("no video")
+    console = Console(record=True, width=200, quiet=False, file=(tmp_path / "said").open("w"))
+    settings = {"train": tmp_path / "many", "cache": tmp_path / "cache", "epochs": 1, "test_crops": 1}
+    result: Result = small(folders, **settings).run(console)
+    assert result.metrics["missing_videos"] == 1 and "1 videos absent or unreadable" in result.statement
+    assert "1 videos to train on are absent or cannot be read" in console.export_text()
+    write_clip(tmp_path / "many" / "flat" / "short.avi", "flat", 0, frames=1)
+    with pytest.raises(
+        UserError, match=r"2 of 26 videos to train on in .* cannot be read.*flat/broken.avi \(cannot be decoded"
+    ):
+        small(folders, **settings).run(QUIET)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"weights": ""}, "give --weights"),
+        ({"test": None}, "give --train and --test"),
+        ({"list": Path("x")}, "give --train and --test"),
+        ({"train": Path("absent")}, "absent does not exist"),
+        ({"epochs": 0}, "--epochs 0 makes no sense"),
+        ({"classes": 1}, "--classes 1 is too few"),
+        ({"dropout": (0.5, 1.0)}, "--dropout"),
+    ],
+)
+def test_bad_options(folders: dict[str, Path], options: dict[str, Any], match: str) -> None:
+    with pytest.raises(UserError, match=match):
+        small(folders, **options).run(QUIET)
+
+
+def test_the_command(folders: dict[str, Path], tmp_path: Path) -> None:
+    assert find_evaluation("action") is ActionRecognition
+    paths = [f"--{name}={path}" for name, path in folders.items()]
+    options = ["--weights=random:tiny", "--preset=quick", "--epochs=1", "--every=1", f"--json={tmp_path / 'x.json'}"]
+    assert run_command(["evaluate", "action", *paths, *options]) == 0
+    written = json.loads((tmp_path / "x.json").read_text())
+    assert written["command"] == "evaluate action" and written["config"]["epochs"] == 1
+    assert written["metrics"].keys() >= {"mean_class_accuracy", "accuracy", "per_class"}
