@@ -21,7 +21,7 @@ COUNT = 9
 
 
 def crop_size(backbone: str) -> int:
-    return {"caffenet": 75}.get(backbone, 16)
+    return 75 if backbone in ("caffenet", "caffenet-lrn", "alexnet") else 16
 
 
 def network(task: str, backbone: str = "tiny", kind: str = "concat", centre: bool = True) -> OrderingNetwork:
