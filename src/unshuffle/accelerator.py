@@ -1,9 +1,45 @@
-"""What the device can do beyond plain torch."""
+"""The device: which one it is, and what it can do beyond plain torch."""
 
+import os
 from functools import lru_cache
 from importlib.util import find_spec
 
 import torch
+import torch.distributed as dist
+
+from unshuffle.errors import UserError
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that the config names; auto is the GPU if there is one, and each process has its own."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.split(":")[0] not in ("cpu", "cuda", "mps", "xpu"):
+        raise UserError(f"device {name} cannot be used; there are auto, cpu, cuda, cuda:1 ..., mps and xpu")
+    name = own_device(name)
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # kernels and recordings go to the current one
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {name} cannot be used: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def own_device(name: str) -> str:
+    """A GPU of its own for each process of a machine; other devices as they are named."""
+    processes = dist.get_world_size() if dist.is_initialized() else 1
+    if processes == 1 or name.split(":")[0] != "cuda":
+        return name
+    if name != "cuda":
+        raise UserError(f"device {name} is one GPU for {processes} processes: name it cuda, and each takes its own")
+    return f"cuda:{local_rank()}"
+
+
+def local_rank() -> int:
+    """The number of this process among those that a launcher has started on this machine."""
+    return int(os.environ.get("LOCAL_RANK", "0")) if dist.is_initialized() and dist.get_world_size() > 1 else 0
 
 
 @lru_cache

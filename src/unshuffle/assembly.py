@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from unshuffle.accelerator import choose_device
 from unshuffle.config import Config
 from unshuffle.data.prepare import Data
 from unshuffle.data.synthetic import synthetic_images
@@ -19,7 +20,6 @@ from unshuffle.permutations import load_permutations, permutation_set
 from unshuffle.policy.samplers import build_sampler
 from unshuffle.randomness import seed_everything, stream_seed
 from unshuffle.run import Run
-from unshuffle.training import distributed
 from unshuffle.training.trainer import Monitor, Trainer
 
 PermutationSets = dict[str, npt.NDArray[np.int64]]
@@ -61,23 +61,6 @@ def build_trunk(config: Config) -> Backbone:
     if config.init is not None:
         load_into(trunk, config.model.backbone, config.init.expanduser())
     return trunk
-
-
-def choose_device(name: str) -> torch.device:
-    """The device that the config names; auto is the GPU if there is one, and each process has its own."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.split(":")[0] not in ("cpu", "cuda", "mps", "xpu"):
-        raise UserError(f"device {name} cannot be used; there are auto, cpu, cuda, cuda:1 ..., mps and xpu")
-    name = distributed.own_device(name)
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # kernels and recordings go to the current one
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {name} cannot be used: {str(error).splitlines()[0]}") from None
-    return device
 
 
 def permutation_sets(config: Config, tasks: list[str]) -> PermutationSets:

@@ -265,7 +265,7 @@ def export(args: Sequence[str]) -> int:
 def embed(args: Sequence[str]) -> int:
     """`unshuffle embed`."""
     command = _parse(EmbedCommand, "embed", args)
-    from unshuffle.assembly import choose_device
+    from unshuffle.accelerator import choose_device
     from unshuffle.evaluation import embed as embedding
     from unshuffle.evaluation.backbones import find_backbone
     from unshuffle.evaluation.collection import open_collection

@@ -11,12 +11,12 @@ import torch
 from rich.console import Console
 
 import unshuffle
+from unshuffle.accelerator import choose_device, local_rank
 from unshuffle.assembly import (
     PermutationSets,
     build_monitor,
     build_trainer,
     build_trunk,
-    choose_device,
     permutation_sets,
     stored_permutation_sets,
 )
@@ -118,7 +118,7 @@ def _prepare(config: Config) -> Data:
     data = Data({}, {})
     for first in (True, False):
         with together():
-            if first == (distributed.local_rank() == 0):
+            if first == (local_rank() == 0):
                 data = prepare(config, progress=is_main())
     return data
 

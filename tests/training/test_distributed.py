@@ -34,7 +34,6 @@ def test_a_process_on_its_own_is_all_there_is() -> None:
     assert (distributed.broadcast("a"), distributed.largest(3), distributed.means([1.0, 2.0])) == ("a", 3, [1.0, 2.0])
     network = torch.nn.Linear(1, 1)
     assert distributed.parallel(network, some_unused=False) is network
-    assert distributed.own_device("cuda:1") == "cuda:1"
     with pytest.raises(OSError, match="gone"), distributed.together():
         raise OSError("gone")
 
@@ -46,14 +45,6 @@ def test_what_processes_cannot_share_is_refused(monkeypatch: pytest.MonkeyPatch)
         distributed.check_shares(8, 3)
     with pytest.raises(UserError, match=r"data\.val_size 2 leaves nothing"):
         distributed.check_shares(6, 2)
-
-
-def test_every_process_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "size", lambda: 3)
-    monkeypatch.setenv("LOCAL_RANK", "2")
-    assert [distributed.own_device(name) for name in ("cuda", "cpu")] == ["cuda:2", "cpu"]
-    with pytest.raises(UserError, match="cuda:1 is one GPU for 3 processes"):
-        distributed.own_device("cuda:1")
 
 
 def side_by_side(commands: list[list[str]], folder: Path) -> list[tuple[int, str]]:

@@ -12,7 +12,7 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
-from unshuffle.assembly import choose_device
+from unshuffle.accelerator import choose_device
 from unshuffle.data.images import read_image
 from unshuffle.data.media import BadMedia
 from unshuffle.data.source import Pixels

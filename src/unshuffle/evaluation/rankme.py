@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from rich.console import Console
 
-from unshuffle.assembly import choose_device
+from unshuffle.accelerator import choose_device
 from unshuffle.data.images import find_images
 from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from unshuffle.assembly import choose_device
+from unshuffle.accelerator import choose_device
 from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone
 from unshuffle.evaluation.features import pool5

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from unshuffle.assembly import choose_device
+from unshuffle.accelerator import choose_device
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from unshuffle.accelerator import local_rank
 from unshuffle.data.share import Share
 from unshuffle.errors import SaidByAnother, UserError
 
@@ -58,11 +59,6 @@ def size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def local_rank() -> int:
-    """The number of this process on its machine."""
-    return int(os.environ.get("LOCAL_RANK", "0")) if size() > 1 else 0
-
-
 def is_main() -> bool:
     """Whether this is the process that decides, writes and prints."""
     return rank() == 0
@@ -71,15 +67,6 @@ def is_main() -> bool:
 def share() -> Share:
     """The part of every batch that is this process's."""
     return Share(rank(), size())
-
-
-def own_device(name: str) -> str:
-    """A GPU of its own for each process of a machine; other devices as they are named."""
-    if size() == 1 or name.split(":")[0] != "cuda":
-        return name
-    if name != "cuda":
-        raise UserError(f"device {name} is one GPU for {size()} processes: name it cuda, and each takes its own")
-    return f"cuda:{local_rank()}"
 
 
 def check_shares(batch_size: int, val_size: int) -> None:
