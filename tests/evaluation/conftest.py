@@ -1,5 +1,6 @@
 """Small folders, clips and devkits, made on the spot."""
 
+import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -7,6 +8,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 COLOURS = {"aeroplane": (230, 30, 30), "bicycle": (30, 200, 30), "bird": (40, 60, 240)}
@@ -158,3 +160,29 @@ def clips(tmp_path: Path) -> Path:
         make_clip(folder / f"{frames:02}.mp4", frames)
     (folder / "broken.mp4").write_text("not a clip")
     return folder
+
+
+@pytest.fixture
+def cosine() -> Callable[[list[float], list[float]], float]:
+    """Similarity by its definition."""
+
+    def similarity(one: list[float], other: list[float]) -> float:
+        dot = sum(a * b for a, b in zip(one, other, strict=True))
+        return dot / math.sqrt(sum(a * a for a in one) * sum(b * b for b in other))
+
+    return similarity
+
+
+@pytest.fixture
+def slow_nearest(
+    cosine: Callable[[list[float], list[float]], float],
+) -> Callable[[torch.Tensor, torch.Tensor, int], list[list[int]]]:
+    """The k most similar gallery vectors of each query, by sorting them all."""
+
+    def nearest(queries: torch.Tensor, gallery: torch.Tensor, k: int) -> list[list[int]]:
+        return [
+            sorted(range(len(gallery)), key=lambda item: -cosine(query, gallery[item].tolist()))[:k]
+            for query in queries.tolist()
+        ]
+
+    return nearest

@@ -1,4 +1,4 @@
-import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,18 +11,7 @@ from unshuffle.evaluation.monitor import RetrievalMonitor
 from unshuffle.models import build_backbone
 
 CPU = torch.device("cpu")
-
-
-def cosine(one: list[float], other: list[float]) -> float:
-    dot = sum(a * b for a, b in zip(one, other, strict=True))
-    return dot / math.sqrt(sum(a * a for a in one) * sum(b * b for b in other))
-
-
-def slow_nearest(queries: torch.Tensor, gallery: torch.Tensor, k: int) -> list[list[int]]:
-    return [
-        sorted(range(len(gallery)), key=lambda item: -cosine(query, gallery[item].tolist()))[:k]
-        for query in queries.tolist()
-    ]
+Nearest = Callable[[torch.Tensor, torch.Tensor, int], list[list[int]]]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +20,7 @@ def monitor() -> RetrievalMonitor:
     return RetrievalMonitor(gallery, queries, CPU)
 
 
-def test_monitor_against_the_long_way(monitor: RetrievalMonitor) -> None:
+def test_monitor_against_the_long_way(monitor: RetrievalMonitor, slow_nearest: Nearest) -> None:
     torch.manual_seed(0)
     trunk = build_backbone("tiny")
     queries, gallery = (extract(trunk, side.pixels, CPU) for side in (monitor.queries, monitor.gallery))
@@ -48,7 +37,7 @@ def test_monitor_against_the_long_way(monitor: RetrievalMonitor) -> None:
         assert scores[f"top{k}"] == pytest.approx(100 * np.mean(hits))
 
 
-def test_baselines(monitor: RetrievalMonitor) -> None:
+def test_baselines(monitor: RetrievalMonitor, slow_nearest: Nearest) -> None:
     baselines = monitor.baselines()
     assert set(baselines) == {"raw pixels", "colour histograms"}
     sides = (monitor.queries, monitor.gallery)

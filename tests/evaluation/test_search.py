@@ -1,4 +1,4 @@
-import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -8,29 +8,19 @@ from unshuffle.evaluation import search as search_module
 from unshuffle.evaluation.search import Search, nearest, top_k_accuracy
 
 CPU = torch.device("cpu")
-
-
-def cosine(one: list[float], other: list[float]) -> float:
-    dot = sum(a * b for a, b in zip(one, other, strict=True))
-    return dot / math.sqrt(sum(a * a for a in one) * sum(b * b for b in other))
-
-
-def slow_nearest(queries: torch.Tensor, gallery: torch.Tensor, k: int) -> list[list[int]]:
-    return [
-        sorted(range(len(gallery)), key=lambda item: -cosine(query, gallery[item].tolist()))[:k]
-        for query in queries.tolist()
-    ]
+Cosine = Callable[[list[float], list[float]], float]
+Nearest = Callable[[torch.Tensor, torch.Tensor, int], list[list[int]]]
 
 
 @pytest.mark.parametrize("k", [1, 4, 15])
-def test_nearest_against_loops(k: int) -> None:
+def test_nearest_against_loops(k: int, slow_nearest: Nearest) -> None:
     generator = torch.Generator().manual_seed(k)
     queries, gallery = torch.randn(9, 5, generator=generator), torch.randn(15, 5, generator=generator)
     gallery *= torch.rand(15, 1, generator=generator) * 10  # lengths must not matter
     assert nearest(queries, gallery, k).tolist() == slow_nearest(queries, gallery, k)
 
 
-def test_more_queries_than_pass_at_once() -> None:
+def test_more_queries_than_pass_at_once(slow_nearest: Nearest) -> None:
     generator = torch.Generator().manual_seed(0)
     queries, gallery = torch.randn(2500, 3, generator=generator), torch.randn(7, 3, generator=generator)
     found = nearest(queries, gallery, 2)
@@ -60,7 +50,9 @@ def test_top_k_against_loops() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 7, 60])
-def test_a_gallery_in_pieces_gives_the_answers_of_brute_force(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gallery_in_pieces_gives_the_answers_of_brute_force(
+    k: int, monkeypatch: pytest.MonkeyPatch, cosine: Cosine, slow_nearest: Nearest
+) -> None:
     monkeypatch.setattr(search_module, "QUERIES", 5)
     monkeypatch.setattr(search_module, "GALLERY", 8)
     generator = torch.Generator().manual_seed(k)

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from PIL import Image
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from unshuffle.accelerator import choose_device
 from unshuffle.data.images import read_image
@@ -18,7 +19,7 @@ from unshuffle.data.media import BadMedia
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone
-from unshuffle.evaluation.fine_tuning import Workshop, drawn
+from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
 from unshuffle.evaluation.items import Items, class_folders
 from unshuffle.evaluation.protocol import Evaluation
 from unshuffle.evaluation.streaming import stream, tell_skipped
@@ -118,6 +119,28 @@ class Classification(Evaluation):
             return Labelled(torch.from_numpy(np.stack(crops)), torch.tensor(labels))
 
         return batch
+
+    def train_and_test(
+        self,
+        network: nn.Module,
+        recipe: Recipe,
+        scores_of: Callable[[Tensor], Tensor],
+        training: Callable[[int], Labelled],
+        testing: Items,
+        device: torch.device,
+        console: Console,
+    ) -> tuple[Tensor, Tensor]:
+        """Fit a network to the labels of batches; scores and labels of the test images."""
+        fine_tune(
+            network,
+            recipe,
+            training,
+            lambda batch: F.cross_entropy(scores_of(batch.pixels), batch.labels.to(device)),
+            self.workshop(console),
+        )
+        network.eval()
+        with torch.no_grad():
+            return self.scores(testing, scores_of, device, console, "test")
 
     def scores(
         self, items: Items, compute: Callable[[Tensor], Tensor], device: torch.device, console: Console, title: str

@@ -209,16 +209,9 @@ class NonLinear(Classification):
         recipe = StepwiseRecipe(
             until[-1], self.rates[0], self.momentum, self.weight_decay, until=until, rates=self.rates
         )
-        fine_tune(
-            network,
-            recipe,
-            self.batches(training, window),
-            lambda batch: F.cross_entropy(scores_of(batch.pixels), batch.labels.to(device)),
-            self.workshop(console),
+        scores, labels = self.train_and_test(
+            network, recipe, scores_of, self.batches(training, window), testing, device, console
         )
-        network.eval()
-        with torch.no_grad():
-            scores, labels = self.scores(testing, scores_of, device, console, "test")
         figures = accuracies(scores, labels)
         how = f"SGD, {self.epochs[-1]} epochs in batches of {self.batch_size}, random crops and mirror images"
         return Result(

@@ -7,11 +7,10 @@ from typing import Self
 import torch
 from rich.console import Console
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from unshuffle.evaluation.classification import Classification, accuracies, mean_class_accuracy, zoom
 from unshuffle.evaluation.features import network_input
-from unshuffle.evaluation.fine_tuning import Recipe, fine_tune
+from unshuffle.evaluation.fine_tuning import Recipe
 from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.published import published_table
 
@@ -56,16 +55,9 @@ class FineTuning(Classification):
             return scores
 
         recipe = CosineRecipe(self.steps(self.epochs, training), self.lr, self.momentum, self.weight_decay)
-        fine_tune(
-            network,
-            recipe,
-            self.batches(training, zoom),
-            lambda batch: F.cross_entropy(scores_of(batch.pixels), batch.labels.to(device)),
-            self.workshop(console),
+        scores, labels = self.train_and_test(
+            network, recipe, scores_of, self.batches(training, zoom), testing, device, console
         )
-        network.eval()
-        with torch.no_grad():
-            scores, labels = self.scores(testing, scores_of, device, console, "test")
         figures = {**accuracies(scores, labels), "mean_class": mean_class_accuracy(scores, labels)}
         how = f"{self.epochs} epochs of SGD in batches of {self.batch_size}, random zoom and mirror images"
         return Result(
