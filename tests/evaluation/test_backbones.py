@@ -56,3 +56,10 @@ def test_a_name_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_mistakes(spec: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         find_backbone(spec)
+
+
+def test_a_trunk_is_not_its_weights() -> None:
+    with pytest.raises(UserError, match=r"caffenet has no weights of its own: .* random:caffenet"):
+        find_backbone("caffenet")
+    with pytest.raises(UserError, match="no weights at nowhere, and there is no trunk of that name"):
+        find_backbone("nowhere")

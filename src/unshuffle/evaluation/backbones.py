@@ -27,4 +27,8 @@ def find_backbone(spec: str, seed: int = 0) -> Backbone:
         return load_backbone(path)
     if is_published(spec):
         return load_backbone(cached_weights(spec), architecture=spec if ":" in spec else f"torchvision:{spec}")
-    raise UserError(f"there are no weights at {spec}, and it is no other name of a trunk ({', '.join(BACKBONES)})")
+    if spec in BACKBONES:
+        raise UserError(
+            f"{spec} has no weights of its own: give a run folder or a file, or random:{spec} for it untrained"
+        )
+    raise UserError(f"there are no weights at {spec}, and there is no trunk of that name")

@@ -24,7 +24,7 @@ TOLERANCE = 1e-4
 def export(trunk: Backbone, out: Path, form: Format, *, fold: bool = False) -> dict[str, Any]:
     """Write a trunk that is in its form for evaluation; returns what is worth telling about the file."""
     if out.exists():
-        raise UserError(f"{out} exists: delete it, or choose another --out")
+        raise UserError(f"{out} exists: choose another --out")
     if out.suffix != SUFFIXES[form]:
         raise UserError(f"the name of a file in the format {form} ends with {SUFFIXES[form]}, and {out} does not")
     if fold:
