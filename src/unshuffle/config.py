@@ -109,6 +109,10 @@ class ShuffleConfig:
     """Side of the random crop in a frame, as a share of its short side."""
     shared_crop: bool = False
     """One crop and one jitter for all frames of a clip instead of one for each; the paper draws one for each."""
+    mirror: bool = False
+    """Mirror half of the images and clips, each as a whole; the paper does not say."""
+    reverse: bool = False
+    """Play half of the clips backwards; the paper does not say."""
     grey: float = 0.3
     """Share of the images that turn grey; from the author's public jigsaw, the paper does not say."""
     gamma: float = 0.3

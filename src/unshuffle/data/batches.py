@@ -41,15 +41,21 @@ class Samples:
     """Side of the square cut out of each frame."""
     span: int = 0
     """Draw the frames from a window of so many; 0: from the whole item."""
+    reverse: bool = False
+    """Play half of the items backwards in training."""
 
     def __len__(self) -> int:
         return len(self.items)
 
     def draw(self, items: Items, rng: np.random.Generator) -> Windows:
-        """Training samples: random frames in temporal order, a random square shared by them."""
+        """Training samples: random frames in temporal order, or against it, a random square shared by them."""
         available, sizes = self._shapes
         frames = choose_frames(available[items], self.frames, self.span, rng)
-        return Windows(items, frames, rng.integers(sizes[items] - self.side + 1))
+        corners = rng.integers(sizes[items] - self.side + 1)
+        if self.reverse:
+            backwards = rng.random(len(items)) < 0.5
+            frames[backwards] = frames[backwards, ::-1]
+        return Windows(items, frames, corners)
 
     def centre(self, items: Items) -> Windows:
         """Validation samples: evenly spaced frames, the centre square."""

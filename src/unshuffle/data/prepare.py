@@ -52,8 +52,8 @@ def prepare(config: Config, progress: bool = True) -> Data:
         data.found.append("no images were given: the spatial task takes the frames of the videos")
         _add(data, "spatial", _tiled(clips, usable, config), config)
     if "temporal" in wanted and clips is not None:
-        span = config.data.frame_span
-        _add(data, "temporal", Samples(clips, usable, config.shuffle.frames, min(clips.size(0)), span), config)
+        how = (config.shuffle.frames, min(clips.size(0)), config.data.frame_span, config.shuffle.reverse)
+        _add(data, "temporal", Samples(clips, usable, *how), config)
     return data
 
 
