@@ -1,9 +1,8 @@
 import itertools
 import threading
 from collections.abc import Sequence
-from typing import Any
-
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest

@@ -54,7 +54,9 @@ class Cuts:
     cell: int = 0
     """Pixels from one cell to the next."""
     draws: Tensor | None = None
-    """(rows, 6 or 7) in [0, 1): down, right, grey, gamma, saturation, hue, mirrored; None: centre crops, true colours."""
+    """(rows, 6) in [0, 1): down, right, grey, gamma, saturation, hue; None: centre crops in true colours.
+
+    With `mirror` there is a seventh column."""
     jitter: Jitter = STILL
     mirror: bool = False
     """Whether half of the samples are mirrored, each as a whole."""
