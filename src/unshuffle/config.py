@@ -23,6 +23,10 @@ class DataConfig:
 
     val_size: int = 100
     """|X_val|: samples per task drawn from the training samples and excluded from training."""
+    val_images: str | None = None
+    """Take X_val of the spatial task from here instead: a folder, a store or shards that are not trained on."""
+    val_videos: str | None = None
+    """Take X_val of the temporal task from here instead, and of the spatial one if there are no images."""
     sibling_pattern: str = ""
     """Regular expression; files whose match (or first group) is equal stay on one side. UCF-101: '(v_.*_g[0-9]+)_c'."""
     max_bad_share: float = 0.1

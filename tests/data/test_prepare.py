@@ -1,4 +1,5 @@
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +121,27 @@ def test_the_frame_span_is_handed_on(config: Config) -> None:
     config = replace(config, data=replace(config.data, frame_span=7))
     data = prepare(config, progress=False)
     assert data.training["temporal"].span == data.validation["temporal"].span == 7
+
+
+def test_frames_may_play_backwards(config: Config) -> None:
+    assert not prepare(config).training["temporal"].reverse
+    assert prepare(replace(config, shuffle=replace(config.shuffle, reverse=True))).training["temporal"].reverse
+
+
+def test_validation_samples_may_come_from_elsewhere(config: Config, images: Path, videos: Path, tmp_path: Path) -> None:
+    for name in ("images", "videos"):
+        shutil.copytree(tmp_path / name, tmp_path / f"other {name}")
+    elsewhere = replace(
+        config.data, val_images=str(tmp_path / "other images"), val_videos=str(tmp_path / "other videos"), val_size=3
+    )
+    data = prepare(replace(config, images=str(images), videos=str(videos), data=elsewhere))
+    assert [len(data.training[task]) for task in ("spatial", "temporal")] == [5, 4]
+    assert [len(data.validation[task]) for task in ("spatial", "temporal")] == [3, 3]
+    for task, samples in data.training.items():
+        other = data.validation[task]
+        assert other.source is not samples.source and (other.frames, other.side) == (samples.frames, samples.side)
+    frames = prepare(replace(config, videos=str(videos), data=elsewhere))
+    assert len(frames.training["spatial"]) == 4 and len(frames.validation["spatial"].source) == 4
 
 
 def test_the_seed_decides_world_and_split(config: Config) -> None:
