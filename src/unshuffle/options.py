@@ -66,7 +66,7 @@ def _names(command: type) -> Iterator[str]:
 
 # tyro's words and ours; what is not here is said in tyro's
 _SENTENCES = (
-    (r"Missing value for argument '(.+?)'.*", r"\1 needs a value"),
+    (r"Missing value for argument [('\"]*([\w.-]+).*", r"\1 needs a value"),
     (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", r"\1 is \2, but must be a whole number"),
     (r"Error parsing (\S+): could not convert string to float: (.*)", r"\1 is \2, but must be a number"),
     (r"Error parsing (\S+): Could not find valid parse for arguments: \[(.*)\]", r"\1 cannot be \2"),
