@@ -48,7 +48,7 @@ class Stopped(Exception):
     def __init__(self, signum: int, iteration: int, folder: Path) -> None:
         super().__init__(
             f"stopped at iteration {iteration}; a checkpoint is saved. "
-            f"Go on with: unshuffle pretrain --out {shlex.quote(str(folder))} --resume"
+            f"Go on with: {distributed.launcher()} pretrain --out {shlex.quote(str(folder))} --resume"
         )
         self.signum = signum
         self.iteration = iteration
