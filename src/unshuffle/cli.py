@@ -17,6 +17,7 @@ from unshuffle.config import Config, preset_config
 from unshuffle.config_file import read_config, to_dict
 from unshuffle.errors import SaidByAnother, UserError
 from unshuffle.permutations import Criterion
+from unshuffle.stopping import Stopped
 
 T = TypeVar("T")
 
@@ -164,7 +165,6 @@ def pretrain(args: Sequence[str]) -> int:
 def _pretrain(command: PretrainCommand) -> int:
     from unshuffle.pretraining import run_pretraining
     from unshuffle.training.distributed import is_main
-    from unshuffle.training.trainer import Stopped
 
     try:
         run_pretraining(_config_of(command), resume=command.resume)
