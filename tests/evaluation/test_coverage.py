@@ -37,7 +37,7 @@ def test_few_files_are_said(labels: list[int], said: str, capsys: pytest.Capture
 
 
 def test_sharing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_shared(Console(), 0, "images")
+    tell_shared(Console(), 0)
     assert capsys.readouterr().out == ""
-    tell_shared(Console(), 3, "images")
-    assert "3 of the test images are training images too" in capsys.readouterr().out
+    tell_shared(Console(), 3)
+    assert "3 of the test files are training files too" in capsys.readouterr().out

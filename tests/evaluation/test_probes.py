@@ -149,7 +149,7 @@ def test_the_same_folder_twice_is_remarked_on(
 ) -> None:
     (tmp_path / "link").symlink_to(classes[0])
     result = replace(EVALUATIONS["fast"], train=classes[0], test=tmp_path / "link").run(Console())
-    words = "25 of the test images are training images too"
+    words = "25 of the test files are training files too"
     assert f"note: {words}" in capsys.readouterr().out and words in result.statement
     assert result.metrics["shared_files"] == 25
 

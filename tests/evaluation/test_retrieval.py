@@ -45,7 +45,7 @@ def test_training_images_find_themselves(classes: tuple[Path, Path]) -> None:
     assert result.metrics["top1"] == 100
     shown = result.neighbours
     assert shown is not None and len(shown.queries) == 3 and len(shown.found) == 15
-    assert result.metrics["shared_files"] == 25 and "25 of the test images are training images too" in result.statement
+    assert result.metrics["shared_files"] == 25 and "25 of the test files are training files too" in result.statement
     assert (shown.found.pixels[::5] == shown.queries.pixels).all()
 
 

@@ -64,7 +64,7 @@ def test_a_short_run_does_not_claim_the_schedule(devkit: MakeDevkit) -> None:
     (root / "VOC2007/SegmentationClass/000001.png").unlink()
     result = tiny_run(root, iterations=1, test_set="train").run(console)
     assert "1 instead of 100,000 iterations of 2 whole images" in result.statement
-    assert "hidden 64" in result.statement and "2 of the test images are training images too" in result.statement
+    assert "hidden 64" in result.statement and "2 of the test files are training files too" in result.statement
     assert result.metrics["skipped"]["files"][0] == {"file": "000001", "reason": "the mask is missing"}
     assert result.metrics["shared_files"] == 2 and not any(" " in key for key in result.metrics)
     said = console.export_text()

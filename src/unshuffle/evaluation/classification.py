@@ -95,7 +95,7 @@ class Classification(Evaluation):
             replace(items, side=trunk.eval_size, margin=MARGIN).first(self.limit) for items in (training, testing)
         )
         shared = len(shared_files(*([item.path for item in items.items] for items in (training, testing))))
-        tell_shared(console, shared, "images")
+        tell_shared(console, shared)
         return Setting(trunk, fingerprint(trunk), device, training, testing, shared)
 
     def readable(self, setting: Setting, console: Console) -> Setting:
@@ -198,7 +198,7 @@ class Classification(Evaluation):
         """What is measured on what, by the number of training images and the labels of the test images."""
         tested, classes = len(labels.unique()), len(setting.training.classes)
         lacking = f", {tested} of which are tested" if tested < classes else ""
-        shared = f" ({sharing(setting.shared, 'images')})" if setting.shared else ""
+        shared = f" ({sharing(setting.shared)})" if setting.shared else ""
         side = setting.testing.side
         return (
             f"{trained_on:,} training images ({self.train}), {len(labels):,} test images ({self.test}), "

@@ -40,15 +40,15 @@ def _identity(path: Path) -> tuple[int, int] | Path:
     return status.st_dev, status.st_ino
 
 
-def tell_shared(console: Console, shared: int, what: str) -> None:
+def tell_shared(console: Console, shared: int) -> None:
     """Say that the test is no test of new files."""
     if shared:
-        note(console, f"{sharing(shared, what)}: the figures do not tell how it does on new ones")
+        note(console, f"{sharing(shared)}: the figures do not tell how it does on new ones")
 
 
-def sharing(shared: int, what: str) -> str:
+def sharing(shared: int) -> str:
     """In words, for a statement."""
-    return f"{shared:,} of the test {what} are training {what} too"
+    return f"{shared:,} of the test files are training files too"
 
 
 def note(console: Console, text: str) -> None:

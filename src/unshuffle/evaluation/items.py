@@ -61,11 +61,6 @@ class Items:
         """The class of each item."""
         return [item.label for item in self.items]
 
-    @property
-    def files(self) -> str:
-        """What the files are."""
-        return "videos" if self.kind == "videos" else "images"
-
     def read(self, position: int) -> Pixels:
         """An item as (frames, side, side, 3); 1 frame for an image. `BadMedia` if that cannot be had."""
         item = self.items[position]

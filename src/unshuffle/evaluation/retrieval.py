@@ -98,7 +98,7 @@ class Retrieval(Evaluation):
         check_size(trunk, size, device)
         gallery_items, query_items = (self._prepared(items, size) for items in self._sources())
         shared = len(shared_files(*({item.path for item in items.items} for items in (gallery_items, query_items))))
-        tell_shared(console, shared, query_items.files)
+        tell_shared(console, shared)
         weights = fingerprint(trunk)
 
         def vectors(items: Items, title: str) -> Iterator[Chunk]:
@@ -169,7 +169,7 @@ class Retrieval(Evaluation):
             f"retrieval, {self._unit(kind)}",
             f"{counts['queries']:,} queries ({self._side_name(self.test, self.test_set)}) in a gallery of "
             f"{counts['gallery']:,} ({self._side_name(self.train, self.train_set)}), "
-            f"{f'{sharing(shared, queries.items.files)}, ' if shared else ''}"
+            f"{f'{sharing(shared)}, ' if shared else ''}"
             f"{self._crop(queries.items)} {size} px; percent of the queries whose class is among "
             "their k nearest by cosine of pool5",
             figures,

@@ -84,7 +84,7 @@ class VocTask(Evaluation):
         for images in (train, test):
             console.print(images.summary(), highlight=False, soft_wrap=not console.is_terminal)
             tell_skipped(console, images.skipped, images.name)
-        tell_shared(console, len(shared_files(train.paths(), test.paths())), "images")
+        tell_shared(console, len(shared_files(train.paths(), test.paths())))
         if len(train) < FEW * len(CLASSES):
             note(console, f"only {len(train)} training images for {len(CLASSES)} classes: little to learn from")
 
@@ -96,7 +96,7 @@ class VocTask(Evaluation):
     def sides(self, train: ImageSet, test: ImageSet) -> str:
         """What is learned from and measured on, for the statement."""
         shared = len(shared_files(train.paths(), test.paths()))
-        remark = f", {sharing(shared, 'images')}" if shared else ""
+        remark = f", {sharing(shared)}" if shared else ""
         return f"trained on {train.name} ({len(train)} images), tested on {test.name} ({len(test)}){remark}"
 
     def length(self, usual: Recipe) -> str:
