@@ -67,7 +67,9 @@ def test_a_short_run_does_not_claim_the_schedule(devkit: MakeDevkit) -> None:
     assert "hidden 64" in result.statement and "2 of the test files are training files too" in result.statement
     assert result.metrics["skipped"]["files"][0] == {"file": "000001", "reason": "the mask is missing"}
     assert result.metrics["shared_files"] == 2 and not any(" " in key for key in result.metrics)
+    console.print(result.table)
     said = console.export_text()
+    assert "it calls nearly everything background" in said
     assert "  000001: the mask is missing" in said and "only 2 training images for 20 classes" in said
 
 
