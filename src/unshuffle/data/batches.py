@@ -211,7 +211,8 @@ def ahead(batches: Prefetcher[Batch], device: torch.device) -> Generator[dict[st
         for batch in source:
             begin = time.perf_counter()
             ready, coming = coming, _Sent(batch, device, copies)
-            batches.seconds_waited += time.perf_counter() - begin  # for the GPU's decoder
+            if any(isinstance(some, EncodedSquares) for some in batch.values()):
+                batches.seconds_waited += time.perf_counter() - begin  # for the GPU's decoder; other bytes just travel
             if ready is not None:
                 yield ready.received()
         if coming is not None:
