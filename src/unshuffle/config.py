@@ -147,7 +147,7 @@ class ModelConfig:
     """The network: a trunk that is kept and two heads that are thrown away."""
 
     backbone: str = "caffenet"
-    """Any name in the backbone registry."""
+    """caffenet, caffenet-lrn, alexnet, tiny, resnet18, resnet50, torchvision:NAME or timm:NAME."""
     sync_bn: bool = False
     """With several processes, batch normalisation over the batch of all instead of each process's share."""
     spatial: HeadConfig = HeadConfig("concat", fc6=1024, hidden=4096)
@@ -384,16 +384,6 @@ def preset_config(name: str) -> Config:
     raise UserError(f"there is no preset '{name}'; there are {', '.join(PRESETS)}")
 
 
-def with_out(config: Config) -> Config:
-    """The config with a run folder chosen, if it had none."""
-    if config.out is not None:
-        return replace(config, out=config.out.expanduser())
-    number = 1
-    while Path("runs", f"{config.preset}-{number}").exists():
-        number += 1
-    return replace(config, out=Path("runs", f"{config.preset}-{number}"))
-
-
 def check(config: Config) -> None:
     """Refuse what cannot work, in one sentence."""
     for problem, sentence in [*_problems(config), *_impossible_sets(config), *_out_of_range(config)]:
@@ -415,7 +405,7 @@ def _problems(config: Config) -> list[tuple[bool, str]]:
         ),
         (
             policy.batches > policy.interval,
-            f"policy.batches is {policy.batches}, but an episode is no longer than policy.interval {policy.interval}",
+            f"policy.interval is {policy.interval}, but must be at least policy.batches, which is {policy.batches}",
         ),
         *((min(head.fc6, head.hidden) < 1, f"model.{task}: fc6 and hidden must be 1 or more") for task, head in heads),
     ]

@@ -89,7 +89,7 @@ def test_a_broken_off_stream_goes_on(items: Items, tmp_path: Path) -> None:
 
 def test_nothing_readable_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_text("no image")
-    with pytest.raises(UserError, match=r"none of the 1 images of the images can be read, such as .*a.png"):
+    with pytest.raises(UserError, match=r"none of 1 image can be read, such as .*a.png"):
         run(Items([Item(tmp_path / "a.png", 0)], ["a"], "images"))
 
 

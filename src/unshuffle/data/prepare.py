@@ -18,6 +18,7 @@ from unshuffle.data.store import Kind, Store
 from unshuffle.data.synthetic import synthetic_clips, synthetic_images
 from unshuffle.errors import UserError
 from unshuffle.randomness import numpy_rng, stream_seed
+from unshuffle.wording import counted
 
 Skipped = tuple[str, str]
 """The name of a file that cannot be used, and why."""
@@ -114,12 +115,13 @@ def _open(kind: Kind, address: str, short_side: int, config: DataConfig, data: D
     source: Store | ShardSource
     if is_shards(address):
         source = shards = _open_shards(kind, address, short_side, config, progress)
-        how = f"{len(shards.files)} shards, read at short side {short_side}"
+        how = f"{counted(len(shards.files), 'shards')}, read at short side {short_side}"
     else:
         source = store = _open_folder(kind, Path(address), short_side, config, progress)
         how = f"packed at short side {store.header.short_side} in {store.path}"
     data.skipped.extend(source.skipped)
-    data.found.append(f"{len(source)} {kind} in {address}, {len(source.skipped)} files skipped; {how}")
+    found, skipped = counted(len(source), kind), counted(len(source.skipped), "files")
+    data.found.append(f"{found} in {address}, {skipped} skipped; {how}")
     _check_bad_share(source.skipped, len(source) + len(source.skipped), kind, config)
     return source
 
@@ -155,7 +157,7 @@ def _check_bad_share(bad: Sequence[Skipped], total: int, kind: str, config: Data
 def _long_enough(clips: Source, frames: int) -> tuple[Items, list[Skipped]]:
     counts = np.array([clips.num_frames(item) for item in range(len(clips))])
     short = np.flatnonzero(counts < frames).tolist()
-    skipped = [(clips.names[item], f"{counts[item]} frames, and {frames} are needed") for item in short]
+    skipped = [(clips.names[item], f"{counted(counts[item], 'frames')}, and {frames} are needed") for item in short]
     return np.flatnonzero(counts >= frames), skipped
 
 
@@ -179,9 +181,9 @@ def split(names: Sequence[str], val_size: int, pattern: str, seed: int) -> tuple
         held_back += families[keys[order[0]]]
         order = order[1:]
     if not len(order):
-        kinds = "samples" if not pattern else "samples after keeping siblings together"
+        siblings = " when siblings stay together" if pattern else ""
         raise UserError(
-            f"data.val_size {val_size} leaves nothing to train on: there are only {len(names)} {kinds}; "
+            f"data.val_size {val_size} leaves nothing to train on of {counted(len(names), 'samples')}{siblings}: "
             "lower it or give more data"
         )
     training = sorted(position for key in order for position in families[keys[key]])

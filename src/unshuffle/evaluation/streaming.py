@@ -19,6 +19,7 @@ from unshuffle.evaluation.items import Items
 from unshuffle.evaluation.kept import Kept, Part
 from unshuffle.evaluation.progress import progress
 from unshuffle.evaluation.skips import Skipped
+from unshuffle.wording import counted
 
 WORKERS = os.cpu_count() or 1
 PART = 256
@@ -79,7 +80,7 @@ def stream(
             advance(part.stop)
     if not found:
         file, reason = items.skipped[0]
-        raise UserError(f"none of the {len(items)} {items.kind} of the {title} can be read, such as {file}: {reason}")
+        raise UserError(f"none of {counted(len(items), items.kind)} can be read, such as {file}: {reason}")
 
 
 def readable(items: Items, console: Console, *, workers: int, kept: Kept | None) -> Items:

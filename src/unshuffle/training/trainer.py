@@ -145,7 +145,7 @@ class Trainer:
                     raise self._stopped(stop, run.folder)
 
     def _stopped(self, signum: int, folder: Path) -> Stopped:
-        go_on = f"Go on with: unshuffle pretrain --out {shlex.quote(str(folder))} --resume"
+        go_on = f"Go on with: {distributed.launcher()} pretrain --out {shlex.quote(str(folder))} --resume"
         text = f"stopped at iteration {self.iteration}; a checkpoint is saved. {go_on}"
         return Stopped(signum, text, self.iteration)
 
