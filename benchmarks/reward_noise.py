@@ -7,6 +7,7 @@ The trunk of a run is trained on for --warmup iterations with uniform draws; fro
 are uniform, or prefer the hard or the easy groups (`hard-first`, `easy-first`). For each length of an episode, size of
 X_val, and with or without BN's statistics estimated anew before the validation, the table has
 
+- the mean error after each way to draw;
 - `between`: deviation of the mean error between the three ways to draw, and `within`: deviation between repeats of one;
   their ratio squared is the signal-to-noise ratio of the paper's reward, E_BL − E, as E_BL is the same for all;
 - `value_hard` and `value_noise`: worth of a draw of the hardest group in the uniform episodes (`reward: progress`),
@@ -158,6 +159,7 @@ def figures(
     ]
     noise = float(np.std(values, ddof=1))
     return {
+        **{way: round(float(mean), 4) for way, mean in zip(WAYS, errors.mean(axis=1), strict=True)},
         "between": round(float(between), 5),
         "within": round(float(within), 5),
         "snr": round(float((between / within) ** 2), 3),
