@@ -15,10 +15,11 @@ from unshuffle.data.prepare import Data, prepare
 from unshuffle.errors import UserError
 from unshuffle.permutations import save_permutations
 from unshuffle.run import Run
+from unshuffle.stopping import Stopped
 from unshuffle.training.checkpoint import checkpoint_path, list_checkpoints, load_checkpoint
 from unshuffle.training.console import Display
 from unshuffle.training.log import RunLog
-from unshuffle.training.trainer import Stopped, Trainer
+from unshuffle.training.trainer import Trainer
 
 Sampler = Literal["policy", "uniform", "inverse"]
 
@@ -105,6 +106,6 @@ def _train(trainer: Trainer, grown: Run, origin: dict[str, Any], console: Consol
             log.write("branch", trainer.first, **origin)
             trainer.train(grown, log, Display(trainer.statuses(), trainer.last, trainer.first, console))
     except Stopped:
-        raise KeyboardInterrupt from None
+        raise KeyboardInterrupt from None  # its advice is for runs, and not for branches
     finally:
         shutil.rmtree(grown.checkpoints, ignore_errors=True)  # large, and nothing goes on from them
