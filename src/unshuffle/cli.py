@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from unshuffle import __version__
 from unshuffle.config import Config, preset_config
 from unshuffle.config_file import read_config, to_dict
 from unshuffle.errors import SaidByAnother, UserError
+from unshuffle.measurement import write_measurement
 from unshuffle.options import OPTIONAL, complaint, describe_sections, main_options
 from unshuffle.outputs import check_file, check_folder, check_new_file
 from unshuffle.permutations import Criterion
@@ -111,6 +111,10 @@ class PackCommand:
 
 class EvaluateCommand:
     """What features are worth: each evaluation of the paper, and some more."""
+
+
+class AnalyzeCommand:
+    """How a run came to what it learned: each analysis of the paper, as numbers and a figure."""
 
 
 @dataclass(frozen=True)
@@ -340,12 +344,44 @@ def _evaluations() -> str:
     return "\n".join([*lines, "", "unshuffle evaluate NAME --help lists the options of an evaluation."])
 
 
+def analyze(args: Sequence[str]) -> int:
+    """`unshuffle analyze`."""
+    from rich.console import Console
+
+    from unshuffle.analysis.question import find_question
+
+    if not args or args[0] in HELP:
+        print(_analyses())
+        return 0 if args else 2
+    name, *options = args
+    command = _parse(find_question(name), f"analyze {name}", options, positional=True)
+    check_folder(command.out.expanduser(), "--out")
+    console = Console()
+    analysis = command.answer(console)
+    console.print(analysis.statement, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+    if analysis.table is not None:
+        console.print(analysis.table)
+    for path in analysis.write(command.out.expanduser(), to_dict(command)):
+        console.print(f"  {path}", highlight=False, markup=False, soft_wrap=True)
+    _write_json(command.json, f"analyze {name}", analysis.statement, to_dict(command), analysis.metrics)
+    return 0
+
+
+def _analyses() -> str:
+    from unshuffle.analysis.question import describe_questions
+
+    lines = ["usage: unshuffle analyze NAME ... [OPTIONS] [--out FOLDER] [--json FILE]", ""]
+    lines += [f"  {name:14}{line}" for name, line in describe_questions().items()]
+    return "\n".join([*lines, "", "unshuffle analyze NAME --help lists the options of an analysis."])
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], type[Any]]] = {
     "pretrain": (pretrain, PretrainCommand),
     "doctor": (doctor, DoctorCommand),
     "permutations": (permutations, PermutationsCommand),
     "pack": (pack, PackCommand),
     "evaluate": (evaluate, EvaluateCommand),
+    "analyze": (analyze, AnalyzeCommand),
     "bench": (bench, BenchCommand),
     "export": (export, ExportCommand),
     "embed": (embed, EmbedCommand),
@@ -458,14 +494,22 @@ def _option(args: Sequence[str], name: str) -> str | None:
     return None
 
 
-def _parse(command: type[T], name: str, args: Sequence[str], default: T | None = None) -> T:
-    """tyro's parse, with its box of complaints turned into one sentence."""
+def _parse(
+    command: type[T], name: str, args: Sequence[str], default: T | None = None, *, positional: bool = False
+) -> T:
+    """tyro's parse, with its box of complaints turned into one sentence; what must be given may be positional."""
     complaints = io.StringIO()
     extra: dict[str, Any] = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(complaints):
             parsed: T = tyro.cli(
-                command, prog=f"unshuffle {name}", args=list(args), use_underscores=True, registry=OPTIONAL, **extra
+                command,
+                prog=f"unshuffle {name}",
+                args=list(args),
+                use_underscores=True,
+                config=(tyro.conf.PositionalRequiredArgs,) if positional else (),
+                registry=OPTIONAL,
+                **extra,
             )
     except SystemExit as stop:
         if not stop.code:
@@ -481,7 +525,5 @@ def _parse(command: type[T], name: str, args: Sequence[str], default: T | None =
 def _write_json(
     path: Path | None, command: str, protocol: str, config: dict[str, Any], metrics: dict[str, Any]
 ) -> None:
-    if path is None:
-        return
-    document = {"command": command, "protocol": protocol, "config": config, "metrics": metrics}
-    path.expanduser().write_text(json.dumps(document, indent=1, default=str) + "\n")
+    if path is not None:
+        write_measurement(path.expanduser(), command, protocol, config, metrics)
