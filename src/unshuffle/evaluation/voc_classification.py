@@ -16,6 +16,7 @@ from unshuffle.data.batches import Prefetcher
 from unshuffle.data.images import read_image
 from unshuffle.data.source import Pixels
 from unshuffle.evaluation.average_precision import eleven_point, ranked_curve, step_area
+from unshuffle.evaluation.classifier import TrainedClassifier
 from unshuffle.evaluation.fine_tuning import Recipe, drawn, fine_tune
 from unshuffle.evaluation.progress import progress
 from unshuffle.evaluation.protocol import Result
@@ -67,6 +68,8 @@ class VocClassification(VocTask):
         for images in (train, test):
             console.print(images.summary(), highlight=False, soft_wrap=True)
         self._train(network, train, console, device)
+        if self.out is not None:
+            TrainedClassifier(network.trunk, network.head, CLASSES).save(self.out.expanduser())
         scores = self._scores(network, test, console, device)
         return self._result(scores, train, test, console)
 
