@@ -22,7 +22,7 @@ from unshuffle.evaluation.search import GALLERY, Search, top_k_accuracy
 from unshuffle.evaluation.streaming import WORKERS, Chunk, stream, tell_skipped
 from unshuffle.models import Backbone
 
-EXAMPLES, NEIGHBOURS = 8, 5
+NEIGHBOURS = 5  # in a picture
 
 
 class Side(NamedTuple):
@@ -68,6 +68,8 @@ class Retrieval(Evaluation):
     """Side of the input in pixels; 0 is the trunk's own, 227 for CaffeNet."""
     top: tuple[int, ...] = (1, 5, 10, 20, 50)
     """Each k."""
+    examples: int = 8
+    """Queries in the picture, each of another class."""
     limit: int = 0
     """At most so many images, videos or objects on each side, evenly over the classes; 0 is no limit."""
     batch_size: int = 64
@@ -82,8 +84,12 @@ class Retrieval(Evaluation):
 
     def run(self, console: Console) -> Result:
         """Search the gallery for the nearest neighbours of every query."""
-        if not self.top or min(*self.top, self.frames, self.batch_size) < 1 or min(self.limit, self.size) < 0:
-            raise UserError("top, frames and batch_size must be 1 or more, limit and size not negative")
+        if (
+            not self.top
+            or min(*self.top, self.frames, self.batch_size, self.examples) < 1
+            or min(self.limit, self.size) < 0
+        ):
+            raise UserError("top, examples, frames and batch_size must be 1 or more, limit and size not negative")
         device = choose_device(self.device)
         trunk = find_backbone(self.weights, self.seed).to(device)
         size = self.size or trunk.eval_size
@@ -174,7 +180,7 @@ class Retrieval(Evaluation):
         """Some queries and their nearest as images; read again, as no image was kept."""
         if self.out is None:
             return None
-        chosen = one_of_each(queries.labels, EXAMPLES)
+        chosen = one_of_each(queries.labels, self.examples)
         found = neighbours[chosen, :NEIGHBOURS].flatten().tolist()
         return Neighbours(_pictures(queries, chosen), _pictures(gallery, found))
 
@@ -184,7 +190,8 @@ def _pictures(side: Side, rows: list[int]) -> LabelledImages:
     owners = side.owners[rows].tolist()
     first = torch.searchsorted(side.owners, side.owners[rows]).tolist()
     pixels = [side.items.read(owner)[row - start] for owner, row, start in zip(owners, rows, first, strict=True)]
-    return LabelledImages(np.stack(pixels), side.labels[rows], side.items.classes)
+    files = [str(side.items.items[owner].path) for owner in owners]
+    return LabelledImages(np.stack(pixels), side.labels[rows], side.items.classes, files)
 
 
 @torch.no_grad()
