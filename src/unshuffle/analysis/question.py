@@ -25,6 +25,12 @@ class Question:
 
 
 QUESTIONS: dict[str, str] = {
+    "selection": "unshuffle.analysis.selection:Selection",
+    "difficulty": "unshuffle.analysis.difficulty:Difficulty",
+    "error-map": "unshuffle.analysis.error_map:ErrorMap",
+    "convergence": "unshuffle.analysis.convergence:Convergence",
+    "baseline": "unshuffle.analysis.baseline:Baseline",
+    "hamming": "unshuffle.analysis.hamming:Hamming",
     "cost": "unshuffle.analysis.cost:Cost",
     "valset": "unshuffle.analysis.validation_size:ValidationSize",
     "groups": "unshuffle.analysis.group_count:GroupCount",
