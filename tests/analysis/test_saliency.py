@@ -12,6 +12,7 @@ from unshuffle.analysis.result import Analysis
 from unshuffle.analysis.saliency import half_area, saliency, shades
 from unshuffle.evaluation.backbones import find_backbone
 from unshuffle.evaluation.classifier import TrainedClassifier
+from unshuffle.evaluation.voc import CLASSES as VOC_CLASSES
 
 Ask = Callable[..., Analysis]
 CLASSES = ("cat", "dog", "gnu")
@@ -51,10 +52,10 @@ def test_saliency_against_small_changes_of_each_pixel() -> None:
 
 
 def test_half_area_by_hand() -> None:
-    assert half_area(torch.tensor([[8.0, 1.0], [1.0, 1.0]])) == 0.25
-    assert half_area(torch.tensor([[3.0, 3.0], [2.0, 2.0]])) == 0.5
-    assert half_area(torch.ones(4, 5)) == 0.5
-    assert half_area(torch.zeros(4, 5)) == 1 / 20
+    assert half_area(torch.tensor([[8.0, 1.0], [1.0, 1.0]])) == 25
+    assert half_area(torch.tensor([[3.0, 3.0], [2.0, 2.0]])) == 50
+    assert half_area(torch.ones(4, 5)) == 50
+    assert half_area(torch.zeros(4, 5)) == 5
 
 
 def test_shades_are_black_to_white() -> None:
@@ -82,6 +83,25 @@ def test_of_the_same_network_twice(images: Path, tmp_path: Path, ask: Ask) -> No
     assert analysis.metrics["a"] == analysis.metrics["b"]
     assert [row["label"] for row in analysis.rows] == ["cat", "dog"] * 2
     assert len(analysis.figure().axes) == 2 + 4
+
+
+def test_an_image_of_voc_is_of_its_largest_object(tmp_path: Path, ask: Ask) -> None:
+    folder = tmp_path / "VOC2007"
+    for part in ("JPEGImages", "Annotations", "ImageSets/Main"):
+        (folder / part).mkdir(parents=True)
+    Image.fromarray(np.full((100, 100, 3), 90, np.uint8)).save(folder / "JPEGImages" / "1.jpg")
+    (folder / "ImageSets" / "Main" / "test.txt").write_text("1\n")
+    boxes = {"bird": (1, 1, 20, 20), "cat": (1, 1, 90, 50), "dog": (1, 1, 30, 99)}
+    objects = "".join(
+        f"<object><name>{name}</name><bndbox><xmin>{a}</xmin><ymin>{b}</ymin><xmax>{c}</xmax><ymax>{d}</ymax></bndbox></object>"
+        for name, (a, b, c, d) in boxes.items()
+    )
+    (folder / "Annotations" / "1.xml").write_text(f"<annotation>{objects}</annotation>")
+    path = classifier(0, VOC_CLASSES).save(tmp_path / "out")
+    analysis = ask("saliency", images=tmp_path, year=2007, classifiers=(path,), device="cpu")
+    assert [row["label"] for row in analysis.rows] == ["cat"]
+    with pytest.raises(ValueError, match="do not tell the classes of VOC apart"):
+        ask("saliency", images=tmp_path, year=2007, classifiers=(classifier(0).save(tmp_path / "o"),), device="cpu")
 
 
 def test_what_cannot_be_compared(images: Path, tmp_path: Path, ask: Ask) -> None:

@@ -23,6 +23,7 @@ from unshuffle.evaluation.classifier import TrainedClassifier
 from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.items import Item, Items, class_folders
 from unshuffle.evaluation.labelled import one_of_each
+from unshuffle.evaluation.voc import CLASSES, Devkit, ImageSet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,7 +46,7 @@ class Salience:
     score: float
     """Logit of the image's own class."""
     half_area: float
-    """Share of the pixels, the most salient first, that hold half of the map's sum."""
+    """Percent of the pixels, the most salient first, that hold half of the map's sum."""
     map: npt.NDArray[np.float32]
     """(side, side)"""
     pixels: Pixels
@@ -67,10 +68,10 @@ def saliency(classifier: TrainedClassifier, images: Tensor, labels: Tensor) -> t
 
 
 def half_area(saliences: Tensor) -> float:
-    """The smallest share of the pixels that holds half of the sum of a map."""
+    """The smallest percentage of the pixels that holds half of the sum of a map."""
     ordered = saliences.flatten().double().sort(descending=True).values
     held = ordered.cumsum(0) < ordered.sum() / 2
-    return (int(held.sum()) + 1) / len(ordered)
+    return 100 * (int(held.sum()) + 1) / len(ordered)
 
 
 # ---- the analysis
@@ -81,13 +82,17 @@ class Saliency(Question):
     """Pixels that fine-tuned networks go by, for several networks side by side (appendix I.2)."""
 
     images: Path
-    """Images in a folder for each class: the test images of the fine-tuning, say."""
+    """Images in a folder for each class, such as those that the fine-tuning was tested on; or a VOC devkit."""
     classifiers: tuple[Path, ...]
     """The --out folders of `evaluate finetune` or `evaluate voc-classification`, or their classifier.safetensors."""
     names: tuple[str, ...] = ()
     """What to call them; by default the names of the folders."""
     count: int = 6
     """Images, each of another class."""
+    year: int | None = None
+    """The year, if a VOC devkit is given; the class of an image is that of its largest object."""
+    image_set: str = "test"
+    """Image set of the devkit."""
     device: str = "auto"
     """auto: the GPU if there is one; or cpu, cuda, cuda:1 ..."""
 
@@ -101,12 +106,20 @@ class Saliency(Question):
         for name, model in models.items():
             if list(model.classes) != list(classes):
                 raise UserError(f"{name} tells other classes apart than {names[0]}: they cannot be compared")
-        items = class_folders(self.images, classes)
-        if items.kind != "images":
-            raise UserError(f"{self.images} holds {items.kind}, and saliency is for images")
-        chosen = readable_ones(items, self.count)
+        chosen = readable_ones(self._items(classes), self.count)
         found = [one for name, model in models.items() for one in saliences(model, name, chosen, device)]
         return self._analysis(found, names)
+
+    def _items(self, classes: Sequence[str]) -> Items:
+        if self.year is None:
+            items = class_folders(self.images, classes)
+        elif list(classes) == list(CLASSES):
+            items = voc_images(Devkit(self.images, self.year).with_objects(self.image_set))
+        else:
+            raise UserError("the classifiers do not tell the classes of VOC apart")
+        if items.kind != "images":
+            raise UserError(f"{self.images} holds {items.kind}, and saliency is for images")
+        return items
 
     def _analysis(self, found: list[Salience], names: Sequence[str]) -> Analysis:
         files = {one.file for one in found}
@@ -114,7 +127,7 @@ class Saliency(Question):
         metrics = {
             name: {
                 "recognised": 100 * float(np.mean([one.said == one.label for one in some])),
-                "half_area": 100 * float(np.mean([one.half_area for one in some])),
+                "half_area": float(np.mean([one.half_area for one in some])),
             }
             for name, some in means.items()
         }
@@ -123,6 +136,16 @@ class Saliency(Question):
             "half_area is the percent of the pixels that hold half of a map's sum"
         )
         return Analysis("saliency", statement, metrics, rows(found), lambda: draw(found, names))
+
+
+def voc_images(images: ImageSet) -> Items:
+    """Images of VOC, each with the class of its largest object."""
+    items = []
+    for image in images.images:
+        if image.objects:
+            largest = max(image.objects, key=lambda one: (one.box[2] - one.box[0]) * (one.box[3] - one.box[1]))
+            items.append(Item(image.path, largest.label))
+    return Items(items, CLASSES, "images")
 
 
 def readable_ones(items: Items, count: int) -> Items:
@@ -174,9 +197,10 @@ def draw(found: Sequence[Salience], models: Sequence[str]) -> "Figure":
     from unshuffle.analysis.sheet import INK, QUIET, RIGHT, WRONG, Sheet
 
     files = list(dict.fromkeys(one.file for one in found))
-    side, gap, margin, head, below = 150, 14, 18, 92, 24
+    side, gap, margin, head, below = 150, 14, 18, 98, 24
     sheet = Sheet(2 * margin + (len(models) + 1) * (side + gap) - gap, head + len(files) * (side + below + 8) + 4)
-    sheet.text("Pixels that the score of an image's class depends on", margin, 26, INK, fontsize=12)
+    sheet.text("Pixels that the score of an image's class depends on", margin, 24, INK, fontsize=12)
+    sheet.text("white: the most salient hundredth of a map", margin, 46)
     for one in found:
         top = head + files.index(one.file) * (side + below + 8)
         left = margin + (1 + models.index(one.model)) * (side + gap)
