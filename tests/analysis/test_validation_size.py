@@ -10,6 +10,7 @@ from PIL import Image
 from unshuffle.analysis.result import Analysis
 from unshuffle.analysis.validation_size import Spread, draw, draw_sets, sample_errors, samples_needed, spreads
 from unshuffle.assembly import build_network, stored_permutation_sets
+from unshuffle.config_file import merge, write_config
 from unshuffle.data.prepare import prepare
 from unshuffle.data.shuffle import CUTS, render
 from unshuffle.run import Run
@@ -77,22 +78,38 @@ def test_of_a_run_on_the_synthetic_world(run: Run, ask: Ask) -> None:
     assert len(analysis.figure().axes) == 4
 
 
-def test_of_given_images(run: Run, ask: Ask, tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    for number in range(6):
-        pixels = np.random.default_rng(number).integers(0, 256, (60, 60, 3), np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "images" / f"{number}.png")
-    config = run.config_file.read_text().replace("cache: ~/.cache/unshuffle", f"cache: {tmp_path / 'cache'}")
-    folder = tmp_path / "run"
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
     folder.mkdir()
-    (folder / "config.yaml").write_text(config)
+    for number in range(9):
+        pixels = np.random.default_rng(number).integers(0, 256, (60, 60, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+def with_config(run: Run, folder: Path, **changes: object) -> Path:
+    """The run as if it had been given something else to train on."""
+    folder.mkdir()
+    write_config(merge(run.config, {"data": {"cache": str(folder / "cache")}, **changes}), folder / "config.yaml")
     for name in ("checkpoints", "permutations", "metrics.jsonl"):
         (folder / name).symlink_to(run.folder / name)
-    analysis = ask("valset", run=folder, images=str(tmp_path / "images"), sizes=(2, 4), device="cpu")
+    return folder
+
+
+def test_of_given_images(run: Run, ask: Ask, tmp_path: Path, pictures: Path) -> None:
+    folder = with_config(run, tmp_path / "run")
+    analysis = ask("valset", run=folder, images=str(pictures), sizes=(2, 4), device="cpu")
     assert {row["task"] for row in analysis.rows} == {"spatial"}
-    assert "of the given data (6 spatial)" in analysis.statement
-    with pytest.raises(ValueError, match="only 6 samples for the spatial task"):
-        ask("valset", run=folder, images=str(tmp_path / "images"), sizes=(7,), device="cpu")
+    assert "of the given data (9 spatial)" in analysis.statement
+    with pytest.raises(ValueError, match="only 9 samples for the spatial task"):
+        ask("valset", run=folder, images=str(pictures), sizes=(10,), device="cpu")
+
+
+def test_of_the_runs_own_images(run: Run, ask: Ask, tmp_path: Path, pictures: Path) -> None:
+    folder = with_config(run, tmp_path / "run", images=str(pictures))
+    analysis = ask("valset", run=folder, sizes=(2, 4), pool=8, device="cpu")
+    assert "of which only 6 were held back from training (8 spatial)" in analysis.statement
 
 
 def test_what_cannot_be_done(copied: Run, ask: Ask) -> None:

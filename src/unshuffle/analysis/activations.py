@@ -223,21 +223,16 @@ def rows(found: Sequence[Excited]) -> list[Row]:
 
 def draw(found: Sequence[Excited], datasets: Sequence[str]) -> "Figure":
     """A row for each unit, and in it the pictures of each dataset."""
-    from unshuffle.analysis.sheet import INK, Sheet
+    from unshuffle.analysis.sheet import INK, Sheet, room_for, shortened
 
     units, most = list(dict.fromkeys(one.unit for one in found)), max(len(one.pictures) for one in found)
     side, gap, between, left, head = 92, 5, 26, 78, 92
     block = most * (side + gap) - gap
-    sheet = Sheet(left + len(datasets) * (block + between), head + len(units) * (side + 34) + 6)
-    sheet.text(
-        "Images that excite units of conv5 most; outlined: where the unit has half of that activation or more",
-        18,
-        26,
-        INK,
-        fontsize=12,
-    )
+    title = "Images that excite units of conv5 most; outlined: half of that activation or more"
+    sheet = Sheet(max(room_for(title), left + len(datasets) * (block + between)), head + len(units) * (side + 34) + 6)
+    sheet.text(title, 18, 26, INK, fontsize=12)
     for column, name in enumerate(datasets):
-        sheet.text(name, left + column * (block + between), head - 34, INK, fontsize=10.5)
+        sheet.text(shortened(name, block // 9), left + column * (block + between), head - 34, INK, fontsize=10.5)
     for one in found:
         top = head + units.index(one.unit) * (side + 34)
         start = left + datasets.index(one.dataset) * (block + between)

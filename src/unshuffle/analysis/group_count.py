@@ -76,7 +76,7 @@ def compare_groups(state: State, count: int, seed: int = 0) -> Likeness:
             p_values[group, group] = 1.0
     for one, other in combinations(range(count), 2):
         if len(ratios[one]) and len(ratios[other]):
-            # the exact distribution takes minutes for groups of this size, and agrees
+            # for groups of this size the exact distribution is slower, and says the same
             p = ks_2samp(ratios[one], ratios[other], method="asymp").pvalue
             p_values[one, other] = p_values[other, one] = p
     return Likeness(count, p_values)

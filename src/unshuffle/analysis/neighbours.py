@@ -107,7 +107,7 @@ def class_of(images: LabelledImages, place: int) -> str:
 
 def draw(found: Mapping[str, Neighbours]) -> "Figure":
     """A row for each query: itself, then what each model finds, framed in green if it is of the same class."""
-    from unshuffle.analysis.sheet import INK, Sheet
+    from unshuffle.analysis.sheet import INK, Sheet, room_for, shortened
 
     queries = next(iter(found.values())).queries
     step, height, margin, head = SIDE + GAP, SIDE + 30, 18, 84
@@ -115,14 +115,9 @@ def draw(found: Mapping[str, Neighbours]) -> "Figure":
     for model, shown in found.items():
         starts[model] = left
         left += each(shown) * step - GAP + BETWEEN
-    sheet = Sheet(left - BETWEEN + margin, head + len(queries) * height)
-    sheet.text(
-        "Queries and their nearest neighbours, the nearest first; green: of the same class",
-        margin,
-        24,
-        INK,
-        fontsize=12,
-    )
+    title = "Queries and their nearest neighbours, the nearest first; green: of the same class"
+    sheet = Sheet(max(room_for(title), left - BETWEEN + margin), head + len(queries) * height)
+    sheet.text(title, margin, 24, INK, fontsize=12)
     for row in range(len(queries)):
         _place(sheet, queries, row, margin, head + row * height)
         for model, shown in found.items():
@@ -137,15 +132,15 @@ def draw(found: Mapping[str, Neighbours]) -> "Figure":
                 )
     sheet.text("query", margin, head - 34, fontsize=10)
     for model, start in starts.items():
-        sheet.text(model, start, head - 34, INK, fontsize=10.5)
+        sheet.text(shortened(model, each(found[model]) * step // 9), start, head - 34, INK, fontsize=10.5)
     return sheet.figure
 
 
 def _place(sheet: "Sheet", images: LabelledImages, place: int, left: int, top: int, wanted: str | None = None) -> None:
     """An image below the name of its class."""
-    from unshuffle.analysis.sheet import INK, RIGHT, WRONG
+    from unshuffle.analysis.sheet import INK, RIGHT, WRONG, shortened
 
     name = class_of(images, place)
     frame = None if wanted is None else RIGHT if name == wanted else WRONG
     sheet.picture(images.pixels[place], left, top, frame, side=SIDE)
-    sheet.text(name if len(name) <= 12 else f"{name[:11]}…", left, top - 12, frame or INK, fontsize=8)
+    sheet.text(shortened(name, 12), left, top - 12, frame or INK, fontsize=8)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from unshuffle.analysis.sheet import Picture
 
+LETTERS = 22  # that fit below a picture
 BRIGHTEST = 0.99  # quantile of a map that is drawn white: a few pixels lie far above the rest
 
 
@@ -194,25 +195,27 @@ def rows(found: Sequence[Salience]) -> list[Row]:
 
 def draw(found: Sequence[Salience], models: Sequence[str]) -> "Figure":
     """A row for each image, a column for each network."""
-    from unshuffle.analysis.sheet import INK, QUIET, RIGHT, WRONG, Sheet
+    from unshuffle.analysis.sheet import INK, QUIET, RIGHT, WRONG, Sheet, room_for, shortened
 
     files = list(dict.fromkeys(one.file for one in found))
     side, gap, margin, head, below = 150, 14, 18, 98, 24
-    sheet = Sheet(2 * margin + (len(models) + 1) * (side + gap) - gap, head + len(files) * (side + below + 8) + 4)
-    sheet.text("Pixels that the score of an image's class depends on", margin, 24, INK, fontsize=12)
+    title = "Pixels that the score of an image's class depends on"
+    width = max(room_for(title), 2 * margin + (len(models) + 1) * (side + gap) - gap)
+    sheet = Sheet(width, head + len(files) * (side + below + 8) + 4)
+    sheet.text(title, margin, 24, INK, fontsize=12)
     sheet.text("white: the most salient hundredth of a map", margin, 46)
     for one in found:
         top = head + files.index(one.file) * (side + below + 8)
         left = margin + (1 + models.index(one.model)) * (side + gap)
         if one.model == models[0]:
             sheet.picture(one.pixels, margin, top, side=side)
-            sheet.text(shortened(one.label), margin, top + side + 12, INK, fontsize=9)
+            sheet.text(shortened(one.label, LETTERS), margin, top + side + 12, INK, fontsize=9)
         sheet.picture(shades(one.map), left, top, side=side)
         colour = RIGHT if one.said == one.label else WRONG
-        sheet.text(f"says {shortened(one.said)}", left, top + side + 12, colour, fontsize=9)
+        sheet.text(f"says {shortened(one.said, LETTERS - 5)}", left, top + side + 12, colour, fontsize=9)
     sheet.text("image", margin, head - 18, QUIET, fontsize=10)
     for column, name in enumerate(models):
-        sheet.text(shortened(name), margin + (column + 1) * (side + gap), head - 18, INK, fontsize=10)
+        sheet.text(shortened(name, LETTERS - 4), margin + (column + 1) * (side + gap), head - 18, INK, fontsize=10)
     return sheet.figure
 
 
@@ -221,8 +224,3 @@ def shades(saliences: npt.NDArray[np.float32]) -> "Picture":
     white = max(float(np.quantile(saliences, BRIGHTEST)), 1e-30)
     grey = (255 * np.clip(saliences / white, 0, 1)).round().astype(np.uint8)
     return np.repeat(grey[:, :, None], 3, axis=2)
-
-
-def shortened(name: str, letters: int = 22) -> str:
-    """A name that fits below a picture."""
-    return name if len(name) <= letters else f"{name[: letters - 1]}…"

@@ -15,6 +15,16 @@ PAD = 3  # between a picture and its frame
 INK, QUIET, RIGHT, WRONG = "#222222", "#777777", "#2a8a57", "#c9453b"
 
 
+def room_for(title: str) -> int:
+    """Width of a sheet that a title in 12 points fits on."""
+    return 40 + round(8.7 * len(title))
+
+
+def shortened(name: str, letters: int) -> str:
+    """A name that fits above or below a picture."""
+    return name if len(name) <= letters else f"{name[: max(1, letters - 1)]}…"
+
+
 class Sheet:
     """A figure on which pictures are placed pixel by pixel, the origin at the top left."""
 

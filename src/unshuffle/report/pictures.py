@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from torch import Tensor
 from torch.nn import functional as F
 
-from unshuffle.analysis.sheet import DPI, INK, QUIET, RIGHT, WRONG, Picture, Sheet
+from unshuffle.analysis.sheet import DPI, INK, QUIET, RIGHT, WRONG, Picture, Sheet, shortened
 from unshuffle.data import shuffle
 from unshuffle.data.squares import Squares
 from unshuffle.evaluation.labelled import LabelledImages, Neighbours, one_of_each
@@ -276,7 +276,7 @@ def _labelled(sheet: Sheet, images: LabelledImages, index: int, left: int, top: 
     side = (BLOCK - GUTTER) // (NEIGHBOURS + 1) - GUTTER
     sheet.picture(_whole(images.pixels[index : index + 1], side)[0], left, top, frame)
     name = images.classes[int(images.labels[index])]
-    sheet.text(name if len(name) <= NAME else f"{name[: NAME - 1]}…", left, top - 13, frame or INK, fontsize=8.5)
+    sheet.text(shortened(name, NAME), left, top - 13, frame or INK, fontsize=8.5)
 
 
 # ---- curves
