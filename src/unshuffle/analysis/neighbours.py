@@ -58,8 +58,8 @@ class NearestNeighbours(Question):
 
     def answer(self, console: Console) -> Analysis:
         """`evaluate retrieval` with each model."""
-        if not self.weights:
-            raise UserError("say whose features to use: give one or more weights")
+        if not self.weights or self.count < 1:
+            raise UserError("give one or more weights, and a count of 1 or more")
         names = chosen_names(self.names, self.weights)
         results = {name: self._retrieve(spec, console) for name, spec in zip(names, self.weights, strict=True)}
         found = {name: result.neighbours for name, result in results.items() if result.neighbours is not None}
@@ -73,7 +73,7 @@ class NearestNeighbours(Question):
         )
 
     def _retrieve(self, weights: str, console: Console) -> Result:
-        shared = ("train", "test", "voc", "year", "train_set", "test_set", "limit", "device", "seed", "workers", "out")
+        shared = ("train", "test", "voc", "year", "train_set", "test_set", "limit", "device", "seed", "workers")
         options = {name: getattr(self, name) for name in shared}
         return Retrieval(weights=weights, examples=self.count, **options).run(console)
 

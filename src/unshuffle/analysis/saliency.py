@@ -1,6 +1,6 @@
 """Which pixels a fine-tuned network goes by: class saliency maps, for several networks side by side (appendix I.2)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -16,6 +16,7 @@ from unshuffle.accelerator import choose_device
 from unshuffle.analysis.names import chosen_names
 from unshuffle.analysis.question import Question
 from unshuffle.analysis.result import Analysis, Row
+from unshuffle.data.media import BadMedia
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.classification import MARGIN
@@ -154,14 +155,18 @@ def readable_ones(items: Items, count: int) -> Items:
     chosen: list[Item] = []
     for first in one_of_each(torch.tensor(items.labels), count):
         same = (place for place, item in enumerate(items.items) if item.label == items.labels[first])
-        chosen += [items.items[place] for place in islice(filter(_can_read(items), same), 1)]
+        chosen += [items.items[place] for place in islice((place for place in same if _can_read(items, place)), 1)]
     if not chosen:
         raise UserError(f"none of the {len(items)} images can be read")
     return replace(items, items=chosen)
 
 
-def _can_read(items: Items) -> Callable[[int], bool]:
-    return lambda place: items.read_or_skip(place) is not None
+def _can_read(items: Items, place: int) -> bool:
+    try:
+        items.read(place)
+    except BadMedia:
+        return False
+    return True
 
 
 def saliences(model: TrainedClassifier, name: str, items: Items, device: torch.device) -> list[Salience]:

@@ -69,7 +69,7 @@ class Retrieval(Evaluation):
     top: tuple[int, ...] = (1, 5, 10, 20, 50)
     """Each k."""
     examples: int = 8
-    """Queries in the picture, each of another class."""
+    """Queries in the picture that --out gets, each of another class."""
     limit: int = 0
     """At most so many images, videos or objects on each side, evenly over the classes; 0 is no limit."""
     batch_size: int = 64
@@ -84,12 +84,10 @@ class Retrieval(Evaluation):
 
     def run(self, console: Console) -> Result:
         """Search the gallery for the nearest neighbours of every query."""
-        if (
-            not self.top
-            or min(*self.top, self.frames, self.batch_size, self.examples) < 1
-            or min(self.limit, self.size) < 0
-        ):
-            raise UserError("top, examples, frames and batch_size must be 1 or more, limit and size not negative")
+        if not self.top or min(*self.top, self.frames, self.batch_size) < 1:
+            raise UserError("top, frames and batch_size must be 1 or more")
+        if min(self.limit, self.size, self.examples) < 0:
+            raise UserError("limit, size and examples must not be negative")
         device = choose_device(self.device)
         trunk = find_backbone(self.weights, self.seed).to(device)
         size = self.size or trunk.eval_size
@@ -178,7 +176,7 @@ class Retrieval(Evaluation):
 
     def _examples(self, queries: Side, gallery: Side, neighbours: Tensor) -> Neighbours | None:
         """Some queries and their nearest as images; read again, as no image was kept."""
-        if self.out is None:
+        if not self.examples:
             return None
         chosen = one_of_each(queries.labels, self.examples)
         found = neighbours[chosen, :NEIGHBOURS].flatten().tolist()
