@@ -84,10 +84,9 @@ class Retrieval(Evaluation):
 
     def run(self, console: Console) -> Result:
         """Search the gallery for the nearest neighbours of every query."""
-        if not self.top or min(*self.top, self.frames, self.batch_size) < 1:
-            raise UserError("top, frames and batch_size must be 1 or more")
-        if min(self.limit, self.size, self.examples) < 0:
-            raise UserError("limit, size and examples must not be negative")
+        least = min(self.limit, self.size, self.examples)
+        if not self.top or min(*self.top, self.frames, self.batch_size) < 1 or least < 0:
+            raise UserError("top, frames and batch_size must be 1 or more, limit, size and examples not negative")
         device = choose_device(self.device)
         trunk = find_backbone(self.weights, self.seed).to(device)
         size = self.size or trunk.eval_size
