@@ -335,11 +335,11 @@ def analyze(args: Sequence[str]) -> int:
     _check_places(command.json, command.out)
     console = Console()
     analysis = command.answer(console)
-    console.print(analysis.statement, highlight=False, soft_wrap=True)
+    console.print(analysis.statement, highlight=False, soft_wrap=True, markup=False)
     if analysis.table is not None:
         console.print(analysis.table)
     for path in analysis.write(command.out.expanduser(), to_dict(command)):
-        console.print(f"  {path}", highlight=False, soft_wrap=True)
+        console.print(f"  {path}", highlight=False, soft_wrap=True, markup=False)
     _write_json(command.json, f"analyze {name}", analysis.statement, to_dict(command), analysis.metrics)
     return 0
 

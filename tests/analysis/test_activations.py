@@ -1,3 +1,4 @@
+import contextlib
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -9,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from unshuffle import cli
 from unshuffle.analysis.activations import OUTLINE, conv5, outlined, selectivities, telling_units
 from unshuffle.analysis.result import Analysis
 from unshuffle.data.images import read_image
@@ -26,6 +28,8 @@ def folders(tmp_path: Path) -> list[Path]:
             coarse = np.random.default_rng(seed + number).integers(0, 256, (6, 6, 3), np.uint8)
             Image.fromarray(coarse).resize((96, 96)).save(tmp_path / folder / f"{number} $x$.png")
     (tmp_path / "one" / "broken.jpg").write_text("no image")
+    with contextlib.suppress(OSError):  # not every file system has such names
+        (tmp_path / "one" / "0 $x$.png").rename(tmp_path / "one" / "0 \udcff.png")
     return [tmp_path / "one", tmp_path / "two"]
 
 
@@ -119,3 +123,10 @@ def test_units_are_chosen_and_videos_are_seen(folders: list[Path], ask: Ask, tmp
 def test_what_cannot_be_done(folders: list[Path], ask: Ask, options: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         ask("activations", **{"weights": "random:tiny", "data": tuple(folders), "device": "cpu", **options})
+
+
+def test_names_are_printed_as_they_are(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out = folders[0].rename(tmp_path / "a[b]c"), tmp_path / "o[u]t"
+    assert cli.run(["analyze", "activations", "random:tiny", str(data), "--device", "cpu", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "5 of a[b]c" in said and f"{out}/activations.png" in said

@@ -37,3 +37,5 @@ def test_dollars_are_no_formula() -> None:
     sheet = Sheet(100, 50)
     sheet.text("a $\\frac$ b", 1, 1)
     assert sheet.figure.texts[0].get_parse_math() is False
+    sheet.text("no \udcff text", 1, 1)
+    assert sheet.figure.texts[1].get_text() == "no \\udcff text"

@@ -45,7 +45,11 @@ class Sheet:
             self.figure.add_artist(Rectangle((x, y), w, h, fill=False, edgecolor=frame, linewidth=1.8))
 
     def text(self, words: str, left: float, top: float, colour: str = QUIET, **style: Any) -> None:
-        """Write a line; its middle is at `top` unless the style says otherwise. Names of files may hold a $."""
+        """Write a line; its middle is at `top` unless the style says otherwise.
+
+        Names of files may hold a $, and need not be valid text.
+        """
+        words = words.encode(errors="backslashreplace").decode()
         style = {"fontsize": 9.5, "va": "center", "color": colour, "parse_math": False, **style}
         self.figure.text(left / self.width, 1 - top / self.height, words, **style)
 
