@@ -17,6 +17,7 @@ from unshuffle.config_file import read_config, to_dict
 from unshuffle.errors import SaidByAnother, UserError
 from unshuffle.measurement import write_measurement
 from unshuffle.permutations import Criterion
+from unshuffle.stopping import Stopped, stopping_at_once
 
 T = TypeVar("T")
 
@@ -168,7 +169,6 @@ def pretrain(args: Sequence[str]) -> int:
 def _pretrain(command: PretrainCommand) -> int:
     from unshuffle.pretraining import run_pretraining
     from unshuffle.training.distributed import is_main
-    from unshuffle.training.trainer import Stopped
 
     try:
         run_pretraining(_config_of(command), resume=command.resume)
@@ -289,7 +289,7 @@ def evaluate(args: Sequence[str]) -> int:
     """`unshuffle evaluate`."""
     from rich.console import Console
 
-    from unshuffle.evaluation.protocol import find_evaluation
+    from unshuffle.evaluation.protocol import find_evaluation, rounded
 
     if not args or args[0] in ("-h", "--help"):
         print(_evaluations())
@@ -300,8 +300,16 @@ def evaluate(args: Sequence[str]) -> int:
     command = _parse(kind, f"evaluate {name}", options, base)
     _check_places(command.json, command.out)
     console = Console()
-    result = command.run(console)
-    console.print(f"{result.protocol}: {result.statement}", highlight=False, soft_wrap=True)
+    try:
+        with stopping_at_once():
+            result = command.run(console)
+    except Stopped as stop:
+        kept = f"what is done is kept in {command.out}; the same command goes on from there"
+        lost = "nothing is kept, as there is no --out for it"
+        print(f"stopped {stop}; {kept if command.out else lost}".replace(" ;", ";"), file=sys.stderr)
+        return 128 + stop.signum
+    sentence = f"{result.protocol}: {result.statement}"
+    console.print(sentence, highlight=False, markup=False, soft_wrap=not console.is_terminal)
     if result.table is not None:
         console.print(result.table)
     if command.out is not None and result.neighbours is not None:
@@ -309,7 +317,7 @@ def evaluate(args: Sequence[str]) -> int:
 
         for picture in draw_evaluation(result, command.out.expanduser()):
             console.print(f"a picture: {picture}", highlight=False, soft_wrap=True)
-    _write_json(command.json, f"evaluate {name}", result.protocol, to_dict(command), result.metrics)
+    _write_json(command.json, f"evaluate {name}", result.protocol, to_dict(command), rounded(result.metrics))
     return 0
 
 

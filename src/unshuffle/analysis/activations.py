@@ -20,7 +20,8 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone
 from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.items import Items, any_folder
-from unshuffle.evaluation.streaming import WORKERS, stream, tell_skipped
+from unshuffle.evaluation.skips import tell_skipped
+from unshuffle.evaluation.streaming import WORKERS, stream
 from unshuffle.models import Backbone
 from unshuffle.randomness import numpy_rng
 
@@ -169,7 +170,7 @@ class Activations(Question):
             return conv5(trunk, pixels).amax((2, 3)).cpu()
 
         chunks = list(stream(items, highest, device, console, name, workers=self.workers))
-        tell_skipped(console, items, name)
+        tell_skipped(console, items.skipped, name)
         return Dataset(
             name, items, torch.cat([chunk.values for chunk in chunks]), torch.cat([chunk.items for chunk in chunks])
         )
