@@ -83,14 +83,13 @@ def compare_groups(state: State, count: int, seed: int = 0) -> Likeness:
 
 
 def recommend(found: Found) -> int | None:
-    """The largest |C| whose groups all differ, and none is empty, at every iteration; None if there is none."""
-    counts = [one.count for one in next(iter(found.values()))]
-    fit = [
-        count
-        for place, count in enumerate(counts)
-        if all(some[place].alike == 0 and some[place].empty == 0 for some in found.values())
-    ]
-    return max(fit, default=None)
+    """The largest |C| up to which all groups differ, and none is empty, at every iteration; None if there is none."""
+    best = None
+    for divisions in zip(*found.values(), strict=True):
+        if any(one.alike or one.empty for one in divisions):
+            break  # a larger one that passes does so by luck: k-means has many answers
+        best = divisions[0].count
+    return best
 
 
 def ratio_histogram(state: State, bins: int = 60) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -172,8 +171,8 @@ def analyse_groups(
 def advice(best: int | None, most: int) -> str:
     """The recommendation in words."""
     if best is None:
-        return f"for no |C| from 2 to {most} do all groups differ"
-    return f"|C| = {best} is the largest up to {most} for which all groups differ"
+        return "not even two groups differ at all of them"
+    return f"up to |C| = {best} all groups differ{', and more were not tried' if best == most else ''}"
 
 
 def read_ratios(run: Run, task: str, iterations: Sequence[int] = ()) -> dict[int, State]:
