@@ -14,7 +14,7 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation import retrieval, streaming
 from unshuffle.evaluation.features import pool5
 from unshuffle.evaluation.items import class_folders
-from unshuffle.evaluation.retrieval import Retrieval, item_means, merged
+from unshuffle.evaluation.retrieval import Retrieval, merged
 from unshuffle.evaluation.streaming import Chunk
 from unshuffle.models import Backbone
 
@@ -108,7 +108,7 @@ def test_objects_of_voc(devkit: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ("", "give --weights"),
+        ("", "still missing: --weights"),
         ("--weights random:tiny", "give --train and --test"),
         ("--weights random:tiny --voc here --train there", "not both"),
         ("--weights random:tiny --voc nowhere", "no VOC devkit"),
@@ -132,14 +132,6 @@ def test_per_video_is_for_videos(classes: tuple[Path, Path], class_clips: tuple[
         Retrieval(**TINY, train=classes[0], test=classes[1], per_video=True).run(QUIET)
     with pytest.raises(ValueError, match=r"holds images, but .* holds videos"):
         Retrieval(**TINY, train=classes[0], test=class_clips[1]).run(QUIET)
-
-
-def test_item_means_against_loops() -> None:
-    values, items = torch.randn(7, 3), torch.tensor([2, 2, 2, 4, 5, 5, 5])
-    means = item_means(Chunk(values, items))
-    assert means.items.tolist() == [2, 4, 5]
-    for row, item in enumerate((2, 4, 5)):
-        assert torch.allclose(means.values[row], values[items == item].mean(dim=0))
 
 
 def test_merged_keeps_all_rows_in_order() -> None:

@@ -13,7 +13,7 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation import streaming
 from unshuffle.evaluation.items import Item, Items, class_folders
 from unshuffle.evaluation.kept import Kept
-from unshuffle.evaluation.streaming import Chunk, readable, stream
+from unshuffle.evaluation.streaming import Chunk, item_means, readable, stream
 
 QUIET, CPU = Console(quiet=True), torch.device("cpu")
 
@@ -50,6 +50,22 @@ def test_frames_of_videos(class_clips: tuple[Path, Path]) -> None:
     videos = replace(class_folders(class_clips[0]), side=32, frames=3)
     found = run(videos)
     assert found.items.tolist() == [at for at in range(9) for _ in range(3)] and len(videos.skipped) == 1
+
+
+def test_item_means_against_loops() -> None:
+    values, items = torch.randn(7, 3), torch.tensor([2, 2, 2, 4, 5, 5, 5])
+    means = item_means(Chunk(values, items))
+    assert means.items.tolist() == [2, 4, 5]
+    for row, item in enumerate((2, 4, 5)):
+        assert torch.allclose(means.values[row], values[items == item].mean(dim=0))
+
+
+def test_means_are_of_whole_items(class_clips: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "PART", 6)
+    videos = replace(class_folders(class_clips[0]), side=32, frames=3)
+    frames, whole = run(videos, batch=3), run(replace(videos, skipped=[]), batch=3, means=True)
+    assert whole.items.tolist() == list(range(9))
+    torch.testing.assert_close(whole.values, frames.values.view(9, 3, 3).mean(dim=1))
 
 
 class Killed(BaseException):
@@ -89,7 +105,7 @@ def test_a_broken_off_stream_goes_on(items: Items, tmp_path: Path) -> None:
 
 def test_nothing_readable_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_text("no image")
-    with pytest.raises(UserError, match=r"none of the 1 images of the images can be read, such as .*a.png"):
+    with pytest.raises(UserError, match=r"none of the images can be read \(1 image; first problem: .*a.png"):
         run(Items([Item(tmp_path / "a.png", 0)], ["a"], "images"))
 
 

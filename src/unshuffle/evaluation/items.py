@@ -61,6 +61,10 @@ class Items:
         """The class of each item."""
         return [item.label for item in self.items]
 
+    def name(self, position: int) -> str:
+        """What to call an item."""
+        return str(self.items[position].path)
+
     def read(self, position: int) -> Pixels:
         """An item as (frames, side, side, 3); 1 frame for an image. `BadMedia` if that cannot be had."""
         item = self.items[position]

@@ -105,7 +105,7 @@ class Retrieval(Evaluation):
         weights = fingerprint(trunk)
 
         def vectors(items: Items, title: str) -> Iterator[Chunk]:
-            found = stream(
+            return stream(
                 items,
                 lambda pixels: pool5(trunk, pixels, size),
                 device,
@@ -113,9 +113,9 @@ class Retrieval(Evaluation):
                 title,
                 batch=self.batch_size,
                 workers=self.workers,
-                kept=kept_features(self.folder(f"features/{title}"), [weights, items.fingerprint()]),
+                kept=kept_features(self.folder(f"features/{title}"), [weights, items.fingerprint(), self.per_video]),
+                means=self.per_video,
             )
-            return (item_means(chunk) for chunk in found) if self.per_video else found
 
         chunks = list(vectors(query_items, "queries"))
         queries = Side(query_items, torch.cat([chunk.items for chunk in chunks]))
@@ -228,15 +228,6 @@ def check_size(trunk: Backbone, size: int, device: torch.device) -> None:
         trunk(torch.zeros(1, 3, size, size, device=device))
     except RuntimeError:
         raise UserError(f"images of {size} x {size} are too small for this trunk") from None
-
-
-def item_means(chunk: Chunk) -> Chunk:
-    """One vector for each item: the mean of its frames'."""
-    items, owners, counts = chunk.items.unique_consecutive(return_inverse=True, return_counts=True)
-    device = chunk.values.device
-    sums = torch.zeros(len(items), chunk.values.shape[1], device=device)
-    sums.index_add_(0, owners.to(device), chunk.values)
-    return Chunk(sums / counts.to(device)[:, None], items)
 
 
 def merged(chunks: Iterable[Chunk], rows: int) -> Iterator[Chunk]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -14,11 +14,13 @@ from torch import Tensor
 
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.media import BadMedia
+from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.items import Items
 from unshuffle.evaluation.kept import Kept, Part
 from unshuffle.evaluation.progress import progress
 from unshuffle.evaluation.skips import Skipped
+from unshuffle.wording import counted
 
 WORKERS = os.cpu_count() or 1
 PART = 256
@@ -34,6 +36,22 @@ class Chunk(NamedTuple):
     """(frames,) which item each frame is of"""
 
 
+class Readable(Protocol):
+    """Things that are read one at a time: `Items`, or a `Collection`."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def kind(self) -> str: ...  # noqa: D102
+    @property
+    def frames(self) -> int: ...  # noqa: D102
+    @property
+    def skipped(self) -> list[Skipped]: ...  # noqa: D102
+
+    def name(self, item: int, /) -> str: ...  # noqa: D102
+    def read(self, item: int, /) -> Pixels: ...  # noqa: D102
+
+
 class _Read(NamedTuple):
     pixels: Tensor | None
     items: list[int]
@@ -41,7 +59,7 @@ class _Read(NamedTuple):
 
 
 def stream(
-    items: Items,
+    items: Readable,
     compute: Callable[[Tensor], Tensor],
     device: torch.device,
     console: Console,
@@ -50,10 +68,12 @@ def stream(
     batch: int = 64,
     workers: int = WORKERS,
     kept: Kept | None = None,
+    means: bool = False,
 ) -> Iterator[Chunk]:
     """`compute` on the (frames, side, side, 3) bytes of all items in their order.
 
-    Unreadable ones are left out and noted in `items.skipped`. Parts that were kept are not computed again.
+    Unreadable ones are left out and noted in `items.skipped`. Parts that were kept are not computed again. With `means`
+    an item has one value, the mean of its frames'.
     """
     frames = items.frames if items.kind == "videos" else 1
     parts = _ranges(range(len(items)), max(1, PART // frames))
@@ -62,11 +82,14 @@ def stream(
     flat = [some for part in batches for some in part]
     coming = iter(Prefetcher(lambda number: _read(items, flat[number]), 0, len(flat), workers))
     plan = dict(zip(missing, batches, strict=True))
+    done = len(items) - sum(map(len, missing))
+    if 0 < done < len(items):
+        console.print(f"going on: {done} of {counted(len(items), items.kind)} were done before", highlight=False)
     found = 0
     with closing(coming), progress(console, title, len(items)) as advance:
         for part in parts:
             if part in plan:
-                made = _compute(islice(coming, len(plan[part])), compute, device)
+                made = _compute(islice(coming, len(plan[part])), compute, device, means)
                 if kept is not None:
                     kept.save(part, made)
             else:
@@ -79,7 +102,9 @@ def stream(
             advance(part.stop)
     if not found:
         file, reason = items.skipped[0]
-        raise UserError(f"none of the {len(items)} {items.kind} of the {title} can be read, such as {file}: {reason}")
+        raise UserError(
+            f"none of the {items.kind} can be read ({counted(len(items), items.kind)}; first problem: {file}: {reason})"
+        )
 
 
 def readable(items: Items, console: Console, *, workers: int, kept: Kept | None) -> Items:
@@ -97,24 +122,36 @@ def _ranges(whole: range, length: int) -> list[range]:
     return [whole[start : start + length] for start in range(0, len(whole), length)]
 
 
-def _read(items: Items, positions: range) -> _Read:
+def item_means(chunk: Chunk) -> Chunk:
+    """One vector for each item: the mean of its frames'."""
+    items, owners, counts = chunk.items.unique_consecutive(return_inverse=True, return_counts=True)
+    device = chunk.values.device
+    sums = torch.zeros(len(items), chunk.values.shape[1], device=device)
+    sums.index_add_(0, owners.to(device), chunk.values)
+    return Chunk(sums / counts.to(device)[:, None], items)
+
+
+def _read(items: Readable, positions: range) -> _Read:
     frames, owners, skipped = [], [], []
     for position in positions:
         try:
             pixels = items.read(position)
         except BadMedia as reason:
-            skipped.append((str(items.items[position].path), str(reason)))
+            skipped.append((items.name(position), str(reason)))
         else:
             frames.append(pixels)
             owners += [position] * len(pixels)
     return _Read(torch.from_numpy(np.concatenate(frames)) if frames else None, owners, skipped)
 
 
-def _compute(batches: Iterable[_Read], compute: Callable[[Tensor], Tensor], device: torch.device) -> Part:
+def _compute(batches: Iterable[_Read], compute: Callable[[Tensor], Tensor], device: torch.device, means: bool) -> Part:
     values, owners, skipped = [], list[int](), list[Skipped]()
     for batch in batches:
         if batch.pixels is not None:
             values.append(compute(batch.pixels.to(device)))
         owners += batch.items
         skipped += batch.skipped
-    return Part(torch.cat(values) if values else torch.zeros(0), torch.tensor(owners, dtype=torch.long), skipped)
+    if not values:
+        return Part(torch.zeros(0), torch.zeros(0, dtype=torch.long), skipped)
+    chunk = Chunk(torch.cat(values), torch.tensor(owners))
+    return Part(*(item_means(chunk) if means else chunk), skipped)

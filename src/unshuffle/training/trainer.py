@@ -147,7 +147,7 @@ class Trainer:
                     raise self._stopped(stop, run.folder)
 
     def _stopped(self, signum: int, folder: Path) -> Stopped:
-        go_on = f"Go on with: unshuffle pretrain --out {shlex.quote(str(folder))} --resume"
+        go_on = f"Go on with: {distributed.launcher()} pretrain --out {shlex.quote(str(folder))} --resume"
         text = f"stopped at iteration {self.iteration}; a checkpoint is saved. {go_on}"
         return Stopped(signum, text, self.iteration)
 
@@ -279,8 +279,8 @@ class Trainer:
         return self.iteration % every == 0 or self.iteration == self.last
 
     def _log_training(self, log: RunLog, display: Display, tally: Tally, waited: float) -> Tally:
-        seconds = time.perf_counter() - tally.begin
         loss, accuracy = self._averages(tally.losses, tally), self._averages(tally.hits, tally)
+        seconds = time.perf_counter() - tally.begin  # after the averages, which wait for the GPU to be done
         if not np.isfinite(list(loss.values())).all():
             raise UserError(self._not_a_number())
         display.samples_per_second, display.crops_per_second = tally.samples / seconds, tally.crops / seconds
@@ -315,7 +315,7 @@ class Trainer:
         begin = time.perf_counter()
         for task in self.permutations:
             validation = self.validate(task)
-            if not validation.state.isfinite().all():
+            if not np.isfinite(validation.state.numpy()).all():  # torch would wake its threads for this
                 raise UserError(self._not_a_number())
             seen = self._observe(self.samplers[task], validation)
             with together():
