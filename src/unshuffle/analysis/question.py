@@ -33,6 +33,11 @@ QUESTIONS: dict[str, str] = {
     "baseline": "unshuffle.analysis.baseline:Baseline",
     "hamming": "unshuffle.analysis.hamming:Hamming",
     "cost": "unshuffle.analysis.cost:Cost",
+    "valset": "unshuffle.analysis.validation_size:ValidationSize",
+    "groups": "unshuffle.analysis.group_count:GroupCount",
+    "activations": "unshuffle.analysis.activations:Activations",
+    "saliency": "unshuffle.analysis.saliency:Saliency",
+    "neighbours": "unshuffle.analysis.neighbours:NearestNeighbours",
 }
 """Module and class of each analysis; imported when it is asked for."""
 

@@ -48,7 +48,9 @@ class Analysis:
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """A CSV with the columns of all rows, in the order in which they first come."""
     columns = dict.fromkeys(name for row in rows for name in row)
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with path.open(
+        "w", newline="", encoding="utf-8", errors="backslashreplace"
+    ) as file:  # names need not be valid text
         writer = csv.DictWriter(file, list(columns))
         writer.writeheader()
         writer.writerows(rows)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,11 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from torch import Tensor
 from torch.nn import functional as F
 
+from unshuffle.analysis.sheet import DPI, INK, QUIET, RIGHT, WRONG, Picture, Sheet, shortened
 from unshuffle.data import shuffle
 from unshuffle.data.squares import Squares
 from unshuffle.evaluation.labelled import LabelledImages, Neighbours, one_of_each
@@ -27,19 +27,13 @@ from unshuffle.randomness import torch_generator
 from unshuffle.run import Run
 from unshuffle.training.trainer import Trainer
 
-Picture: TypeAlias = npt.NDArray[np.float32]
-"""(height, width, 3) in [0, 1]."""
-
 PUZZLES, CLIPS, QUERIES, NEIGHBOURS = 6, 6, 8, 5
-DPI = 100
 NAME = 14  # letters of a class that fit over a picture
 # In pixels. A block is one sample with what became of it.
 BLOCK, MARGIN, BETWEEN = 648, 32, 56  # width of a block, space around all blocks and between two
 HEAD = 84  # above the first blocks: a title and names of columns
-PAD = 3  # between a picture and its frame
 GUTTER = 15  # between pictures of a block
 LABELS = 126  # names to the left of a clip
-INK, QUIET, RIGHT, WRONG = "#222222", "#777777", "#2a8a57", "#c9453b"
 TASK_COLOURS = {"spatial": "#2b6cb0", "temporal": "#dd7a1e"}
 BASELINE_STYLES = ((0, (6, 2)), (0, (1, 2)), (0, (5, 2, 1, 2)))
 
@@ -158,33 +152,6 @@ def _resize(parts: Tensor, side: int) -> Picture:
 def _whole(images: Tensor | npt.NDArray[np.uint8], side: int) -> Picture:
     """(N, H, W, 3) bytes to (N, side, side, 3)."""
     return _resize(torch.as_tensor(images).permute(0, 3, 1, 2).float() / 255, side)
-
-
-class Sheet:
-    """A figure on which pictures are placed pixel by pixel, the origin at the top left."""
-
-    def __init__(self, width: int, height: int) -> None:
-        self.width, self.height = width, height
-        self.figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, facecolor="white")
-
-    def picture(self, pixels: Picture, left: int, top: int, frame: str | None = None) -> None:
-        """Place a picture, one of its pixels to one of the sheet's."""
-        height, width = pixels.shape[:2]
-        axes = self.figure.add_axes(self._box(left, top, width, height))
-        axes.imshow(pixels, interpolation="nearest", aspect="auto")
-        axes.set_axis_off()
-        if frame is not None:
-            x, y, w, h = self._box(left - PAD, top - PAD, width + 2 * PAD, height + 2 * PAD)
-            self.figure.add_artist(Rectangle((x, y), w, h, fill=False, edgecolor=frame, linewidth=1.8))
-
-    def text(self, words: str, left: float, top: float, colour: str = QUIET, **style: Any) -> None:
-        """Write a line; its middle is at `top` unless the style says otherwise."""
-        style = {"fontsize": 9.5, "va": "center", "color": colour, **style}
-        self.figure.text(left / self.width, 1 - top / self.height, words, **style)
-
-    def _box(self, left: float, top: float, width: float, height: float) -> tuple[float, float, float, float]:
-        bottom = self.height - top - height
-        return left / self.width, bottom / self.height, width / self.width, height / self.height
 
 
 def _sheet(title: str, block_height: int, count: int, head: int = HEAD) -> tuple[Sheet, Iterator[tuple[int, int, int]]]:
@@ -309,7 +276,7 @@ def _labelled(sheet: Sheet, images: LabelledImages, index: int, left: int, top: 
     side = (BLOCK - GUTTER) // (NEIGHBOURS + 1) - GUTTER
     sheet.picture(_whole(images.pixels[index : index + 1], side)[0], left, top, frame)
     name = images.classes[int(images.labels[index])]
-    sheet.text(name if len(name) <= NAME else f"{name[: NAME - 1]}…", left, top - 13, frame or INK, fontsize=8.5)
+    sheet.text(shortened(name, NAME), left, top - 13, frame or INK, fontsize=8.5)
 
 
 # ---- curves
