@@ -60,6 +60,38 @@ class BenchCommand(Config):
 
 
 @dataclass(frozen=True)
+class AblateCommand(Config):
+    """Train and evaluate arms with several seeds, and print their table; started again, it goes on."""
+
+    arms: tuple[str, ...] = ()
+    """S, S+P, T, T+P, 'S&T', S+T, S+T+P; by default all. Files .yaml hold yours, NAME: {policy: {sampler: inverse}}."""
+    seeds: tuple[int, ...] = (1,)
+    """One number: so many seeds, from --seed on. Several: these."""
+    evaluations: tuple[str, ...] = ()
+    """Names as in `unshuffle evaluate`, and .yaml files with options: NAME: {evaluation: retrieval, train: ...}."""
+    evaluation_preset: Literal["quick", "paper"] = "quick"
+    """Preset of the evaluations: paper is the full schedules."""
+    train: Path | None = None
+    """--train of the evaluations that have one."""
+    test: Path | None = None
+    """--test of the evaluations that have one."""
+    voc: Path | None = None
+    """--voc of the evaluations that have one."""
+    columns: tuple[str, ...] = ()
+    """Metrics to show, such as linear.conv5.top1; results.csv has the names of all."""
+    jobs: int = 0
+    """Runs at a time; 0: one for each GPU, without GPUs one for each 4 cores."""
+    launcher: Literal["local", "slurm"] = "local"
+    """local: processes on this machine; slurm: a job array, by submitit."""
+    slurm: Path | None = None
+    """A .yaml file with submitit's parameters, such as slurm_partition, timeout_min, cpus_per_task."""
+    config: Path | None = None
+    """Start from the config.yaml of another run, or your own; options given beside it win."""
+    json: Path | None = None
+    """Write the figures there."""
+
+
+@dataclass(frozen=True)
 class PermutationsCommand:
     """Choose a diverse set of permutations and write it as .npy."""
 
@@ -197,6 +229,36 @@ def bench(args: Sequence[str]) -> int:
     return 0
 
 
+def ablate(args: Sequence[str]) -> int:
+    """`unshuffle ablate`."""
+    command = _parse_run(AblateCommand, args)
+    _check_json(command.json)
+    from unshuffle.analysis.ablation import make_plan, run_ablation
+    from unshuffle.analysis.arms import find_arms, find_evaluations
+    from unshuffle.config_file import read_yaml
+    from unshuffle.training.trainer import Stopped
+
+    given = {"train": command.train, "test": command.test, "voc": command.voc}
+    common = {"preset": command.evaluation_preset, **{key: value for key, value in given.items() if value is not None}}
+    plan = make_plan(
+        command.out or Path("runs", "ablation"),
+        _config_of(command),
+        find_arms(command.arms),
+        command.seeds if len(command.seeds) != 1 else command.seeds[0],
+        find_evaluations(command.evaluations, common),
+    )
+    slurm = read_yaml(command.slurm.expanduser(), "slurm") if command.slurm is not None else {}
+    try:
+        found = run_ablation(plan, jobs=command.jobs, launcher=command.launcher, slurm=slurm, columns=command.columns)
+    except Stopped as stop:
+        print("stopped; a checkpoint is saved. Start the same command again to go on", file=sys.stderr)
+        return 128 + stop.signum
+    _write_json(command.json, "ablate", found.protocol, plan.to_dict(), found.metrics)
+    for job, problem in found.failures.items():
+        print(f"unshuffle: {job} failed: {problem}", file=sys.stderr)
+    return 1 if found.failures else 0
+
+
 def permutations(args: Sequence[str]) -> int:
     """`unshuffle permutations`."""
     command = _parse(PermutationsCommand, "permutations", args)
@@ -294,8 +356,7 @@ def evaluate(args: Sequence[str]) -> int:
     kind = find_evaluation(name)
     base = kind.quick() if _option(options, "preset") == "quick" else kind()
     command = _parse(kind, f"evaluate {name}", options, base)
-    if command.json is not None and not command.json.parent.is_dir():
-        raise UserError(f"there is no folder {command.json.parent} to write --json into")
+    _check_json(command.json)
     if command.out is not None and command.out.expanduser().is_file():
         raise UserError(f"{command.out} is a file, and --out must be a folder")
     console = Console()
@@ -326,6 +387,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], type[Any]]] = {
     "permutations": (permutations, PermutationsCommand),
     "pack": (pack, PackCommand),
     "evaluate": (evaluate, EvaluateCommand),
+    "ablate": (ablate, AblateCommand),
     "bench": (bench, BenchCommand),
     "export": (export, ExportCommand),
     "embed": (embed, EmbedCommand),
@@ -462,6 +524,12 @@ def _sentence(box: str) -> str:
     options = [row.split()[0] for paragraph in paragraphs[1:] for row in paragraph if row.startswith("--")]
     is_unknown = sentence.startswith("Unrecognized")
     return f"{sentence} (did you mean {options[0]}?)" if options and is_unknown else sentence
+
+
+def _check_json(path: Path | None) -> None:
+    """Find out before the work is done, not after."""
+    if path is not None and not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent} to write --json into")
 
 
 def _write_json(

@@ -1,0 +1,1 @@
+"""Comparisons of runs: the ablation table and the paper's analyses."""
