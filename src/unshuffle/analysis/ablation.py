@@ -51,7 +51,7 @@ class Ablation:
     table: Table
     figures: dict[str, dict[int, dict[str, float]]]
     """Every metric of every finished run, by arm and seed."""
-    failures: dict[str, str]
+    failures: Failures
     """A sentence for each job that failed, by "ARM, seed N"."""
 
     @property
@@ -197,7 +197,7 @@ def _collect(plan: Plan, failures: Failures, columns: Sequence[str]) -> Ablation
         },
         notes=_notes(plan, finished, chosen),
     )
-    return Ablation(plan, table, figures, {str(job): problem for job, problem in failures.items()})
+    return Ablation(plan, table, figures, failures)
 
 
 def _count(found: int, wanted: int) -> str:

@@ -13,6 +13,8 @@ from unshuffle.evaluation.protocol import Evaluation, find_evaluation
 
 Values = dict[str, Any]
 """Keys and values as a YAML file has them; sections are dicts."""
+DATA = ("train", "test", "voc", "images", "list", "videos")
+"""Options that name what an evaluation measures on."""
 KIND = "evaluation"
 """The key that says which evaluation the options are of, where its own name does not."""
 
@@ -47,16 +49,24 @@ def find_arms(names: Sequence[str]) -> dict[str, Values]:
 
 
 def find_evaluations(names: Sequence[str], common: Mapping[str, Any]) -> dict[str, Values]:
-    """Evaluations by name, and all of each name that is a YAML file, with the common options that they have."""
+    """Evaluations by name, and all of each name that is a YAML file, with the common options that they can use.
+
+    Data is common only to those that do not name their own; what can use folders by class and a VOC devkit, and is
+    given both, uses the folders.
+    """
     chosen: dict[str, Values] = {}
     for name in names:
         chosen |= _read(name, "evaluations") if _is_file(name) else {name: {}}
-    return {name: {**_known(name, values, common), **values} for name, values in chosen.items()}
+    return {name: {**_usable(common, name, values), **values} for name, values in chosen.items()}
 
 
-def _known(name: str, values: Values, common: Mapping[str, Any]) -> Values:
+def _usable(common: Mapping[str, Any], name: str, values: Values) -> Values:
     fields = find_evaluation(values.get(KIND, name)).__dataclass_fields__
-    return {key: value for key, value in common.items() if key in fields}
+    usable = {key: value for key, value in common.items() if key in fields}
+    for key in DATA:
+        if values.keys() & set(DATA) or (key == "voc" and "train" in usable):
+            usable.pop(key, None)
+    return usable
 
 
 def build_evaluation(name: str, values: Mapping[str, Any]) -> Evaluation:
@@ -67,6 +77,17 @@ def build_evaluation(name: str, values: Mapping[str, Any]) -> Evaluation:
         return merge(kind.quick() if options.get("preset") == "quick" else kind(), options)
     except UserError as error:
         raise UserError(f"evaluation {name}: {error}") from None
+
+
+def check_data(name: str, evaluation: Evaluation) -> None:
+    """Find out before the training, not after it, that an evaluation has nothing to measure on."""
+    known = [key for key in DATA if key in type(evaluation).__dataclass_fields__]
+    given = [getattr(evaluation, key) for key in known if getattr(evaluation, key) is not None]
+    if not given:
+        raise UserError(f"evaluation {name}: say what to measure on: give {' or '.join(known)}")
+    for path in given:
+        if not Path(path).expanduser().exists():
+            raise UserError(f"evaluation {name}: {path} does not exist")
 
 
 def plain(values: Mapping[str, Any]) -> Values:

@@ -86,9 +86,9 @@ def _evaluate(job: Job, name: str, console: Console) -> None:
 
 
 def _free_memory() -> None:
-    """The next in this process may need all of the device."""
-    gc.collect()
+    """The next in this process may need all of the GPU."""
     if torch.cuda.is_available():
+        gc.collect()
         torch.cuda.empty_cache()
 
 

@@ -20,8 +20,8 @@ from unshuffle.errors import UserError
 Launcher = Literal["local", "slurm"]
 Tell = Callable[[Job, str], None]
 """Is told about every job when it starts and when it ends."""
-Failures = dict[Job, str]
-"""A sentence for each job that failed."""
+Failures = dict[str, str]
+"""A sentence for each job that failed, by "ARM, seed N"."""
 Environment = dict[str, str]
 
 CORES_OF_A_JOB = 4
@@ -59,7 +59,7 @@ def run_here(jobs: Sequence[Job], tell: Tell) -> Failures:
         tell(job, started(job))
         problem = attempt(job)
         if problem is not None:
-            failures[job] = problem
+            failures[str(job)] = problem
         tell(job, ended(job, begin, problem))
     return failures
 
@@ -98,7 +98,7 @@ def run_processes(jobs: Sequence[Job], tell: Tell, where: Sequence[Environment])
                 free.append(one.place)
                 problem = one.problem()
                 if problem is not None:
-                    failures[one.job] = problem
+                    failures[str(one.job)] = problem
                 tell(one.job, ended(one.job, one.begin, problem))
             time.sleep(0.1)
     finally:
@@ -157,7 +157,7 @@ def run_slurm(jobs: Sequence[Job], tell: Tell, options: Mapping[str, Any]) -> Fa
     for one in completed(sent):
         job, problem = of[id(one)], _cluster_problem(one)
         if problem is not None:
-            failures[job] = problem
+            failures[str(job)] = problem
         tell(job, ended(job, begin, problem))
     return failures
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from unshuffle.analysis.arms import KIND, Values, build_evaluation, folder_name, plain
+from unshuffle.analysis.arms import KIND, Values, build_evaluation, check_data, folder_name, plain
 from unshuffle.config import Config, check, preset_config
 from unshuffle.config_file import differences, merge, read_yaml, to_dict, write_yaml
 from unshuffle.errors import UserError
@@ -72,7 +72,7 @@ class Plan:
         for names in (self.arms, self.evaluations):
             _check_names(list(names))
         for name, values in self.evaluations.items():
-            build_evaluation(name, values)
+            check_data(name, build_evaluation(name, values))
         for job in self.jobs:
             job.check()
 
