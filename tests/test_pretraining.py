@@ -57,6 +57,16 @@ def test_resume_from_python(tmp_path: Path) -> None:
         unshuffle.pretrain(resume=True)
 
 
+def test_a_run_that_has_no_checkpoint_yet_starts_again_from_its_init(tmp_path: Path) -> None:
+    warm = unshuffle.pretrain(out=tmp_path / "warm", **TINY)
+    run = unshuffle.pretrain(out=tmp_path / "run", init=str(warm.folder), **TINY)
+    ended = (run.folder / "backbone.safetensors").read_bytes()
+    for checkpoint in (run.folder / "checkpoints").iterdir():  # as if it had been killed before the first
+        checkpoint.unlink()
+    unshuffle.pretrain(out=run.folder, resume=True)
+    assert (run.folder / "backbone.safetensors").read_bytes() == ended
+
+
 def test_wrong_options_are_user_errors(tmp_path: Path) -> None:
     with pytest.raises(unshuffle.UserError, match=r"unknown key optim\.iteratons"):
         unshuffle.pretrain(out=tmp_path / "run", optim={"iteratons": 3})

@@ -250,9 +250,9 @@ def ablate(args: Sequence[str]) -> int:
     slurm = read_yaml(command.slurm.expanduser(), "slurm") if command.slurm is not None else {}
     try:
         found = run_ablation(plan, jobs=command.jobs, launcher=command.launcher, slurm=slurm, columns=command.columns)
-    except Stopped as stop:
-        print("stopped; a checkpoint is saved. Start the same command again to go on", file=sys.stderr)
-        return 128 + stop.signum
+    except (Stopped, KeyboardInterrupt) as stop:
+        print("stopped, and saved. Start the same command again to go on", file=sys.stderr)
+        return 128 + getattr(stop, "signum", 2)
     _write_json(command.json, "ablate", found.protocol, plan.to_dict(), found.metrics)
     for job, problem in found.failures.items():
         print(f"unshuffle: {job} failed: {problem}", file=sys.stderr)

@@ -36,7 +36,7 @@ def test_the_papers_arms_by_the_command_line(
     line = ["ablate", *tiny_line, "--seeds", "2", "--out", str(out), "--json", str(file), "--jobs", "1"]
     assert cli.run(line) == 0
     printed = capsys.readouterr().out
-    assert "7 arms × 2 seeds: 14 jobs, 0 done before" in printed
+    assert "jobs: 14 (arms 7 × seeds 2), 0 done before" in printed
     assert (out / "table.txt").read_text(encoding="utf-8") in printed
     document = json.loads(file.read_text())
     assert document["command"] == "ablate" and document["config"]["seeds"] == [0, 1]
@@ -58,7 +58,7 @@ def test_the_papers_arms_by_the_command_line(
 
     before = stamps(out)
     assert cli.run([*line, "--arms", "S", "S+T+P"]) == 0  # a subset of what is done
-    assert "2 arms × 2 seeds: 4 jobs, 4 done before" in capsys.readouterr().out
+    assert "jobs: 4 (arms 2 × seeds 2), 4 done before" in capsys.readouterr().out
     assert stamps(out) == before
 
 
@@ -81,7 +81,9 @@ def test_killed_halfway_and_started_again_it_repeats_nothing_that_was_finished(
 
     assert cli.run(line) == 0
     printed = capsys.readouterr().out
-    assert "2 jobs, 1 done before" in printed and "T, seed 0  training on from iteration " in printed
+    assert (
+        "jobs: 2 (arms 2 × seeds 1), 1 done before" in printed and "T, seed 0  training on from iteration " in printed
+    )
     assert {name: when for name, when in stamps(out).items() if name.startswith("S/")} == first
     assert cli.run(["ablate", *line[1:], "--arms", "T", "--out", str(tmp_path / "unbroken")]) == 0
     ended = [load_file(folder / "T" / "seed-0" / "backbone.safetensors") for folder in (out, tmp_path / "unbroken")]

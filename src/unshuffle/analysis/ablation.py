@@ -162,7 +162,7 @@ def _launch(
     how = f"{len(where)} at a time" if launcher == "local" else "on the cluster"
     done = len(plan.jobs) - len(left)
     console.print(
-        f"{len(plan.arms)} arms × {len(plan.seeds)} seeds: {len(plan.jobs)} jobs, {done} done before"
+        f"jobs: {len(plan.jobs)} (arms {len(plan.arms)} × seeds {len(plan.seeds)}), {done} done before"
         + (f", {how}; logs in {plan.out / LOGS}" if left else ""),
         highlight=False,
         soft_wrap=True,
