@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 
 from unshuffle import cli, pretrain
 from unshuffle.analysis import job as job_module
-from unshuffle.analysis.ablation import PAPER_ARMS, ablate, make_plan
+from unshuffle.analysis.ablation import HEADLINES, PAPER_ARMS, ablate, make_plan
 from unshuffle.config import preset_config
 from unshuffle.config_file import merge
 from unshuffle.errors import UserError
-from unshuffle.evaluation.protocol import Result
+from unshuffle.evaluation.protocol import EVALUATIONS, Result
 from unshuffle.evaluation.retrieval import Retrieval
 from unshuffle.lock import exclusively
 
@@ -201,6 +201,10 @@ def test_the_papers_figures_stand_beside_its_evaluations(tmp_path: Path, tiny: d
     words = [line.split() for line in found.table.text().splitlines()]
     assert words[1][-2:] == ["40.0", "67.6"] and words[2][-2:] == ["40.0", "-"]
     assert "published, other data: Tab. 5 of the paper, of its networks and its data" in found.table.notes
+
+
+def test_every_evaluation_has_a_column() -> None:
+    assert set(HEADLINES) == set(EVALUATIONS)
 
 
 def test_folders_are_packed_before_the_jobs_start(

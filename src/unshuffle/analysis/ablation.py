@@ -272,7 +272,7 @@ def _kinds(plan: Plan) -> dict[str, str]:
 
 
 def _headlines(name: str, kind: str) -> list[str]:
-    return [f"{name}.{metric}" for metric in HEADLINES[kind]]
+    return [f"{name}.{metric}" for metric in HEADLINES.get(kind, ())]
 
 
 def _notes(plan: Plan, finished: Sequence[Job], columns: Sequence[str]) -> list[str]:

@@ -77,10 +77,10 @@ class _Process:
         if code == 0:
             return None
         if code < 0:
-            return f"ended by {signal.Signals(-code).name}" + (" (out of memory?)" if code == -9 else "")
+            return f"ended by signal {-code}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
         if code > 128:
-            return f"stopped by {signal.Signals(code - 128).name}"
-        lines = self.job.log.read_text(encoding="utf-8").splitlines()
+            return f"stopped by signal {code - 128}"
+        lines = self.job.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return lines[-1] if lines else f"ended with exit code {code}"
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -69,8 +69,8 @@ class Plan:
         if len(set(self.seeds)) < len(self.seeds):
             raise UserError(f"a seed is named twice: {', '.join(map(str, self.seeds))}")
         self._check_folder()
-        for names in (self.arms, self.evaluations):
-            _check_names(list(names))
+        _check_names(self.arms, taken={LOGS: LOGS})
+        _check_names(self.evaluations, taken={"error": "error", "monitor": "monitor"})  # metrics that runs have
         for name, values in self.evaluations.items():
             check_data(name, build_evaluation(name, values))
         for job in self.jobs:
@@ -83,12 +83,11 @@ class Plan:
             raise UserError(f"{self.out} holds other things and no ablation: choose another --out")
 
 
-def _check_names(names: list[str]) -> None:
-    taken = {LOGS: LOGS}
+def _check_names(names: Iterable[str], taken: dict[str, str]) -> None:
     for name in names:
         folder = folder_name(name).casefold()  # some file systems take s and S for the same
         if folder in taken:
-            raise UserError(f"'{name}' and '{taken[folder]}' would share a folder: rename one")
+            raise UserError(f"'{name}' and '{taken[folder]}' would share a place: rename one")
         taken[folder] = name
 
 
