@@ -63,6 +63,8 @@ class BenchCommand(Config):
 class AblateCommand(Config):
     """Train and evaluate arms with several seeds, and print their table; started again, it goes on."""
 
+    out: Path | None = None
+    """The folder of the ablation; by default runs/ablation."""
     arms: tuple[str, ...] = ()
     """S, S+P, T, T+P, 'S&T', S+T, S+T+P; by default all. Files .yaml hold yours, NAME: {policy: {sampler: inverse}}."""
     seeds: tuple[int, ...] = (1,)
