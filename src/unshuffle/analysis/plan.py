@@ -13,6 +13,7 @@ from unshuffle.config import Config, check, preset_config
 from unshuffle.config_file import differences, merge, read_yaml, to_dict, write_yaml
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import Evaluation, Result
+from unshuffle.outputs import check_folder
 from unshuffle.pretraining import CHANGEABLE_ON_RESUME
 from unshuffle.run import Run
 from unshuffle.training.checkpoint import list_checkpoints
@@ -77,8 +78,7 @@ class Plan:
             job.check()
 
     def _check_folder(self) -> None:
-        if self.out.exists() and not self.out.is_dir():
-            raise UserError(f"{self.out} is a file: choose another --out")
+        check_folder(self.out, "--out")
         if self.out.is_dir() and any(self.out.iterdir()) and not (self.out / PLAN).exists():
             raise UserError(f"{self.out} holds other things and no ablation: choose another --out")
 
