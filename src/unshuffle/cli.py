@@ -19,6 +19,7 @@ from unshuffle.errors import SaidByAnother, UserError
 from unshuffle.options import OPTIONAL, complaint, describe_sections, main_options
 from unshuffle.outputs import check_file, check_folder, check_new_file
 from unshuffle.permutations import Criterion
+from unshuffle.stopping import Stopped, stopping_at_once
 from unshuffle.wording import counted, did_you_mean
 
 T = TypeVar("T")
@@ -205,7 +206,6 @@ def pretrain(args: Sequence[str]) -> int:
 def _pretrain(command: PretrainCommand) -> int:
     from unshuffle.pretraining import run_pretraining
     from unshuffle.training.distributed import is_main
-    from unshuffle.training.trainer import Stopped
 
     try:
         run_pretraining(_config_of(command), resume=command.resume)
@@ -362,7 +362,7 @@ def evaluate(args: Sequence[str]) -> int:
     """`unshuffle evaluate`."""
     from rich.console import Console
 
-    from unshuffle.evaluation.protocol import find_evaluation
+    from unshuffle.evaluation.protocol import find_evaluation, rounded
 
     if not args or args[0] in HELP:
         print(_evaluations())
@@ -374,8 +374,16 @@ def evaluate(args: Sequence[str]) -> int:
     if command.out is not None:
         check_folder(command.out.expanduser(), "--out")
     console = Console()
-    result = command.run(console)
-    console.print(f"{result.protocol}: {result.statement}", highlight=False, soft_wrap=True)
+    try:
+        with stopping_at_once():
+            result = command.run(console)
+    except Stopped as stop:
+        kept = f"what is done is kept in {command.out}; the same command goes on from there"
+        lost = "nothing is kept, as there is no --out for it"
+        print(f"stopped {stop}; {kept if command.out else lost}".replace(" ;", ";"), file=sys.stderr)
+        return 128 + stop.signum
+    sentence = f"{result.protocol}: {result.statement}"
+    console.print(sentence, highlight=False, markup=False, soft_wrap=not console.is_terminal)
     if result.table is not None:
         console.print(result.table)
     if command.out is not None and result.neighbours is not None:
@@ -383,7 +391,7 @@ def evaluate(args: Sequence[str]) -> int:
 
         for picture in draw_evaluation(result, command.out.expanduser()):
             console.print(f"a picture: {picture}", highlight=False, soft_wrap=True)
-    _write_json(command.json, f"evaluate {name}", result.protocol, to_dict(command), result.metrics)
+    _write_json(command.json, f"evaluate {name}", result.protocol, to_dict(command), rounded(result.metrics))
     return 0
 
 

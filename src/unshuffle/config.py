@@ -208,6 +208,8 @@ class PolicyConfig:
 
     sampler: Literal["uniform", "policy", "inverse", "hard-first", "easy-first", "exp3"] = "policy"
     """uniform: every permutation equally often; policy: the paper's; the others are its controls and rivals."""
+    reward: Literal["error", "progress"] = "error"
+    """error: the paper's, one for all; progress: for each group, how much less its members err for each draw."""
     interval: int = 3888
     """Iterations from the end of one episode to the end of the next; the paper's 90 episodes in 350,000."""
     batches: int = 100
@@ -414,6 +416,10 @@ def _problems(config: Config) -> list[tuple[bool, str]]:
         (
             policy.batches > policy.interval,
             f"policy.interval is {policy.interval}, but must be at least policy.batches, which is {policy.batches}",
+        ),
+        (
+            policy.reward == "progress" and policy.discount > 0,
+            "policy.reward progress looks at one episode alone: leave policy.discount at 0",
         ),
         *((min(head.fc6, head.hidden) < 1, f"model.{task}: fc6 and hidden must be 1 or more") for task, head in heads),
     ]

@@ -1,6 +1,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +174,8 @@ def test_stripes_are_recognised(folders: dict[str, Path]) -> None:
     metrics = result.metrics
     assert metrics["mean_class_accuracy"] > 70 and metrics["chance"] == pytest.approx(100 / 3)
     assert metrics["mean_class_accuracy"] == pytest.approx(np.mean(list(metrics["per_class"].values())))
-    assert list(metrics["per_class"]) == list(CLASSES) and metrics["missing_videos"] == 0
-    assert "own folders; 18 videos to train on, 9 to test on, 3 classes; 3 frames x 10 crops" in result.statement
+    assert list(metrics["per_class"]) == list(CLASSES) and metrics["skipped"] == {"count": 0, "files": []}
+    assert "own folders; 18 videos to train on, 9 to test on, 3 classes; " in result.statement
 
 
 def test_a_packed_store_stands_for_its_folder(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -272,12 +273,15 @@ def test_official_splits(tmp_path: Path, make: Callable[[Path], Path], dataset: 
     result = evaluation.run(QUIET)
     assert len(list((tmp_path / "cache").iterdir())) == 1, "decoded once for all splits"
     splits = result.metrics["splits"]
-    assert list(splits) == [f"{dataset} split {number}" for number in (1, 2, 3)]
+    assert list(splits) == ["split_1", "split_2", "split_3"]
     for key in ("accuracy", "mean_class_accuracy"):
         assert result.metrics[key] == pytest.approx(np.mean([figures[key] for figures in splits.values()]))
-    assert result.table is not None and result.table.columns[1].header == dataset
+    said = StringIO()
+    Console(file=said, width=200).print(result.table)
+    assert "mean over classes" in said.getvalue() and f"published, {dataset}" in said.getvalue()
+    assert "blind guess" in said.getvalue() and "50.0" in said.getvalue()
     alone = replace(evaluation, split="2").run(QUIET)
-    assert alone.metrics["per_class"] == splits[f"{dataset} split 2"]["per_class"] and "splits" not in alone.metrics
+    assert alone.metrics["per_class"] == splits["split_2"]["per_class"] and "splits" not in alone.metrics
 
 
 def test_unreadable_videos_are_counted_and_said(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -288,8 +292,10 @@ def test_unreadable_videos_are_counted_and_said(folders: dict[str, Path], tmp_pa
     console = Console(record=True, width=200, quiet=False, file=(tmp_path / "said").open("w"))
     settings = {"train": tmp_path / "many", "cache": tmp_path / "cache", "epochs": 1, "test_crops": 1}
     result: Result = small(folders, **settings).run(console)
-    assert result.metrics["missing_videos"] == 1 and "1 videos absent or unreadable" in result.statement
-    assert "1 videos to train on are absent or cannot be read" in console.export_text()
+    assert [one["file"] for one in result.metrics["skipped"]["files"]] == ["flat/broken.avi"]
+    said = console.export_text()
+    assert "own folders, videos to train on: 1 skipped" in said and "flat/broken.avi: cannot be decoded" in said
+    assert "note: only 24 training videos for 3 classes, 8 of each" in said
     write_clip(tmp_path / "many" / "flat" / "short.avi", "flat", 0, frames=1)
     with pytest.raises(
         UserError, match=r"2 of 26 videos to train on in .* cannot be read.*flat/broken.avi \(cannot be decoded"

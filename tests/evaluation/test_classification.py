@@ -1,9 +1,13 @@
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
+from unshuffle.errors import UserError
 from unshuffle.evaluation.classification import (
     accuracies,
     accuracy,
@@ -14,6 +18,7 @@ from unshuffle.evaluation.classification import (
 )
 from unshuffle.evaluation.items import class_folders
 from unshuffle.evaluation.probes import Linear
+from unshuffle.evaluation.streaming import readable
 
 
 def test_accuracies_against_loops() -> None:
@@ -45,10 +50,35 @@ def test_training_crops() -> None:
 
 
 def test_batches_are_functions_of_the_iteration(classes: tuple[Path, Path]) -> None:
-    items = class_folders(classes[0])
+    items = readable(class_folders(classes[0]), Console(quiet=True), workers=2, kept=None)
+    assert len(items) == 24 and [Path(file).name for file, _ in items.skipped] == ["broken.jpg"]
     batch = Linear(batch_size=10, train=classes[0]).batches(items, window)
     first, again, later = batch(0), batch(0), batch(1)
     assert torch.equal(first.pixels, again.pixels) and torch.equal(first.labels, again.labels)
     assert not torch.equal(first.pixels[:5], later.pixels[:5])
-    seen = torch.cat([batch(iteration).labels for iteration in range(5)])  # two epochs of 25, the broken one left out
-    assert seen.bincount().tolist() == [16, 16, 16] and len(items.skipped) == 1
+    seen = torch.cat([batch(iteration).labels for iteration in range(12)])  # five epochs of 24
+    assert seen.bincount().tolist() == [40, 40, 40]
+
+
+def test_a_file_that_vanishes_is_one_sentence(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").write_text("no image")
+    batch = Linear(batch_size=2, train=tmp_path).batches(class_folders(tmp_path), window)
+    with pytest.raises(UserError, match=r"1.png could be read before, and no more"):
+        batch(0)
+
+
+def test_what_tells_one_training_from_another(classes: tuple[Path, Path], tmp_path: Path) -> None:
+    train = shutil.copytree(classes[0], tmp_path / "train")
+    evaluation = Linear(weights="random:tiny", device="cpu", train=train, test=classes[1])
+
+    def identity(evaluation: Linear) -> str:
+        quiet = Console(quiet=True)
+        return evaluation.workshop(evaluation.prepare(quiet), quiet).options
+
+    first = identity(evaluation)
+    assert identity(replace(evaluation, out=tmp_path, workers=7, preset="quick", test=train)) == first
+    assert identity(replace(evaluation, seed=1)) != first and identity(replace(evaluation, lr=1.0)) != first
+    (train / "down" / "0.png").unlink()
+    assert identity(evaluation) != first

@@ -9,7 +9,7 @@ import torch
 from unshuffle.data.images import read_image
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
-from unshuffle.evaluation import embed as embedding
+from unshuffle.evaluation import streaming
 from unshuffle.evaluation.collection import Collection, open_collection
 from unshuffle.evaluation.embed import Embedder, embed
 from unshuffle.evaluation.features import preprocess
@@ -20,7 +20,7 @@ SIZE = 32
 
 @pytest.fixture
 def trunk(monkeypatch: pytest.MonkeyPatch) -> Backbone:
-    monkeypatch.setattr(embedding, "PART", 2)
+    monkeypatch.setattr(streaming, "PART", 2)
     torch.manual_seed(0)
     return build_backbone("tiny").for_evaluation()
 

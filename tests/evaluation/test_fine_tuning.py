@@ -1,3 +1,4 @@
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from unshuffle.errors import UserError
 from unshuffle.evaluation.fine_tuning import Recipe, Workshop, build_sgd, drawn, fine_tune
+from unshuffle.stopping import Stopped
 
 QUIET = Console(quiet=True)
 
@@ -103,3 +105,36 @@ def test_every_item_once_in_each_epoch() -> None:
     assert all(sorted(epoch) == list(range(7)) for epoch in items.reshape(4, 7))
     assert len({tuple(epoch) for epoch in items.reshape(4, 7)}) > 1
     assert np.array_equal(drawn(3, 7, 2, 4), drawn(3, 7, 2, 4))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_heeded_after_the_step_and_saves(tmp_path: Path, signum: int) -> None:
+    recipe = Recipe(13, lr=0.05, milestones=(6,))
+    model, calls = network(), 0
+
+    def loss(inputs: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 8:
+            signal.raise_signal(signum)
+        return (model(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean()
+
+    with pytest.raises(Stopped, match="at iteration 8 of 13") as stop:
+        fine_tune(model, recipe, batch, loss, Workshop(QUIET, 0, 2, tmp_path, save_every=1000))
+    assert stop.value.signum == signum and [path.name for path in tmp_path.iterdir()] == ["00000008.pt"]
+    resumed = train(recipe, tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(train(recipe).parameters(), resumed.parameters(), strict=True))
+
+
+def test_a_signal_while_a_checkpoint_is_written_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = torch.save
+
+    def disturbed(*args: object) -> None:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+        save(*args)
+
+    monkeypatch.setattr(torch, "save", disturbed)
+    with pytest.raises(Stopped):
+        train(Recipe(13, lr=0.05), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["00000005.pt"]

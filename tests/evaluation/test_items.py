@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +22,12 @@ def test_folders_by_class(classes: tuple[Path, Path]) -> None:
     assert all(item.path.parent.name == items.classes[item.label] for item in items.items)
 
 
-def test_grey_and_inks_are_read_and_a_broken_file_is_noted_once(classes: tuple[Path, Path]) -> None:
+def test_grey_and_inks_are_read_and_a_broken_file_is_refused(classes: tuple[Path, Path]) -> None:
     items = class_folders(classes[0])
-    read = [items.read_or_skip(position) for _ in range(2) for position in range(len(items))]
-    assert sum(pixels is None for pixels in read) == 2
-    assert all(pixels.shape == (1, 227, 227, 3) for pixels in read if pixels is not None)
-    assert len(items.skipped) == 1 and "broken.jpg" in items.skipped[0]
+    broken = [position for position, item in enumerate(items.items) if item.path.name == "broken.jpg"]
+    assert all(items.read(at).shape == (1, 227, 227, 3) for at in range(len(items)) if at not in broken)
+    with pytest.raises(BadMedia):
+        items.read(broken[0])
 
 
 def test_a_limit_is_shared_evenly_by_the_classes(classes: tuple[Path, Path]) -> None:
@@ -68,6 +69,10 @@ def test_video_frames_are_evenly_spaced(
         (lambda root: None, "two or more classes"),
         (lambda root: [(root / name).mkdir() for name in "ab"], "no image and no video"),
         (
+            lambda root: [(root / name).mkdir() for name in "abc"] + [(root / "b" / "1.png").touch()],
+            r"2 of the 3 classes of .* have no images \(a, c\)",
+        ),
+        (
             lambda root: [
                 (root / "a").mkdir(),
                 (root / "b").mkdir(),
@@ -98,13 +103,31 @@ def test_objects_are_cut_out(devkit: Callable[..., Path], annotate: Callable) ->
     (root / "VOC2007/Annotations/000001.xml").write_text("<annotation>")
     items = voc_objects(root, 2007, "test", min_pixels=900)
     assert [CLASSES[label] for label in items.labels] == ["cat", "dog"]
-    assert len(items.skipped) == 1 and "1 images" in items.skipped[0]
+    assert items.skipped == [("000001", "the annotation cannot be read")]
     whole = read_image(items.items[0].path)
     same_size = Items(items.items, CLASSES, "objects", side=40, fit="squash")
     assert (same_size.read(0)[0] == whole[20:60, 10:50]).all()
     assert voc_objects(root, 2007, "test", min_pixels=900, difficult=False).labels == [CLASSES.index("dog")]
     with pytest.raises(UserError, match="no object of VOC2007 test has 10000 pixels"):
         voc_objects(root, 2007, "test")
+
+
+def test_objects_too_small_to_be_read_are_left_out_before(devkit: Callable[..., Path], annotate: Callable) -> None:
+    root = devkit(test=1)
+    annotate(root / "VOC2007/Annotations/000000.xml", [("cat", (1, 1, 15, 40), False), ("dog", (1, 1, 16, 40), False)])
+    assert voc_objects(root, 2007, "test", min_pixels=1).labels == [CLASSES.index("dog")]
+
+
+def test_the_fingerprint_follows_files_and_how_they_are_read(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (20, 20)).save(tmp_path / name / "1.png")
+    items = class_folders(tmp_path)
+    one = items.fingerprint()
+    assert class_folders(tmp_path).fingerprint() == one
+    assert replace(items, side=100).fingerprint() != one and items.first(1).fingerprint() != one
+    Image.new("RGB", (30, 20)).save(tmp_path / "a" / "1.png")
+    assert class_folders(tmp_path).fingerprint() != one
 
 
 def test_a_box_outside_is_no_object(tmp_path: Path) -> None:

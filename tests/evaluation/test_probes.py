@@ -1,4 +1,6 @@
 import json
+import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,7 +60,7 @@ def test_rates() -> None:
 EVALUATIONS: dict[str, Classification] = {
     "fast": Linear(**TINY, fast=True, layers=("conv2", "pool5")),
     "linear": Linear(**TINY, iterations=24, batch_size=12, drop_every=20, layers=("conv2", "pool5")),
-    "nonlinear": NonLinear(**TINY, epochs=(8, 12), rates=(0.05, 0.005), hidden=32, batch_size=12),
+    "nonlinear": NonLinear(**TINY, epochs=(16, 20), rates=(0.05, 0.005), hidden=32, batch_size=12),
     "finetune": FineTuning(**TINY, epochs=8, batch_size=12),
 }
 
@@ -69,8 +71,13 @@ def test_each_beats_chance_on_textures(name: str, classes: tuple[Path, Path]) ->
     result = replace(EVALUATIONS[name], train=train, test=test).run(QUIET)
     metrics = result.metrics["pool5"] if name in ("fast", "linear") else result.metrics
     assert metrics["top1"] > 66, "blind guessing gives 33"
-    assert result.metrics["skipped"] == 2
-    assert "25 training images" in result.statement and "centre crop of 96 px" in result.statement
+    skipped = result.metrics["skipped"]
+    assert skipped["count"] == 2 and [Path(one["file"]).parts[-3:] for one in skipped["files"]] == [
+        (side, "down", "broken.jpg") for side in ("train", "test")
+    ]
+    assert result.metrics["train_images"] == 24 and result.metrics["test_images"] == 15
+    assert result.metrics["chance"] == pytest.approx(100 / 3) and result.metrics["shared_files"] == 0
+    assert "24 training images" in result.statement and "centre crop of 96 px" in result.statement
 
 
 SHORT: dict[str, Classification] = {
@@ -100,9 +107,64 @@ def test_a_broken_off_training_goes_on(
         resumed.run(QUIET)
     monkeypatch.setattr(fine_tuning, "_step", step)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000004.pt"]
+    assert (tmp_path / "features").exists(), "not read again to see whether it can be"
     assert resumed.run(QUIET).metrics == unbroken.metrics
+    assert not (tmp_path / "features").exists()
     with pytest.raises(UserError, match="other options"):
         replace(resumed, seed=1).run(QUIET)
+
+
+@pytest.mark.parametrize("out", [True, False])
+def test_a_signal_saves_and_says_how_to_go_on(
+    out: bool,
+    classes: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    step, done = fine_tuning._step, []
+
+    def interrupted(*args: object) -> torch.Tensor:
+        done.append(1)
+        if len(done) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return step(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fine_tuning, "_step", interrupted)
+    line = ["evaluate", "finetune", "--weights", "random:tiny", "--device", "cpu", "--batch_size", "6", "--epochs", "2"]
+    folders = ["--train", str(classes[0]), "--test", str(classes[1]), *(["--out", str(tmp_path)] if out else [])]
+    assert cli.run([*line, *folders]) == 128 + signal.SIGTERM
+    said = capsys.readouterr().err
+    if out:
+        assert said == f"stopped at iteration 3 of 8; what is done is kept in {tmp_path}; " + (
+            "the same command goes on from there\n"
+        )
+        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000003.pt"]
+    else:
+        assert said == "stopped at iteration 3 of 8; nothing is kept, as there is no --out for it\n"
+
+
+def test_the_same_folder_twice_is_remarked_on(
+    classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link").symlink_to(classes[0])
+    result = replace(EVALUATIONS["fast"], train=classes[0], test=tmp_path / "link").run(Console())
+    words = "25 of the test files are training files too"
+    assert f"note: {words}" in capsys.readouterr().out and words in result.statement
+    assert result.metrics["shared_files"] == 25
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_an_empty_class_is_refused(name: str, classes: tuple[Path, Path], tmp_path: Path) -> None:
+    train = shutil.copytree(classes[0], tmp_path / "train")
+    for file in (train / "chess").iterdir():
+        file.write_text("no image")
+    with pytest.raises(UserError, match="the class chess has no readable image"):
+        replace(EVALUATIONS[name], train=train, test=classes[1]).run(QUIET)
+    for file in (train / "chess").iterdir():
+        file.unlink()
+    with pytest.raises(UserError, match=r"1 of the 3 classes of .* have no images \(chess\)"):
+        replace(EVALUATIONS[name], train=train, test=classes[1]).run(QUIET)
 
 
 def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +172,9 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     line = ["linear", "--preset", "quick", "--weights", "random:tiny", "--train", train, "--test", test]
     assert cli.run(["evaluate", *line, "--device", "cpu", "--layers", "pool5", "--json", str(tmp_path / "a.json")]) == 0
     said = capsys.readouterr().out
-    assert "logistic regression" in said and "published, other data" in said and "36.5" in said
+    assert "logistic regression" in said and "published, top 1, other data (ImageNet)" in said and "36.5" in said
+    assert "only 24 training images for 3 classes, 8 of each" in said and "train/down/broken.jpg: " in said
+    assert "not as in the preset paper: limit 2000, layers pool5" in said
     document = json.loads((tmp_path / "a.json").read_text())
     assert document["config"]["fast"] is True and document["metrics"]["pool5"]["top1"] > 66
 

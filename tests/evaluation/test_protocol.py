@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from unshuffle.evaluation.protocol import EVALUATIONS, Evaluation, describe_evaluations, find_evaluation
+from unshuffle.evaluation.protocol import EVALUATIONS, Evaluation, describe_evaluations, find_evaluation, rounded
 
 
 def test_help_lists_all_without_importing_torch() -> None:
@@ -22,3 +22,15 @@ def test_every_evaluation_can_be_found_and_says_what_it_is(name: str) -> None:
     assert issubclass(kind, Evaluation)
     assert kind().preset == "paper" and kind.quick().preset == "quick"
     assert describe_evaluations()[name] == (kind.__doc__ or "").partition("\n")[0] != ""
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_departures_from_the_paper_are_named(name: str) -> None:
+    kind = find_evaluation(name)
+    assert kind().departures() == kind(weights="a", seed=3, device="cpu").departures() == []
+    assert kind.quick().departures() != []
+
+
+def test_rounded() -> None:
+    figures = {"a": 33.33333333, "b": {"c": [1.000001, None]}, "n": 7, "s": "x"}
+    assert rounded(figures) == {"a": 33.3333, "b": {"c": [1.0, None]}, "n": 7, "s": "x"}

@@ -17,13 +17,16 @@ def test_all_tables_are_there() -> None:
 
 def test_ours_stand_above_theirs() -> None:
     said = StringIO()
-    table = published_table("1", {"top1": 33.333, "mine": 1.0}, on="VOC 2007")
+    theirs = {"top 1": "VOC 2007 top1"}
+    ours = {"this network": {"top 1": 33.333, "mine": 1.0}, "blind guess": {"mine": 0.5}}
+    table = published_table("1", ours, "other data (VOC 2007)", theirs)
     Console(file=said, width=200).print(table)
     lines = [line.split() for line in said.getvalue().splitlines() if line.strip()]
-    assert lines[0] == ["[%]", "top1", "mine"] and lines[1] == ["this", "network", "33.3", "1.0"]
+    assert lines[0] == ["[%]", "top", "1", "mine"] and lines[1] == ["this", "network", "33.3", "1.0"]
+    assert lines.pop(2) == ["blind", "guess", "-", "0.5"]
     assert " ".join(lines[2]) == "published, other data (VOC 2007)"
     assert lines[3] == ["Random", "17.6", "-"] and len(lines) == 7
 
 
 def test_a_table_that_the_paper_does_not_have() -> None:
-    assert published_table("", {"top1": 1.0}).row_count == 1
+    assert published_table("3", {"this network": {"top 1": 1.0}}, "UCF-101").row_count == 1

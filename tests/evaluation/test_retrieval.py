@@ -1,5 +1,8 @@
 import json
+import shutil
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,9 +10,13 @@ import torch
 from rich.console import Console
 
 from unshuffle import cli
+from unshuffle.errors import UserError
+from unshuffle.evaluation import retrieval, streaming
+from unshuffle.evaluation.features import pool5
 from unshuffle.evaluation.items import class_folders
-from unshuffle.evaluation.retrieval import Retrieval, item_means, merged
+from unshuffle.evaluation.retrieval import Retrieval, merged
 from unshuffle.evaluation.streaming import Chunk
+from unshuffle.models import Backbone
 
 QUIET = Console(quiet=True)
 TINY = {"weights": "random:tiny", "device": "cpu", "workers": 1}
@@ -22,13 +29,13 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     assert cli.run(["evaluate", *line, *extra]) == 0
     said = capsys.readouterr().out
     assert "15 queries" in said and "gallery of 24" in said and "centre square at 96 px" in said
-    assert "published, other data" in said and "73.0" in said
+    assert "published, other data (VOC 2007)" in said and "73.0" in said
     document = json.loads((tmp_path / "a.json").read_text())
     assert document["command"] == "evaluate retrieval" and document["protocol"] == "retrieval, per image"
     assert document["config"]["top"] == [1, 5] and document["config"]["train"] == train
     metrics = document["metrics"]
     assert metrics["top1"] > 80, "blind guessing gives 33"
-    assert metrics["queries"] == 15 and metrics["gallery"] == 24 and metrics["skipped"] == 2
+    assert metrics["queries"] == 15 and metrics["gallery"] == 24 and metrics["skipped"]["count"] == 2
     assert (tmp_path / "out" / "neighbours.png").stat().st_size > 1000
 
 
@@ -38,7 +45,40 @@ def test_training_images_find_themselves(classes: tuple[Path, Path]) -> None:
     assert result.metrics["top1"] == 100
     shown = result.neighbours
     assert shown is not None and len(shown.queries) == 3 and len(shown.found) == 15
+    assert result.metrics["shared_files"] == 25 and "25 of the test files are training files too" in result.statement
     assert (shown.found.pixels[::5] == shown.queries.pixels).all()
+
+
+def test_a_broken_off_search_goes_on(
+    classes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "PART", 4)
+    evaluation = Retrieval(**TINY, train=classes[0], test=classes[1], out=tmp_path)
+    unbroken = replace(evaluation, out=None).run(QUIET)
+    done: list[int] = []
+
+    def stopped(trunk: Backbone, pixels: torch.Tensor, size: int) -> torch.Tensor:
+        done.append(len(pixels))
+        if len(done) == 7:
+            signal.raise_signal(signal.SIGTERM)
+        return pool5(trunk, pixels, size)
+
+    monkeypatch.setattr(retrieval, "pool5", stopped)
+    line = ["retrieval", "--weights", "random:tiny", "--train", str(classes[0]), "--test", str(classes[1])]
+    assert cli.run(["evaluate", *line, "--device", "cpu", "--out", str(tmp_path)]) == 128 + signal.SIGTERM
+    before = sum(done[:-1])
+    done.clear()
+    again = evaluation.run(QUIET)
+    assert again.metrics == unbroken.metrics and sum(done) == 24 + 15 - before, "what was done is not done again"
+    assert not (tmp_path / "features").exists()
+
+
+def test_a_class_that_cannot_be_read_is_refused(classes: tuple[Path, Path], tmp_path: Path) -> None:
+    train = shutil.copytree(classes[0], tmp_path / "train")
+    for file in (train / "chess").iterdir():
+        file.write_text("no image")
+    with pytest.raises(UserError, match="the class chess has no readable file"):
+        Retrieval(**TINY, train=train, test=classes[1]).run(QUIET)
 
 
 def test_videos_frame_by_frame_and_as_a_whole(class_clips: tuple[Path, Path]) -> None:
@@ -46,7 +86,7 @@ def test_videos_frame_by_frame_and_as_a_whole(class_clips: tuple[Path, Path]) ->
     options = {**TINY, "train": train, "test": test, "frames": 4}
     frames = Retrieval(**options).run(QUIET)
     assert frames.protocol == "retrieval, per frame" and frames.metrics["top1"] > 80
-    assert (frames.metrics["queries"], frames.metrics["gallery"], frames.metrics["skipped"]) == (24, 36, 2)
+    assert (frames.metrics["queries"], frames.metrics["gallery"], frames.metrics["skipped"]["count"]) == (24, 36, 2)
     videos = Retrieval(**options, per_video=True, out=Path("unused")).run(QUIET)
     assert (videos.metrics["queries"], videos.metrics["gallery"]) == (6, 9) and videos.metrics["top1"] > 80
     assert "top10" not in videos.metrics, "there are nine videos"
@@ -57,6 +97,10 @@ def test_objects_of_voc(devkit: Callable[..., Path]) -> None:
     result = Retrieval(**TINY, voc=root, min_pixels=600).run(QUIET)
     assert result.protocol == "retrieval, per object" and "VOC2007 trainval" in result.statement
     assert "600 pixels or more" in result.statement and result.metrics["gallery"] >= 12
+    (root / "VOC2007/Annotations/000003.xml").write_text("<annotation><object><name>yeti</name></object></annotation>")
+    fewer = Retrieval(**TINY, voc=root, min_pixels=600).run(QUIET)
+    reason = "it is annotated with 'yeti', which is no class of VOC"
+    assert fewer.metrics["skipped"] == {"count": 1, "files": [{"file": "000003", "reason": reason}]}
     itself = Retrieval(**TINY, voc=root, test_set="trainval", min_pixels=600).run(QUIET)
     assert itself.metrics["top1"] == 100
 
@@ -88,14 +132,6 @@ def test_per_video_is_for_videos(classes: tuple[Path, Path], class_clips: tuple[
         Retrieval(**TINY, train=classes[0], test=classes[1], per_video=True).run(QUIET)
     with pytest.raises(ValueError, match=r"holds images, but .* holds videos"):
         Retrieval(**TINY, train=classes[0], test=class_clips[1]).run(QUIET)
-
-
-def test_item_means_against_loops() -> None:
-    values, items = torch.randn(7, 3), torch.tensor([2, 2, 2, 4, 5, 5, 5])
-    means = item_means(Chunk(values, items))
-    assert means.items.tolist() == [2, 4, 5]
-    for row, item in enumerate((2, 4, 5)):
-        assert torch.allclose(means.values[row], values[items == item].mean(dim=0))
 
 
 def test_merged_keeps_all_rows_in_order() -> None:

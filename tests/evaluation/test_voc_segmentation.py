@@ -47,7 +47,7 @@ def test_colours_are_segmented(devkit: MakeDevkit) -> None:
     console = Console(record=True, width=160)
     result = tiny_run(root, iterations=120, lr=0.05, deviation=0.1).run(console)
     assert result.metrics["mIoU"] > result.metrics["chance"] + 20
-    assert result.table is not None
+    console.print(result.table)
     assert result.metrics["IoU"]["sofa"] is None and "tested on VOC2007 val (15)" in result.statement
     assert "background" in console.export_text()
 
@@ -59,6 +59,20 @@ def test_resumed_from_out(devkit: MakeDevkit, tmp_path: Path) -> None:
     assert first.metrics == again.metrics == tiny_run(root, iterations=3).run(quiet).metrics
 
 
+def test_a_short_run_does_not_claim_the_schedule(devkit: MakeDevkit) -> None:
+    root, console = devkit(train=3, val=2), Console(record=True, width=200)
+    (root / "VOC2007/SegmentationClass/000001.png").unlink()
+    result = tiny_run(root, iterations=1, test_set="train").run(console)
+    assert "1 instead of 100,000 iterations of 2 whole images" in result.statement
+    assert "hidden 64" in result.statement and "2 of the test files are training files too" in result.statement
+    assert result.metrics["skipped"]["files"][0] == {"file": "000001", "reason": "the mask is missing"}
+    assert result.metrics["shared_files"] == 2 and not any(" " in key for key in result.metrics)
+    console.print(result.table)
+    said = console.export_text()
+    assert "it calls nearly everything background" in said
+    assert "  000001: the mask is missing" in said and "only 2 training images for 20 classes" in said
+
+
 def test_ignored_pixels_do_not_count(devkit: MakeDevkit) -> None:
     root, quiet = devkit(train=3, val=2), Console(quiet=True)
     plain = tiny_run(root, iterations=1).run(quiet)
@@ -68,7 +82,7 @@ def test_ignored_pixels_do_not_count(devkit: MakeDevkit) -> None:
         labels[labels != 0] = 255
         Image.fromarray(labels).save(file)
     ignored = tiny_run(root, iterations=1).run(quiet)
-    assert plain.metrics["pixel accuracy"] < 100 and ignored.metrics["pixel accuracy"] == 100
+    assert plain.metrics["pixel_accuracy"] < 100 and ignored.metrics["pixel_accuracy"] == 100
 
 
 def test_what_the_user_can_put_right(devkit: MakeDevkit) -> None:

@@ -404,3 +404,32 @@ def test_without_a_signal_the_permutations_stay_equally_likely() -> None:
             policy.learn(act(policy, groups, 200, source), 0.5 + noise)
         pi = policy.probabilities(groups)
         assert float((pi * (pi / groups.sizes).log()).sum()) < 0.1
+
+
+# a reward for each group
+
+
+@pytest.mark.parametrize("size_prior", [True, False])
+def test_the_objective_of_progress_is_the_expected_worth_of_a_draw(size_prior: bool) -> None:
+    config = replace(CONFIG, reward="progress", size_prior=size_prior, entropy_weight=0.3)
+    policy = scrambled(Reinforce(config, 4, 0))
+    groups, values = groups_of([3, 5, 0, 7]), torch.tensor([1.5, 0.2, 9.0, 1.1])
+    actions = Actions(groups, groups.sizes, torch.ones(4), values)
+    log_pi = policy.log_probabilities(groups).detach()
+    present = [0, 1, 3]
+    expected = sum(float(log_pi[g].exp()) * float(values[g] - 1) for g in present)
+    spread = -sum(float(log_pi[g].exp() * log_pi[g]) for g in present)
+    if size_prior:
+        spread += sum(float(log_pi[g].exp()) * math.log(float(groups.sizes[g])) for g in present)
+    assert policy.progress_objective(actions).item() == pytest.approx(expected + 0.3 * spread, abs=1e-5)
+
+
+def test_groups_whose_draws_are_worth_more_are_drawn_more() -> None:
+    policy = Reinforce(replace(CONFIG, reward="progress"), 10, 0)
+    values = torch.linspace(1.3, 0.7, 10)
+    for _ in range(100):
+        policy.learn(Actions(TEN, policy.probabilities(TEN), torch.ones(10), values), 0.0)
+    probabilities = policy.probabilities(TEN)
+    assert (probabilities.diff() < 0).all()
+    best = torch.softmax((values - 1) / CONFIG.entropy_weight, dim=0)  # where worth and entropy balance
+    torch.testing.assert_close(probabilities, best, atol=0.02, rtol=0)

@@ -18,8 +18,9 @@ from unshuffle.errors import UserError
 from unshuffle.models.weights import read_weights
 from unshuffle.pretraining import run_pretraining
 from unshuffle.run import Run
+from unshuffle.stopping import Stopped
 from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
-from unshuffle.training.trainer import Stopped, Trainer
+from unshuffle.training.trainer import Trainer
 
 
 def final_state(run: Run) -> dict[str, Any]:

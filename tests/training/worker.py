@@ -27,11 +27,12 @@ from unshuffle.models.norm import synchronise
 from unshuffle.models.ordering import OrderingNetwork
 from unshuffle.pretraining import run_pretraining
 from unshuffle.run import Run
+from unshuffle.stopping import Stopped
 from unshuffle.training import distributed
 from unshuffle.training.console import Display, PatientConsole
 from unshuffle.training.log import NoLog
 from unshuffle.training.step import Step
-from unshuffle.training.trainer import Stopped, Trainer
+from unshuffle.training.trainer import Trainer
 
 SGD = {"optimiser": "sgd", "lr": 0.02}  # AdamW would make steps of the rounding errors in gradients that are zero
 

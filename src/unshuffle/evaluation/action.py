@@ -1,15 +1,14 @@
 """Action recognition (the paper's Tab. 3): the trunk is fine-tuned on single frames of videos."""
 
-import hashlib
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, Self
 
 import torch
 from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 
 from unshuffle.accelerator import choose_device
@@ -17,19 +16,20 @@ from unshuffle.data.store import Encoding
 from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone
 from unshuffle.evaluation.clips import Clips, ClipStream, open_splits
+from unshuffle.evaluation.coverage import tell_few
 from unshuffle.evaluation.fine_tuning import Recipe, Workshop, fine_tune
+from unshuffle.evaluation.identity import digest, fingerprint
 from unshuffle.evaluation.progress import progress
 from unshuffle.evaluation.protocol import Evaluation, Result
 from unshuffle.evaluation.published import published_table
+from unshuffle.evaluation.skips import skipped_figures, tell_skipped
 from unshuffle.evaluation.splits import SPLITS, Split, folder_split, official_split
 from unshuffle.evaluation.tsn import ActionNetwork, class_accuracies, consensus_loss, predict
 from unshuffle.evaluation.video_crops import frame_side
 from unshuffle.randomness import seed_everything
 
 Figures = dict[str, Any]
-PATHS = {"weights", "train", "test", "list", "videos", "split", "out", "json", "cache"}
-NOT_LEARNED_FROM = PATHS | {"preset", "device", "workers", "test_frames", "test_crops"}
-"""Options that do not decide what is learned; what the paths lead to does, and is looked at itself."""
+NOT_LEARNED_FROM = {"split", "test_frames", "test_crops"}
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,9 @@ class ActionRecognition(Evaluation):
     workers: int = 8
     """Threads that read frames ahead of their use."""
 
+    incidental = Evaluation.incidental | {"cache"}
+    stated = Evaluation.stated | {"split"}
+
     @classmethod
     def quick(cls) -> Self:
         """A few classes, a few epochs, one crop: minutes without a GPU."""
@@ -103,7 +106,7 @@ class ActionRecognition(Evaluation):
             workers=2,
         )
 
-    def run(self, console: Console) -> Result:
+    def measure(self, console: Console) -> Result:
         """Fine-tune and test on every split."""
         self._check()
         device = choose_device(self.device)
@@ -118,7 +121,9 @@ class ActionRecognition(Evaluation):
             every=self.every,
         )
         for split, clips in zip(splits, opened, strict=True):
-            _tell_missing(split, clips, console)
+            for purpose, some in zip(("train", "test"), clips, strict=True):
+                tell_skipped(console, some.skipped, f"{split.name}, videos to {purpose} on")
+            tell_few(console, clips[0].labels.tolist(), split.classes, "training videos")
         figures = {
             split.name: self._evaluate(split, *clips, device, console)
             for split, clips in zip(splits, opened, strict=True)
@@ -163,7 +168,8 @@ class ActionRecognition(Evaluation):
     def _train(self, split: Split, clips: Clips, device: torch.device, console: Console) -> ActionNetwork:
         seed_everything(self.seed)
         trunk = find_backbone(self.weights, self.seed)
-        identity = self._identity(split, clips, trunk.state_dict())
+        options = {name: value for name, value in self.options().items() if name not in NOT_LEARNED_FROM}
+        identity = digest([options, split.classes, *clips.names, fingerprint(trunk)])
         network = ActionNetwork(trunk, len(split.classes), self.hidden, self.dropout).to(device)
         stream = ClipStream(clips, self.batch_size, self.segments, self.seed, pinned=device.type == "cuda")
         recipe = Recipe(
@@ -174,44 +180,38 @@ class ActionRecognition(Evaluation):
             milestones=tuple(epoch * stream.steps for epoch in self.milestones),
             clip=self.clip,
         )
-        folder = None if self.out is None else self.out.expanduser() / split.name.replace(" ", "-").lower()
+        folder = self.folder(split.name.replace(" ", "-").lower())
         workshop = Workshop(console, self.seed, self.workers, folder, identity, save_every=stream.steps)
         fine_tune(network, recipe, stream.batch, lambda batch: consensus_loss(network, batch.to(device)), workshop)
         return network
-
-    def _identity(self, split: Split, clips: Clips, weights: Mapping[str, Tensor]) -> str:
-        options = {name: value for name, value in asdict(self).items() if name not in NOT_LEARNED_FROM}
-        digest = hashlib.sha256(repr((sorted(options.items()), split.classes)).encode())
-        for name in clips.names:
-            digest.update(os.fsencode(name) + b"\n")
-        for key, value in weights.items():
-            digest.update(key.encode() + value.cpu().numpy().tobytes())
-        return digest.hexdigest()
 
     def _result(
         self, splits: Sequence[Split], opened: Sequence[tuple[Clips, Clips]], figures: Mapping[str, Figures]
     ) -> Result:
         metrics = _mean(list(figures.values()))
         if len(splits) > 1:
-            metrics["splits"] = dict(figures)
+            metrics["splits"] = {f"split_{split.number}": figures[split.name] for split in splits}
         metrics["chance"] = 100 / len(splits[0].classes)
-        metrics["missing_videos"] = sum(train.missing + test.missing for train, test in opened)
+        skipped = {one: None for sides in opened for side in sides for one in side.skipped}  # splits share videos
+        metrics["skipped"] = skipped_figures(list(skipped))
         crops = "10 crops (corners, centre, mirrored)" if self.test_crops == 10 else "the centre crop"
         statement = (
-            f"{' and '.join(figures)}{', shortened' if self._shortened else ''}; "
+            f"{' and '.join(figures)}; "
             f"{' and '.join(str(len(train)) for train, _ in opened)} videos to train on, "
             f"{' and '.join(str(len(test)) for _, test in opened)} to test on, {len(splits[0].classes)} classes; "
+            f"{self.epochs} epochs of SGD on {self.segments} frames of each; "
             f"{self.test_frames} frames x {crops}, mean of the logits; mean of the accuracies of the classes"
         )
-        if metrics["missing_videos"]:
-            statement += f"; {metrics['missing_videos']} videos absent or unreadable"
-        column = splits[0].dataset if not self._shortened else f"{splits[0].dataset}, shortened"
-        table = published_table("3", {column: metrics["mean_class_accuracy"]})
-        return Result("action recognition", statement, metrics, table)
+        return Result("action recognition", statement, metrics, self._table(metrics, splits[0].dataset))
 
-    @property
-    def _shortened(self) -> bool:
-        return self.classes is not None or self.per_class is not None
+    def _table(self, metrics: Figures, dataset: str) -> Table:
+        classes, videos = "mean over classes", "all videos"
+        ours = {
+            "this network": {classes: metrics["mean_class_accuracy"], videos: metrics["accuracy"]},
+            "blind guess": {classes: metrics["chance"]},
+        }
+        whole = self.classes is None and self.per_class is None
+        return published_table("3", ours, dataset if whole else f"all of {dataset}", {classes: dataset})
 
 
 def score(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> Figures:
@@ -232,12 +232,3 @@ def _mean(figures: Sequence[Figures]) -> Figures:
         key: _mean([one[key] for one in figures]) if isinstance(value, dict) else fmean(one[key] for one in figures)
         for key, value in first.items()
     }
-
-
-def _tell_missing(split: Split, clips: tuple[Clips, Clips], console: Console) -> None:
-    for purpose, side in zip(("train", "test"), clips, strict=True):
-        if side.missing:
-            text = (
-                f"{split.name}: {side.missing} videos to {purpose} on are absent or cannot be read; they are left out"
-            )
-            console.print(text, highlight=False, soft_wrap=True)

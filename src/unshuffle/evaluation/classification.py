@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +19,14 @@ from unshuffle.data.media import BadMedia
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone
+from unshuffle.evaluation.coverage import check_covered, shared_files, sharing, tell_few, tell_shared
 from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
+from unshuffle.evaluation.identity import digest, fingerprint
 from unshuffle.evaluation.items import Items, class_folders
+from unshuffle.evaluation.kept import Kept, kept_features
 from unshuffle.evaluation.protocol import Evaluation
-from unshuffle.evaluation.streaming import stream, tell_skipped
+from unshuffle.evaluation.skips import skipped_figures, tell_skipped
+from unshuffle.evaluation.streaming import readable, stream
 from unshuffle.models import Backbone
 from unshuffle.randomness import numpy_rng, seed_everything
 
@@ -36,6 +40,19 @@ class Labelled(NamedTuple):
     pixels: Tensor
     """(N, side, side, 3) bytes"""
     labels: Tensor
+
+
+class Setting(NamedTuple):
+    """What a classifier is trained and tested with."""
+
+    trunk: Backbone
+    weights: str
+    """Tells the trunk's weights from others, as they were before any training."""
+    device: torch.device
+    training: Items
+    testing: Items
+    shared: int
+    """Test images that are also learned from."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +76,7 @@ class Classification(Evaluation):
     save_every: int = 1000
     """Iterations between checkpoints in --out."""
 
-    def prepare(self) -> tuple[Backbone, torch.device, Items, Items]:
+    def prepare(self, console: Console) -> Setting:
         """The trunk on its device, and the images to learn from and to measure on; draws are seeded."""
         if self.train is None or self.test is None:
             raise UserError("say what to classify: give --train and --test, folders with a subfolder for each class")
@@ -77,7 +94,22 @@ class Classification(Evaluation):
         training, testing = (
             replace(items, side=trunk.eval_size, margin=MARGIN).first(self.limit) for items in (training, testing)
         )
-        return trunk, device, training, testing
+        shared = len(shared_files(*([item.path for item in items.items] for items in (training, testing))))
+        tell_shared(console, shared)
+        return Setting(trunk, fingerprint(trunk), device, training, testing, shared)
+
+    def readable(self, setting: Setting, console: Console) -> Setting:
+        """The same without the training images that cannot be read, which are named; each is read once."""
+        kept = kept_features(self.folder("features/readable"), [setting.training.fingerprint()])
+        training = readable(setting.training, console, workers=self.workers, kept=kept)
+        self.check_training(setting.training, training.labels, console)
+        return setting._replace(training=training)
+
+    def check_training(self, training: Items, labels: Sequence[int], console: Console) -> None:
+        """Name the images that cannot be read, refuse a class that has no others, and say if there are few."""
+        tell_skipped(console, training.skipped, "training images")
+        check_covered(labels, training.labels, training.classes, f"image in {self.train}")
+        tell_few(console, labels, training.classes, "training images")
 
     def _check(self) -> None:
         """Refuse numbers that nothing can be done with; not every evaluation has all of them."""
@@ -88,35 +120,31 @@ class Classification(Evaluation):
             if np.min(getattr(self, name, 0)) < 0:
                 raise UserError(f"{name} is {getattr(self, name)}, but must not be negative")
 
-    def workshop(self, console: Console) -> Workshop:
+    def workshop(self, setting: Setting, console: Console) -> Workshop:
         """Where and how the training goes on."""
-        free = ("out", "device", "json", "workers", "save_every")  # what may change when it is resumed
-        options = {name: str(value) for name, value in asdict(self).items() if name not in free}
-        folder = None if self.out is None else self.out.expanduser() / "checkpoints"
-        return Workshop(console, self.seed, self.workers, folder, str(sorted(options.items())), self.save_every)
+        identity = digest([self.options(), setting.weights, setting.training.fingerprint()])
+        return Workshop(console, self.seed, self.workers, self.folder("checkpoints"), identity, self.save_every)
 
     def steps(self, epochs: float, items: Items) -> int:
         """Iterations of so many epochs, at least 1."""
         return max(1, round(epochs * len(items) / self.batch_size))
 
     def batches(self, items: Items, augment: Augment) -> Callable[[int], Labelled]:
-        """Batches of training crops as a function of the iteration; unreadable images are left out of theirs."""
+        """Batches of training crops as a function of the iteration."""
+
+        def crop(position: int, rng: np.random.Generator) -> Pixels:
+            path = items.items[position].path
+            try:
+                pixels = read_image(path, round(items.side * MARGIN))
+            except BadMedia as reason:
+                raise UserError(f"{path} could be read before, and no more: {reason}") from None
+            return mirrored(augment(pixels, items.side, rng), rng)
 
         def batch(iteration: int) -> Labelled:
             rng = numpy_rng(self.seed, "crops", iteration)
-            crops, labels = [], []
-            for position in drawn(self.seed, len(items), iteration, self.batch_size).tolist():
-                item = items.items[position]
-                try:
-                    crops.append(
-                        mirrored(augment(read_image(item.path, round(items.side * MARGIN)), items.side, rng), rng)
-                    )
-                    labels.append(item.label)
-                except BadMedia as reason:
-                    items.skip(position, reason)
-            if len(crops) < 2:
-                raise UserError(f"hardly any image of {self.train} can be read, such as {items.skipped[0]}")
-            return Labelled(torch.from_numpy(np.stack(crops)), torch.tensor(labels))
+            positions = drawn(self.seed, len(items), iteration, self.batch_size).tolist()
+            crops = np.stack([crop(position, rng) for position in positions])
+            return Labelled(torch.from_numpy(crops), torch.tensor([items.items[place].label for place in positions]))
 
         return batch
 
@@ -125,39 +153,68 @@ class Classification(Evaluation):
         network: nn.Module,
         recipe: Recipe,
         scores_of: Callable[[Tensor], Tensor],
-        training: Callable[[int], Labelled],
-        testing: Items,
-        device: torch.device,
+        augment: Augment,
+        setting: Setting,
         console: Console,
     ) -> tuple[Tensor, Tensor]:
-        """Fit a network to the labels of batches; scores and labels of the test images."""
-        fine_tune(
-            network,
-            recipe,
-            training,
-            lambda batch: F.cross_entropy(scores_of(batch.pixels), batch.labels.to(device)),
-            self.workshop(console),
-        )
+        """Fit a network to the labels of batches; scores and labels of the test images.
+
+        Scores are (N, classes), or (N, classifiers, classes) whose losses are summed, as none is to learn more slowly
+        because there are others.
+        """
+
+        def loss(batch: Labelled) -> Tensor:
+            scores = scores_of(batch.pixels.to(setting.device))
+            labels = batch.labels.to(setting.device)
+            each = labels.view(-1, *[1] * (scores.dim() - 2)).expand(scores.shape[:-1])
+            return F.cross_entropy(scores.flatten(0, -2), each.flatten(), reduction="sum") / len(labels)
+
+        batches = self.batches(setting.training, augment)
+        fine_tune(network, recipe, batches, loss, self.workshop(setting, console))
         network.eval()
         with torch.no_grad():
-            return self.scores(testing, scores_of, device, console, "test")
+            found = self.scores(setting.testing, scores_of, setting.device, console, "test")
+        tell_skipped(console, setting.testing.skipped, "test images")
+        return found
 
     def scores(
-        self, items: Items, compute: Callable[[Tensor], Tensor], device: torch.device, console: Console, title: str
+        self,
+        items: Items,
+        compute: Callable[[Tensor], Tensor],
+        device: torch.device,
+        console: Console,
+        title: str,
+        kept: Kept | None = None,
     ) -> tuple[Tensor, Tensor]:
         """`compute` on the centre crops of all readable images, on the CPU, and their labels."""
-        chunks = list(stream(items, lambda pixels: compute(pixels).cpu(), device, console, title, workers=self.workers))
-        tell_skipped(console, items, title)
+        on_cpu = stream(
+            items, lambda some: compute(some).cpu(), device, console, title, workers=self.workers, kept=kept
+        )
+        chunks = list(on_cpu)
         labels = torch.tensor(items.labels)[torch.cat([chunk.items for chunk in chunks])]
         return torch.cat([chunk.values for chunk in chunks]), labels
 
-    def statement(self, training: Items, testing: Items, how: str) -> str:
-        """What is measured on what."""
+    def statement(self, setting: Setting, trained_on: int, labels: Tensor, how: str) -> str:
+        """What is measured on what, by the number of training images and the labels of the test images."""
+        tested, classes = len(labels.unique()), len(setting.training.classes)
+        lacking = f", {tested} of which are tested" if tested < classes else ""
+        shared = f" ({sharing(setting.shared)})" if setting.shared else ""
+        side = setting.testing.side
         return (
-            f"{len(training):,} training images ({self.train}), {len(testing):,} test images ({self.test}), "
-            f"{len(training.classes)} classes; {how}; one centre crop of {testing.side} px "
-            f"(short side {round(testing.side * MARGIN)}); percent of the test images"
+            f"{trained_on:,} training images ({self.train}), {len(labels):,} test images ({self.test}), "
+            f"{classes} classes{lacking}{shared}; {how}; one centre crop of {side} px "
+            f"(short side {round(side * MARGIN)}); percent of the test images"
         )
+
+    def figures(self, setting: Setting, trained_on: int, labels: Tensor) -> dict[str, Any]:
+        """What every such evaluation puts beside its accuracies."""
+        return {
+            "chance": 100 / len(setting.training.classes),
+            "train_images": trained_on,
+            "test_images": len(labels),
+            "shared_files": setting.shared,
+            "skipped": skipped_figures([*setting.training.skipped, *setting.testing.skipped]),
+        }
 
 
 def window(pixels: Pixels, side: int, rng: np.random.Generator) -> Pixels:

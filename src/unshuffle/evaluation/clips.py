@@ -13,7 +13,9 @@ from unshuffle.data.batches import epoch_order
 from unshuffle.data.pack import cached_store
 from unshuffle.data.source import Items
 from unshuffle.data.store import Encoding, Store
-from unshuffle.evaluation.splits import Listing, Split, check_covered, check_share
+from unshuffle.evaluation.coverage import check_covered
+from unshuffle.evaluation.skips import Skipped
+from unshuffle.evaluation.splits import Listing, Split, check_share
 from unshuffle.evaluation.video_crops import Boxes, draw_boxes, middle_frames, segment_frames
 from unshuffle.randomness import numpy_rng
 
@@ -25,7 +27,7 @@ class Clips:
     store: Store
     items: Items
     labels: Items
-    missing: int
+    skipped: list[Skipped]
     """Videos that were listed and are absent or unreadable."""
 
     def __len__(self) -> int:
@@ -79,16 +81,22 @@ def _open(listing: Listing, stores: dict[Path, Store], split: Split, purpose: st
     store = stores[listing.folder]
     numbers = {name: item for item, name in enumerate(store.names)}
     reasons = dict(store.skipped)
-    unreadable = [f"{name} ({reasons.get(name, 'absent')})" for name in listing.names if name not in numbers]
-    missing = [*unreadable, *listing.absent]
+    skipped = [(name, reasons.get(name, "absent")) for name in listing.names if name not in numbers]
+    skipped += [(name, "absent") for name in listing.absent]
     total = len(listing) + len(listing.absent)
-    check_share(missing, total, f"videos to {purpose} on in {listing.folder} are absent or cannot be read")
+    check_share(
+        [f"{name} ({reason})" for name, reason in skipped],
+        total,
+        f"videos to {purpose} on in {listing.folder} are absent or cannot be read",
+    )
     pairs = [
         (numbers[name], label) for name, label in zip(listing.names, listing.labels, strict=True) if name in numbers
     ]
     items, labels = np.array(pairs).T
-    check_covered(labels.tolist(), split.classes, f"in {listing.folder} to {purpose} on")
-    return Clips(store, items, labels, len(missing))
+    check_covered(
+        labels.tolist(), range(len(split.classes)), split.classes, f"video in {listing.folder} to {purpose} on"
+    )
+    return Clips(store, items, labels, skipped)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """Any folder or packed store, one square clip at a time; an image is a clip of one frame."""
 
-import hashlib
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -18,7 +17,9 @@ from unshuffle.data.source import Pixels
 from unshuffle.data.store import Kind, Store
 from unshuffle.data.videos import find_videos, read_frames
 from unshuffle.errors import UserError
+from unshuffle.evaluation.identity import digest
 from unshuffle.evaluation.labelled import centre_square
+from unshuffle.evaluation.skips import Skipped
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,17 @@ class Collection:
     """Tells these files from others, or from themselves after a change."""
     read: Callable[[int], Pixels]
     """One item as (frames, size, size, 3); `BadMedia` if that cannot be done."""
+    frames: int = 1
+    """Frames of an item, at most."""
+    skipped: list[Skipped] = field(default_factory=list)
+    """What turned out to be unusable."""
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def name(self, item: int) -> str:
+        """What to call an item."""
+        return self.names[item]
 
 
 def open_collection(
@@ -49,8 +58,8 @@ def open_collection(
     read = partial(_read_image, size=size) if kind == "images" else partial(_read_video, size=size, frames=frames)
     stamps = (f"{path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths)
     names = [_printable(path.relative_to(data).as_posix()) for path in paths]
-    stamp = _digest([f"{kind} {size} {frames}", *names, *stamps])
-    return Collection(kind, names, stamp, lambda item: read(paths[item]))
+    stamp = digest([f"{kind} {size} {frames}", *names, *stamps])
+    return Collection(kind, names, stamp, lambda item: read(paths[item]), frames if kind == "videos" else 1)
 
 
 def spread(total: int, count: int) -> list[int]:
@@ -64,7 +73,7 @@ def _of_store(store: Store, size: int, frames: int) -> Collection:
         return np.stack([_square(frame, size) for frame in chosen])
 
     names = [_printable(name) for name in store.names]
-    return Collection(store.kind, names, _digest([f"{size} {frames} {store.header}", *names]), read)
+    return Collection(store.kind, names, digest([f"{size} {frames} {store.header}", *names]), read, frames)
 
 
 def _find(data: Path, kind: Literal["auto", "images", "videos"]) -> tuple[Kind, list[Path]]:
@@ -99,10 +108,3 @@ def _square(frame: Pixels, size: int) -> Pixels:
 def _printable(name: str) -> str:
     """A name that any file can hold; those of the file system need not be valid text."""
     return os.fsencode(name).decode(errors="backslashreplace")
-
-
-def _digest(lines: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for line in lines:
-        digest.update(f"{line}\n".encode())
-    return digest.hexdigest()

@@ -17,6 +17,7 @@ from unshuffle.data.batches import Prefetcher
 from unshuffle.errors import UserError
 from unshuffle.evaluation.progress import progress
 from unshuffle.randomness import numpy_rng
+from unshuffle.stopping import Stopped, stop_wishes
 from unshuffle.training.checkpoint import (
     list_checkpoints,
     load_checkpoint,
@@ -78,27 +79,33 @@ class Workshop:
     folder: Path | None = None
     """Where checkpoints go; None keeps none."""
     options: str = ""
-    """What was asked for, in any words: a checkpoint of something else is refused."""
+    """What was asked for, of which weights and files, in any words: a checkpoint of something else is refused."""
     save_every: int = 1000
 
 
 def fine_tune(
     network: nn.Module, recipe: Recipe, batch: Callable[[int], T], loss: Callable[[T], Tensor], workshop: Workshop
 ) -> None:
-    """Train on `loss(batch(0))`, `loss(batch(1))`, ...; batches are made by threads, ahead of their use."""
+    """Train on `loss(batch(0))`, `loss(batch(1))`, ...; batches are made by threads, ahead of their use.
+
+    A signal ends it after the step in hand, saved.
+    """
     optimiser = build_sgd(network, recipe)
     start = _resume(network, optimiser, workshop)
     network.train()
     each = recipe.accumulate
     batches = iter(Prefetcher(batch, start * each, recipe.iterations * each, workshop.workers))
-    with closing(batches), progress(workshop.console, "fine-tuning", recipe.iterations) as advance:
+    bar = progress(workshop.console, "fine-tuning", recipe.iterations)
+    with closing(batches), bar as advance, stop_wishes() as wish:
         for iteration in range(start, recipe.iterations):
             value = _step(network, optimiser, recipe, iteration, (loss(next(batches)) for _ in range(each)))
             done = iteration + 1
-            if done % SHOW_EVERY == 0 or done == recipe.iterations:
+            if done % SHOW_EVERY == 0 or done == recipe.iterations or wish.signum is not None:
                 advance(done, f"loss {_finite(float(value), done):.4f}")
-            if done % workshop.save_every == 0 or done == recipe.iterations:
+            if done % workshop.save_every == 0 or done == recipe.iterations or wish.signum is not None:
                 _save(network, optimiser, workshop, done)
+            if wish.signum is not None:
+                raise Stopped(wish.signum, f"at iteration {done} of {recipe.iterations}", done)
 
 
 def build_sgd(network: nn.Module, recipe: Recipe) -> torch.optim.SGD:
@@ -151,7 +158,9 @@ def _resume(network: nn.Module, optimiser: torch.optim.SGD, workshop: Workshop) 
         return 0
     state = load_checkpoint(found[-1])
     if state["options"] != workshop.options:
-        raise UserError(f"{found[-1].parent} belongs to an evaluation with other options: choose another --out")
+        raise UserError(
+            f"{found[-1].parent} belongs to an evaluation with other options, weights or files: choose another --out"
+        )
     network.load_state_dict(state["network"])
     optimiser.load_state_dict(state["optimiser"])
     restore_random_state(state["random"])

@@ -15,7 +15,9 @@ from unshuffle.data.media import BadMedia, check_sides, resize_short_side
 from unshuffle.data.source import Pixels
 from unshuffle.data.videos import VIDEO_SUFFIXES, find_videos, read_frames
 from unshuffle.errors import UserError
+from unshuffle.evaluation.identity import digest
 from unshuffle.evaluation.labelled import centre_square
+from unshuffle.evaluation.skips import Skipped
 from unshuffle.evaluation.voc import CLASSES, Devkit
 
 Box = tuple[int, int, int, int]
@@ -48,8 +50,8 @@ class Items:
     """With crop, the short side before the cut over the side of the square."""
     frames: int = 10
     """Frames of a video, evenly from the first to the last."""
-    skipped: list[str] = field(default_factory=list)
-    """What turned out to be unusable, and why."""
+    skipped: list[Skipped] = field(default_factory=list)
+    """What turned out to be unusable."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -58,6 +60,10 @@ class Items:
     def labels(self) -> list[int]:
         """The class of each item."""
         return [item.label for item in self.items]
+
+    def name(self, position: int) -> str:
+        """What to call an item."""
+        return str(self.items[position].path)
 
     def read(self, position: int) -> Pixels:
         """An item as (frames, side, side, 3); 1 frame for an image. `BadMedia` if that cannot be had."""
@@ -70,20 +76,6 @@ class Items:
             frames = [Image.fromarray(read_image(item.path, self._short_side))]
         return np.stack([self._square(frame) for frame in frames])
 
-    def read_or_skip(self, position: int) -> Pixels | None:
-        """An item, or None once it is noted as skipped."""
-        try:
-            return self.read(position)
-        except BadMedia as reason:
-            self.skip(position, reason)
-            return None
-
-    def skip(self, position: int, reason: BadMedia) -> None:
-        """Note an item as unusable, once."""
-        words = f"{self.items[position].path}: {reason}"
-        if words not in self.skipped:
-            self.skipped.append(words)
-
     def first(self, limit: int) -> "Items":
         """At most so many items, evenly over the classes; 0 is no limit."""
         if limit == 0 or limit >= len(self):
@@ -95,6 +87,11 @@ class Items:
         chosen = sorted(position for _, position in turns[:limit])
         return replace(self, items=[self.items[position] for position in chosen])
 
+    def fingerprint(self) -> str:
+        """Tells these items, and how they are read, from others, or from themselves after a change."""
+        how = (self.kind, self.side, self.fit, self.margin, self.frames, *self.classes)
+        return digest([*how, *(f"{item.path} {_stamp(item.path)} {item.label} {item.box}" for item in self.items)])
+
     def _square(self, image: Image.Image) -> Pixels:
         if self.fit == "squash":
             return np.asarray(image.resize((self.side, self.side), Image.Resampling.BILINEAR))
@@ -103,6 +100,11 @@ class Items:
     @property
     def _short_side(self) -> int | None:
         return round(self.side * self.margin) if self.fit == "crop" else None
+
+
+def _stamp(path: Path) -> str:
+    status = path.stat()
+    return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def _cut(pixels: Pixels, box: Box) -> Image.Image:
@@ -142,8 +144,13 @@ def class_folders(folder: Path, classes: Sequence[str] | None = None) -> Items:
     names = found if classes is None else list(classes)
     kind = _kind(folder)
     find = find_images if kind == "images" else find_videos
-    items = [Item(path, names.index(name)) for name in found for path in find(folder / name)]
-    return Items(items, names, kind)
+    files = {name: find(folder / name) for name in found}
+    if empty := [name for name, some in files.items() if not some]:
+        raise UserError(
+            f"{len(empty)} of the {len(found)} classes of {folder} have no {kind} ({', '.join(empty[:5])}): "
+            "put some there, or remove the folders"
+        )
+    return Items([Item(path, names.index(name)) for name in found for path in files[name]], names, kind)
 
 
 def _kind(folder: Path) -> Kind:
@@ -165,17 +172,16 @@ def _kind(folder: Path) -> Kind:
 def voc_objects(devkit: Path, year: int, split: str, *, min_pixels: int = 10_000, difficult: bool = True) -> Items:
     """The objects of an image set, cut out along their boxes; small ones are left out, difficult ones by choice."""
     images = Devkit(devkit, year).with_objects(split)
-    items = [
+    boxes = [
         Item(image.path, one.label, _whole(one.box))
         for image in images.images
         for one in image.objects
         if difficult or not one.difficult
     ]
-    large = [item for item in items if _area(item) >= min_pixels]
+    large = [item for item in boxes if _is_large(item, min_pixels)]
     if not large:
         raise UserError(f"no object of {images.name} has {min_pixels} pixels")
-    skipped = [f"{count} images of {images.name} because {reason}" for reason, count in images.skipped.items()]
-    return Items(large, CLASSES, "objects", fit="squash", skipped=skipped)
+    return Items(large, CLASSES, "objects", fit="squash", skipped=list(images.skipped))
 
 
 def _whole(box: tuple[float, ...]) -> Box:
@@ -183,7 +189,11 @@ def _whole(box: tuple[float, ...]) -> Box:
     return left, top, right, bottom
 
 
-def _area(item: Item) -> int:
+def _is_large(item: Item, min_pixels: int) -> bool:
     assert item.box is not None
     left, top, right, bottom = item.box
-    return (right - left) * (bottom - top)
+    try:
+        check_sides(right - left, bottom - top)
+    except BadMedia:
+        return False
+    return (right - left) * (bottom - top) >= min_pixels

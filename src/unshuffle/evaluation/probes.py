@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from rich.console import Console
@@ -10,13 +10,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unshuffle.errors import UserError
-from unshuffle.evaluation.classification import Classification, Labelled, accuracies, window
+from unshuffle.evaluation.classification import Classification, Setting, accuracies, window
 from unshuffle.evaluation.features import network_input
-from unshuffle.evaluation.fine_tuning import Recipe, fine_tune
+from unshuffle.evaluation.fine_tuning import Recipe
 from unshuffle.evaluation.items import Items
+from unshuffle.evaluation.kept import kept_features
 from unshuffle.evaluation.logistic import Standardisation, choose_c, logistic_regression
+from unshuffle.evaluation.progress import progress
 from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.published import published_table
+from unshuffle.evaluation.skips import tell_skipped
 from unshuffle.models import Backbone
 from unshuffle.randomness import torch_generator
 
@@ -80,72 +83,83 @@ class Linear(Classification):
     drop_every: int = 40_000
     """Iterations after which the rate becomes a tenth."""
 
+    stated = Classification.stated | {"fast", "c"}
+
     @classmethod
     def quick(cls) -> Self:
         """Logistic regression; without it, 300 steps of SGD."""
         return cls(preset="quick", fast=True, limit=2000, iterations=300, drop_every=100, batch_size=64, save_every=50)
 
-    def run(self, console: Console) -> Result:
+    def options(self) -> dict[str, Any]:
+        """The options that decide the figures; those of SGD do not, with --fast."""
+        sgd = {"iterations", "lr", "drop_every", "batch_size", "momentum", "weight_decay"} if self.fast else {"c"}
+        return {name: value for name, value in super().options().items() if name not in sgd}
+
+    def measure(self, console: Console) -> Result:
         """Train all classifiers together, or one after another with --fast."""
-        trunk, device, training, testing = self.prepare()
-        names = tuple(frozen_maps(trunk, _blank(trunk, device), self.layers))
+        setting = self.prepare(console)
+        blank = frozen_maps(setting.trunk, _blank(setting.trunk, setting.device), self.layers)
         fit = self._fit_fast if self.fast else self._fit
-        scores, labels = fit(trunk, device, training, testing, console)
-        figures = {name: accuracies(scores[:, number], labels) for number, name in enumerate(names)}
-        columns = {("linear" if name == "pool5" else name): some["top1"] for name, some in figures.items()}
+        scores, labels, trained_on = fit(setting, blank, console)
+        figures = {name: accuracies(scores[:, number], labels) for number, name in enumerate(blank)}
         how = (
-            f"logistic regression, C {f'= {self.c:g}' if self.c else 'by a held-back fifth'}"
+            f"logistic regression on centre crops, C {f'= {self.c:g}' if self.c else 'by a held-back fifth'}"
             if self.fast
-            else f"SGD, {self.iterations:,} steps of {self.batch_size}"
+            else f"SGD, {self.iterations:,} steps of {self.batch_size}, random crops and mirror images"
         )
+        common = self.figures(setting, trained_on, labels)
+        ours = {
+            f"this network, top {k}": {name: some[f"top{k}"] for name, some in figures.items()}
+            for k in (1, 5)
+            if k <= scores.shape[-1]
+        }
+        ours["blind guess, top 1"] = dict.fromkeys(figures, common["chance"])
         return Result(
             "linear classifiers on frozen layers" + (", logistic regression" if self.fast else ""),
-            self.statement(training, testing, how) + " whose class is the first guess",
-            {**figures, "skipped": len(training.skipped) + len(testing.skipped)},
-            published_table("2", columns),
+            self.statement(setting, trained_on, labels, how) + " whose class is the first guess, or among five",
+            {**figures, **common},
+            published_table("2", ours, "top 1, other data (ImageNet)", {"pool5": "linear"}),
         )
 
-    def _fit(
-        self, trunk: Backbone, device: torch.device, training: Items, testing: Items, console: Console
-    ) -> tuple[Tensor, Tensor]:
-        probes = LinearProbes(frozen_maps(trunk, _blank(trunk, device), self.layers), len(training.classes)).to(device)
+    def _fit(self, setting: Setting, blank: Maps, console: Console) -> tuple[Tensor, Tensor, int]:
+        """Scores and labels of the test images, and the number of training images."""
+        setting = self.readable(setting, console)
+        probes = LinearProbes(blank, len(setting.training.classes)).to(setting.device)
 
-        def loss(batch: Labelled) -> Tensor:
-            scores: Tensor = probes(frozen_maps(trunk, batch.pixels.to(device), self.layers))
-            labels = batch.labels.to(device)[:, None].expand(scores.shape[:2])
-            # the layers' losses are summed, as none is to learn more slowly because there are others
-            return F.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum") / len(scores)
+        def scores_of(pixels: Tensor) -> Tensor:
+            scores: Tensor = probes(frozen_maps(setting.trunk, pixels, self.layers))
+            return scores
 
         drops = tuple(range(self.drop_every, self.iterations, self.drop_every))
         recipe = Recipe(self.iterations, self.lr, self.momentum, self.weight_decay, drops)
-        fine_tune(probes, recipe, self.batches(training, window), loss, self.workshop(console))
-        probes.eval()
+        scores, labels = self.train_and_test(probes, recipe, scores_of, window, setting, console)
+        return scores, labels, len(setting.training)
 
-        @torch.no_grad()
-        def compute(pixels: Tensor) -> Tensor:
-            scores: Tensor = probes(frozen_maps(trunk, pixels, self.layers))
-            return scores
-
-        return self.scores(testing, compute, device, console, "test")
-
-    def _fit_fast(
-        self, trunk: Backbone, device: torch.device, training: Items, testing: Items, console: Console
-    ) -> tuple[Tensor, Tensor]:
-        blank = frozen_maps(trunk, _blank(trunk, device), self.layers)
+    def _fit_fast(self, setting: Setting, blank: Maps, console: Console) -> tuple[Tensor, Tensor, int]:
         sizes = [maps[0].numel() for maps in blank.values()]
 
         def compute(pixels: Tensor) -> Tensor:
-            return torch.cat([maps.flatten(1) for maps in frozen_maps(trunk, pixels, self.layers).values()], dim=1)
+            maps = frozen_maps(setting.trunk, pixels, self.layers)
+            return torch.cat([some.flatten(1) for some in maps.values()], dim=1)
 
-        known, labels = self.scores(training, compute, device, console, "training")
-        asked, truth = self.scores(testing, compute, device, console, "test")
-        scores = []
-        for ours, theirs in zip(known.split(sizes, dim=1), asked.split(sizes, dim=1), strict=True):
-            ours, theirs = ours.to(device), theirs.to(device)
-            standard = Standardisation(ours)
-            weight, bias = self._regress(standard(ours), labels.to(device), len(training.classes))
-            scores.append((standard(theirs) @ weight.T + bias).cpu())
-        return torch.stack(scores, dim=1), truth
+        def features(items: Items, title: str) -> tuple[Tensor, Tensor]:
+            kept = kept_features(self.folder(f"features/{title}"), [setting.weights, items.fingerprint(), *blank])
+            return self.scores(items, compute, setting.device, console, title, kept)
+
+        known, labels = features(setting.training, "training")
+        self.check_training(setting.training, labels.tolist(), console)
+        asked, truth = features(setting.testing, "test")
+        tell_skipped(console, setting.testing.skipped, "test images")
+        scores: list[Tensor] = []
+        layers = zip(known.split(sizes, dim=1), asked.split(sizes, dim=1), strict=True)
+        with progress(console, "regressions", len(sizes)) as advance:
+            for ours, theirs in layers:
+                ours, theirs = ours.to(setting.device), theirs.to(setting.device)
+                standard = Standardisation(ours)
+                weight, bias = self._regress(standard(ours), labels.to(setting.device), len(setting.training.classes))
+                scores.append((standard(theirs) @ weight.T + bias).cpu())
+                advance(len(scores))
+        return torch.stack(scores, dim=1), truth, len(labels)
 
     def _regress(self, features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
         generator = torch_generator(torch.device("cpu"), self.seed, "held back")
@@ -193,32 +207,33 @@ class NonLinear(Classification):
             save_every=50,
         )
 
-    def run(self, console: Console) -> Result:
+    def measure(self, console: Console) -> Result:
         """Train the classifier."""
         if len(self.epochs) != len(self.rates) or not self.epochs or sorted(self.epochs) != list(self.epochs):
             raise UserError("epochs must grow, and there must be one of rates for each of them")
-        trunk, device, training, testing = self.prepare()
-        features = frozen_maps(trunk, _blank(trunk, device), ("pool5",))["pool5"][0].numel()
-        network = two_hidden_layers(features, self.hidden, len(training.classes)).to(device)
+        setting = self.readable(self.prepare(console), console)
+        trunk, training = setting.trunk, setting.training
+        features = frozen_maps(trunk, _blank(trunk, setting.device), ("pool5",))["pool5"][0].numel()
+        network = two_hidden_layers(features, self.hidden, len(training.classes)).to(setting.device)
 
         def scores_of(pixels: Tensor) -> Tensor:
-            scores: Tensor = network(frozen_maps(trunk, pixels.to(device), ("pool5",))["pool5"])
+            scores: Tensor = network(frozen_maps(trunk, pixels, ("pool5",))["pool5"])
             return scores
 
         until = tuple(self.steps(epoch, training) for epoch in self.epochs)
         recipe = StepwiseRecipe(
             until[-1], self.rates[0], self.momentum, self.weight_decay, until=until, rates=self.rates
         )
-        scores, labels = self.train_and_test(
-            network, recipe, scores_of, self.batches(training, window), testing, device, console
-        )
-        figures = accuracies(scores, labels)
+        scores, labels = self.train_and_test(network, recipe, scores_of, window, setting, console)
+        figures, common = accuracies(scores, labels), self.figures(setting, len(training), labels)
         how = f"SGD, {self.epochs[-1]} epochs in batches of {self.batch_size}, random crops and mirror images"
+        ours = {f"this network, top {key[3:]}": {"non-linear": value} for key, value in figures.items()}
+        ours["blind guess, top 1"] = {"non-linear": common["chance"]}
         return Result(
             "non-linear classifier on frozen pool5",
-            self.statement(training, testing, how) + " whose class is the first guess",
-            {**figures, "skipped": len(training.skipped) + len(testing.skipped)},
-            published_table("2", {"non-linear": figures["top1"]}),
+            self.statement(setting, len(training), labels, how) + " whose class is the first guess, or among five",
+            {**figures, **common},
+            published_table("2", ours, "top 1, other data (ImageNet)"),
         )
 
 

@@ -4,7 +4,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from unshuffle.data.batches import Prefetcher
 from unshuffle.data.images import read_image
 from unshuffle.data.source import Pixels
+from unshuffle.drafts import draft_of
 from unshuffle.errors import UserError
 from unshuffle.evaluation.boxes import clip
 from unshuffle.evaluation.progress import progress
@@ -90,8 +92,9 @@ def search_proposals(images: Sequence[VocImage], folder: Path | None, console: C
     """Selective search in every image; results are kept in the folder and found there the next time."""
     search = selective_search()
     found: dict[str, Boxes] = {}
-    with ThreadPoolExecutor(os.cpu_count()) as pool, progress(console, "selective search", len(images)) as advance:
-        for image, boxes in zip(images, pool.map(lambda one: _kept(one, folder, search), images), strict=True):
+    coming = iter(Prefetcher(lambda n: _kept(images[n], folder, search), 0, len(images), os.cpu_count() or 1))
+    with closing(coming), progress(console, "selective search", len(images)) as advance:
+        for image, boxes in zip(images, coming, strict=True):
             found[image.name] = boxes
             advance(len(found))
     return found
@@ -104,10 +107,8 @@ def _kept(image: VocImage, folder: Path | None, search: Callable[[Pixels], Boxes
     if not file.is_file():
         boxes = search(read_image(image.path))
         folder.mkdir(parents=True, exist_ok=True)
-        draft = file.with_suffix(".tmp")
-        with draft.open("wb") as stream:
+        with draft_of(file) as draft, draft.open("wb") as stream:
             np.save(stream, boxes)
-        draft.replace(file)
     try:
         return _checked(np.load(file))
     except (ValueError, EOFError, _BadProposals):

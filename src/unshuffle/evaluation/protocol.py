@@ -1,14 +1,15 @@
 """What all evaluations have in common: their options, their result, and the list of them."""
 
 import ast
-from dataclasses import dataclass
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 
 from unshuffle.errors import UserError
 from unshuffle.wording import did_you_mean
@@ -24,13 +25,17 @@ class Result:
     protocol: str
     """Its name, such as "retrieval, per image"."""
     statement: str
-    """One line: split, crops and metric."""
+    """One sentence: split, crops and metric."""
     metrics: dict[str, Any]
     """Figures; in percent where the paper prints percent."""
-    table: Table | None = None
+    table: RenderableType | None = None
     """What to print below the statement, such as `published_table`."""
     neighbours: "Neighbours | None" = None
     """Queries and what was found for them, to be drawn into `out`."""
+
+
+PLACES = frozenset({"weights", "train", "test", "images", "voc", "list", "videos"})
+"""Options that lead to weights and data; what they lead to decides."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +55,62 @@ class Evaluation:
     json: Path | None = None
     """Write the figures there."""
 
+    incidental: ClassVar[frozenset[str]] = frozenset({"preset", "out", "device", "json", "workers", "save_every"})
+    """Options that change no figure."""
+    stated: ClassVar[frozenset[str]] = frozenset({"seed"})
+    """Options that no protocol decides, or that a statement names in its own words."""
+
     @classmethod
     def quick(cls) -> Self:
         """The preset `quick`."""
         return cls(preset="quick")
 
     def run(self, console: Console) -> Result:
-        """Evaluate. The command line prints the result; what else a person wants to see is printed here."""
+        """Evaluate. The command line prints the result; what else a person wants to see is printed meanwhile."""
+        result = self.measure(console)
+        features = self.folder("features")
+        if features is not None:
+            shutil.rmtree(features, ignore_errors=True)  # large, and of no use any more
+        changed = ", ".join(self.departures())
+        return (
+            replace(result, statement=f"{result.statement}; not as in the preset paper: {changed}")
+            if changed
+            else result
+        )
+
+    def measure(self, console: Console) -> Result:
+        """What an evaluation is about."""
         raise NotImplementedError
+
+    def folder(self, name: str) -> Path | None:
+        """A folder in --out, for what a broken-off evaluation goes on from."""
+        return None if self.out is None else self.out.expanduser() / name
+
+    def options(self) -> dict[str, Any]:
+        """The options that decide the figures, besides weights and data."""
+        return {name: value for name, value in asdict(self).items() if name not in self.incidental | PLACES}
+
+    def departures(self) -> list[str]:
+        """The options that are not as the preset paper has them, in words."""
+        usual = type(self)()
+        return [
+            f"{name} {_words(value)}"
+            for name, value in self.options().items()
+            if value != getattr(usual, name) and name not in self.stated
+        ]
+
+
+def _words(value: object) -> str:
+    return " ".join(map(_words, value)) if isinstance(value, tuple) else str(value)
+
+
+def rounded(value: Any, digits: int = 4) -> Any:
+    """Figures for a file, without digits that mean nothing."""
+    if isinstance(value, float):
+        return round(value, digits)
+    if isinstance(value, Mapping):
+        return {key: rounded(one, digits) for key, one in value.items()}
+    return [rounded(one, digits) for one in value] if isinstance(value, list | tuple) else value
 
 
 EVALUATIONS: dict[str, str] = {

@@ -19,22 +19,37 @@ def published(table: str) -> dict[str, dict[str, float]]:
     return methods
 
 
-def published_table(table: str, ours: Mapping[str, float], name: str = "this network", on: str = "") -> Table:
-    """Our figures by column, and below them what the paper prints in these columns.
-
-    A column that the paper does not have is ours alone; a method without a figure in any of them is left out. `on` is
-    the data set, where the paper's columns begin with one.
-    """
+def figure_table(ours: Mapping[str, Mapping[str, float]]) -> Table:
+    """Figures in percent by row and column; a row may lack some."""
     drawn = Table(box=None, padding=(0, 2, 0, 0))
     drawn.add_column("[%]", no_wrap=True)
-    for column in ours:
+    columns = list(dict.fromkeys(column for row in ours.values() for column in row))
+    for column in columns:
         drawn.add_column(column, justify="right")
-    drawn.add_row(name, *(f"{value:.1f}" for value in ours.values()))
-    theirs = {column: f"{on} {column}".strip() for column in ours}
-    rows = {method: figures for method, figures in published(table).items() if figures.keys() & set(theirs.values())}
+    for name, row in ours.items():
+        _add(drawn, name, row, columns)
+    return drawn
+
+
+def published_table(
+    table: str, ours: Mapping[str, Mapping[str, float]], on: str, theirs: Mapping[str, str] | None = None
+) -> Table:
+    """Our figures by row and column, and below them what the paper prints in these columns.
+
+    `on` says what the paper's figures are of. `theirs` gives our columns the paper's names; without it they have the
+    same. A column that the paper does not have is ours alone; a method without a figure in any of them is left out.
+    """
+    drawn = figure_table(ours)
+    columns = {str(column.header): str(column.header) for column in drawn.columns[1:]}
+    columns |= theirs or {}
+    rows = {method: row for method, row in published(table).items() if row.keys() & set(columns.values())}
     if rows:
         drawn.add_row()
-        drawn.add_row(f"published, other data{f' ({on})' if on else ''}")
-    for method, figures in rows.items():
-        drawn.add_row(f"  {method}", *(f"{figures[key]:.1f}" if key in figures else "-" for key in theirs.values()))
+        drawn.add_row(f"published, {on}")
+    for method, row in rows.items():
+        _add(drawn, f"  {method}", row, list(columns.values()))
     return drawn
+
+
+def _add(drawn: Table, name: str, row: Mapping[str, float], columns: list[str]) -> None:
+    drawn.add_row(name, *(f"{row[key]:.1f}" if key in row else "-" for key in columns))

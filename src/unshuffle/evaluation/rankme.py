@@ -14,9 +14,12 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone
 from unshuffle.evaluation.effective_rank import effective_rank
 from unshuffle.evaluation.features import pool5
+from unshuffle.evaluation.identity import fingerprint
 from unshuffle.evaluation.items import Item, Items
+from unshuffle.evaluation.kept import kept_features
 from unshuffle.evaluation.protocol import Evaluation, Result
-from unshuffle.evaluation.streaming import WORKERS, stream, tell_skipped
+from unshuffle.evaluation.skips import skipped_figures, tell_skipped
+from unshuffle.evaluation.streaming import WORKERS, stream
 from unshuffle.randomness import numpy_rng
 
 
@@ -38,7 +41,9 @@ class RankMe(Evaluation):
         """At most 1,000 images."""
         return cls(preset="quick", limit=1000)
 
-    def run(self, console: Console) -> Result:
+    incidental = Evaluation.incidental | {"batch_size"}
+
+    def measure(self, console: Console) -> Result:
         """The effective rank of pool5."""
         if self.images is None:
             raise UserError("say whose features to rank: give --images")
@@ -53,17 +58,18 @@ class RankMe(Evaluation):
             "images",
             batch=self.batch_size,
             workers=self.workers,
+            kept=kept_features(self.folder("features/images"), [fingerprint(trunk), items.fingerprint()]),
         )
         features = torch.cat([chunk.values for chunk in chunks])
-        tell_skipped(console, items, "images")
+        tell_skipped(console, items.skipped, "images")
         count, dimensions = features.shape
         rank = effective_rank(features.to(device))
-        console.print(f"effective rank {rank:.1f} of at most {min(count, dimensions):,}", highlight=False)
         return Result(
             "RankMe",
             f"{count:,} images ({self.images}), centre square at {trunk.eval_size} px; exp of the entropy of the "
             f"singular values of pool5 ({dimensions:,} numbers), to compare with equal numbers of images only",
-            {"rankme": rank, "images": count, "dimensions": dimensions, "skipped": len(items.skipped)},
+            {"rankme": rank, "images": count, "dimensions": dimensions, "skipped": skipped_figures(items.skipped)},
+            f"effective rank {rank:.1f} of at most {min(count, dimensions):,}",
         )
 
     def _chosen(self) -> list[Path]:

@@ -8,18 +8,23 @@ from typing import Literal, NamedTuple, Self
 import numpy as np
 import torch
 from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 
 from unshuffle.accelerator import choose_device
 from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone
+from unshuffle.evaluation.coverage import check_covered, note, shared_files, sharing, tell_shared
 from unshuffle.evaluation.features import pool5
+from unshuffle.evaluation.identity import fingerprint
 from unshuffle.evaluation.items import Items, class_folders, voc_objects
+from unshuffle.evaluation.kept import kept_features
 from unshuffle.evaluation.labelled import LabelledImages, Neighbours, one_of_each
 from unshuffle.evaluation.protocol import Evaluation, Result
 from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.search import GALLERY, Search, top_k_accuracy
-from unshuffle.evaluation.streaming import WORKERS, Chunk, stream, tell_skipped
+from unshuffle.evaluation.skips import skipped_figures, tell_skipped
+from unshuffle.evaluation.streaming import WORKERS, Chunk, stream
 from unshuffle.models import Backbone
 
 EXAMPLES, NEIGHBOURS = 8, 5
@@ -80,7 +85,10 @@ class Retrieval(Evaluation):
         """At most 500 things on each side."""
         return cls(preset="quick", limit=500)
 
-    def run(self, console: Console) -> Result:
+    incidental = Evaluation.incidental | {"batch_size"}
+    stated = Evaluation.stated | {"year", "train_set", "test_set"}
+
+    def measure(self, console: Console) -> Result:
         """Search the gallery for the nearest neighbours of every query."""
         if not self.top or min(*self.top, self.frames, self.batch_size) < 1 or min(self.limit, self.size) < 0:
             raise UserError("top, frames and batch_size must be 1 or more, limit and size not negative")
@@ -89,9 +97,12 @@ class Retrieval(Evaluation):
         size = self.size or trunk.eval_size
         check_size(trunk, size, device)
         gallery_items, query_items = (self._prepared(items, size) for items in self._sources())
+        shared = len(shared_files(*({item.path for item in items.items} for items in (gallery_items, query_items))))
+        tell_shared(console, shared)
+        weights = fingerprint(trunk)
 
         def vectors(items: Items, title: str) -> Iterator[Chunk]:
-            found = stream(
+            return stream(
                 items,
                 lambda pixels: pool5(trunk, pixels, size),
                 device,
@@ -99,8 +110,9 @@ class Retrieval(Evaluation):
                 title,
                 batch=self.batch_size,
                 workers=self.workers,
+                kept=kept_features(self.folder(f"features/{title}"), [weights, items.fingerprint(), self.per_video]),
+                means=self.per_video,
             )
-            return (item_means(chunk) for chunk in found) if self.per_video else found
 
         chunks = list(vectors(query_items, "queries"))
         queries = Side(query_items, torch.cat([chunk.items for chunk in chunks]))
@@ -111,8 +123,12 @@ class Retrieval(Evaluation):
             owners.append(chunk.items)
         gallery = Side(gallery_items, torch.cat(owners))
         for side, title in ((queries, "queries"), (gallery, "gallery")):
-            tell_skipped(console, side.items, title)
-        return self._result(queries, gallery, search.neighbours.cpu(), size)
+            tell_skipped(console, side.items.skipped, title)
+        check_covered(gallery.labels.tolist(), gallery_items.labels, gallery_items.classes, f"file in {self.train}")
+        lost = len(set(queries.labels.tolist()) - set(gallery.labels.tolist()))
+        if lost:
+            note(console, f"{lost} of the classes of the queries are not in the gallery: they cannot be found")
+        return self._result(queries, gallery, search.neighbours.cpu(), size, shared)
 
     def _sources(self) -> tuple[Items, Items]:
         """Gallery and queries."""
@@ -139,21 +155,35 @@ class Retrieval(Evaluation):
         fit = items.fit if self.fit == "auto" else self.fit
         return replace(items, side=size, fit=fit, frames=self.frames).first(self.limit)
 
-    def _result(self, queries: Side, gallery: Side, neighbours: Tensor, size: int) -> Result:
+    def _result(self, queries: Side, gallery: Side, neighbours: Tensor, size: int, shared: int) -> Result:
         accuracies = top_k_accuracy(neighbours, queries.labels, gallery.labels, self.top)
         counts = {"queries": len(queries.owners), "gallery": len(gallery.owners)}
-        skipped = len(queries.items.skipped) + len(gallery.items.skipped)
         kind = queries.items.kind
+        figures = {
+            **accuracies,
+            **counts,
+            "shared_files": shared,
+            "skipped": skipped_figures([*queries.items.skipped, *gallery.items.skipped]),
+        }
         return Result(
             f"retrieval, {self._unit(kind)}",
             f"{counts['queries']:,} queries ({self._side_name(self.test, self.test_set)}) in a gallery of "
             f"{counts['gallery']:,} ({self._side_name(self.train, self.train_set)}), "
+            f"{f'{sharing(shared)}, ' if shared else ''}"
             f"{self._crop(queries.items)} {size} px; percent of the queries whose class is among "
             "their k nearest by cosine of pool5",
-            {**accuracies, **counts, "skipped": skipped},
-            published_table("1", accuracies, on="UCF-101" if kind == "videos" else "VOC 2007"),
+            figures,
+            self._table(accuracies, kind),
             self._examples(queries, gallery, neighbours),
         )
+
+    def _table(self, accuracies: dict[str, float], kind: str) -> Table:
+        on = "UCF-101" if kind == "videos" else "VOC 2007"
+        same = kind == "objects" and self.year == 2007
+        titles = {key: key.replace("top", "top ") for key in accuracies}
+        theirs = {title: f"{on} {key}" for key, title in titles.items()}
+        ours = {"this network": {titles[key]: value for key, value in accuracies.items()}}
+        return published_table("1", ours, on if same else f"other data ({on})", theirs)
 
     def _unit(self, kind: str) -> str:
         if kind == "videos":
@@ -194,15 +224,6 @@ def check_size(trunk: Backbone, size: int, device: torch.device) -> None:
         trunk(torch.zeros(1, 3, size, size, device=device))
     except RuntimeError:
         raise UserError(f"images of {size} x {size} are too small for this trunk") from None
-
-
-def item_means(chunk: Chunk) -> Chunk:
-    """One vector for each item: the mean of its frames'."""
-    items, owners, counts = chunk.items.unique_consecutive(return_inverse=True, return_counts=True)
-    device = chunk.values.device
-    sums = torch.zeros(len(items), chunk.values.shape[1], device=device)
-    sums.index_add_(0, owners.to(device), chunk.values)
-    return Chunk(sums / counts.to(device)[:, None], items)
 
 
 def merged(chunks: Iterable[Chunk], rows: int) -> Iterator[Chunk]:

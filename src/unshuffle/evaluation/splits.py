@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from unshuffle.data.store import Store
 from unshuffle.data.videos import find_videos
 from unshuffle.errors import UserError
+from unshuffle.evaluation.coverage import check_covered, shared_files
 
 MANY = 0.05
 """Share of the listed videos that may be absent or unreadable; above it no figure would be worth the name."""
@@ -29,6 +30,10 @@ class Listing:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def paths(self) -> list[Path]:
+        """Where the videos are; those of a packed store are no files."""
+        return [self.folder / name for name in self.names]
 
     def limited(self, classes: int | None, each: int | None) -> "Listing":
         """The first so many classes, and the first so many of the videos that are there of each; None: all."""
@@ -218,13 +223,9 @@ def _check(split: Split) -> None:
     if len(split.classes) < 2:
         raise UserError(f"{split.train.folder} needs two or more classes, and has {len(split.classes)}")
     for purpose, listing in (("train", split.train), ("test", split.test)):
-        check_covered(listing.labels, split.classes, f"in {listing.folder} to {purpose} on")
-    same_folder = split.train.folder.resolve() == split.test.folder.resolve()
-    if same_folder and (both := sorted(set(split.train.names) & set(split.test.names))):
-        raise UserError(f"{both[0]} of {split.train.folder} is to be trained on and tested on")
-
-
-def check_covered(labels: Iterable[int], classes: Sequence[str], where: str) -> None:
-    """Refuse a class without a video: the mean over the classes would not be what it says."""
-    if empty := sorted(set(range(len(classes))) - set(labels)):
-        raise UserError(f"the class {classes[empty[0]]} has no readable video {where}")
+        check_covered(
+            listing.labels, range(len(split.classes)), split.classes, f"video in {listing.folder} to {purpose} on"
+        )
+    both = shared_files(split.train.paths(), split.test.paths())
+    if both:
+        raise UserError(f"{both[0]} is to be trained on and tested on")

@@ -12,7 +12,7 @@ from unshuffle.evaluation.classification import Classification, accuracies, mean
 from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.fine_tuning import Recipe
 from unshuffle.evaluation.protocol import Result
-from unshuffle.evaluation.published import published_table
+from unshuffle.evaluation.published import figure_table
 
 
 @dataclass(frozen=True)
@@ -42,27 +42,31 @@ class FineTuning(Classification):
         """5 epochs."""
         return cls(preset="quick", epochs=5, limit=2000, save_every=50)
 
-    def run(self, console: Console) -> Result:
+    def measure(self, console: Console) -> Result:
         """Train, then measure."""
-        trunk, device, training, testing = self.prepare()
-        side = trunk.eval_size
+        setting = self.readable(self.prepare(console), console)
+        trunk, training, side = setting.trunk, setting.training, setting.trunk.eval_size
         with torch.no_grad():
-            features = trunk(torch.zeros(1, 3, side, side, device=device)).numel()
-        network = nn.Sequential(trunk, nn.Flatten(), nn.Linear(features, len(training.classes))).to(device)
+            features = trunk(torch.zeros(1, 3, side, side, device=setting.device)).numel()
+        network = nn.Sequential(trunk, nn.Flatten(), nn.Linear(features, len(training.classes))).to(setting.device)
 
         def scores_of(pixels: Tensor) -> Tensor:
-            scores: Tensor = network(network_input(trunk, pixels.to(device)))
+            scores: Tensor = network(network_input(trunk, pixels))
             return scores
 
         recipe = CosineRecipe(self.steps(self.epochs, training), self.lr, self.momentum, self.weight_decay)
-        scores, labels = self.train_and_test(
-            network, recipe, scores_of, self.batches(training, zoom), testing, device, console
-        )
+        scores, labels = self.train_and_test(network, recipe, scores_of, zoom, setting, console)
+        common = self.figures(setting, len(training), labels)
         figures = {**accuracies(scores, labels), "mean_class": mean_class_accuracy(scores, labels)}
         how = f"{self.epochs} epochs of SGD in batches of {self.batch_size}, random zoom and mirror images"
+        titles = {"top1": "top 1", "top5": "top 5", "mean_class": "mean over classes"}
+        ours = {
+            "this network": {titles[key]: value for key, value in figures.items()},
+            "blind guess": {titles[key]: common["chance"] for key in ("top1", "mean_class")},
+        }
         return Result(
             "fine-tuning of the whole trunk",
-            self.statement(training, testing, how) + " recognised, and the mean of that over the classes",
-            {**figures, "skipped": len(training.skipped) + len(testing.skipped)},
-            published_table("", figures),
+            self.statement(setting, len(training), labels, how) + " recognised, and the mean of that over the classes",
+            {**figures, **common},
+            figure_table(ours),
         )

@@ -1,12 +1,11 @@
 """The PASCAL VOC devkit: image sets, boxes and masks, each file checked before anything is measured.
 
-A file that cannot be used leaves its image out, and the image set says how many and why.
+A file that cannot be used leaves its image out, and the image set says which, how many and why.
 """
 
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -16,9 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from unshuffle.data.batches import Prefetcher
 from unshuffle.data.images import read_image
 from unshuffle.data.media import BadMedia
 from unshuffle.errors import UserError
+from unshuffle.evaluation.skips import Skipped
 
 CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
@@ -62,22 +63,31 @@ class ImageSet:
     name: str
     """Such as "VOC2007 test"."""
     images: Sequence[VocImage]
-    skipped: Counter[str]
-    """How many were left out, by reason."""
+    skipped: Sequence[Skipped] = ()
+    """Those that were left out, and why."""
 
     def __len__(self) -> int:
         return len(self.images)
 
+    def paths(self) -> list[Path]:
+        """Where the images are."""
+        return [image.path for image in self.images]
+
     def summary(self) -> str:
         """How many images there are, and how many were left out for which reason."""
-        reasons = ", ".join(f"{count} because {reason}" for reason, count in self.skipped.most_common())
-        return f"{self.name}: {len(self)} images" + (f" ({self.skipped.total()} skipped: {reasons})" if reasons else "")
+        skipped = f" ({len(self.skipped)} skipped: {self.reasons()})" if self.skipped else ""
+        return f"{self.name}: {len(self)} images{skipped}"
+
+    def reasons(self) -> str:
+        """How many were left out for each reason."""
+        counts = Counter(reason for _, reason in self.skipped)
+        return ", ".join(f"{count} because {reason}" for reason, count in counts.most_common())
 
     def keep(self, wanted: Callable[[VocImage], bool], reason: str) -> "ImageSet":
         """The images that a task can use; the others count as skipped."""
         kept = [image for image in self.images if wanted(image)]
-        lost = Counter({reason: len(self) - len(kept)} if len(kept) < len(self) else {})
-        return _not_empty(ImageSet(self.name, kept, self.skipped + lost))
+        lost = [(image.name, reason) for image in self.images if not wanted(image)]
+        return _not_empty(ImageSet(self.name, kept, [*self.skipped, *lost]))
 
 
 class Devkit:
@@ -102,19 +112,17 @@ class Devkit:
         return self._read("Segmentation", name, limit, lambda image: self._with_mask(image, self.folder / masks))
 
     def _read(self, kind: str, name: str, limit: int | None, make: Callable[[str], VocImage]) -> ImageSet:
-        skipped: Counter[str] = Counter()
-
-        def attempt(image: str) -> VocImage | BadFile:
-            try:
-                return make(image)
-            except BadFile as reason:
-                return reason
-
         names = self._names(kind, name)[:limit]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            outcomes = list(pool.map(attempt, names))
+
+        def attempt(number: int) -> VocImage | Skipped:
+            try:
+                return make(names[number])
+            except BadFile as reason:
+                return names[number], str(reason)
+
+        outcomes = list(Prefetcher(attempt, 0, len(names), os.cpu_count() or 1))
         images = [outcome for outcome in outcomes if isinstance(outcome, VocImage)]
-        skipped.update(str(outcome) for outcome in outcomes if isinstance(outcome, BadFile))
+        skipped = [outcome for outcome in outcomes if not isinstance(outcome, VocImage)]
         return _not_empty(ImageSet(f"VOC{self.year} {Path(name).stem}", images, skipped))
 
     def _names(self, kind: str, name: str) -> list[str]:
@@ -159,8 +167,7 @@ class Devkit:
 
 def _not_empty(images: ImageSet) -> ImageSet:
     if not images.images:
-        reasons = ", ".join(f"{count} because {reason}" for reason, count in images.skipped.most_common())
-        raise UserError(f"no image of {images.name} can be used: {reasons}")
+        raise UserError(f"no image of {images.name} can be used: {images.reasons()}")
     return images
 
 

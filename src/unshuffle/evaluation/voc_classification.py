@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
-from rich.console import Console
+from rich.console import Console, Group
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,7 +16,7 @@ from unshuffle.data.batches import Prefetcher
 from unshuffle.data.images import read_image
 from unshuffle.data.source import Pixels
 from unshuffle.evaluation.average_precision import eleven_point, ranked_curve, step_area
-from unshuffle.evaluation.fine_tuning import Recipe, drawn, fine_tune
+from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
 from unshuffle.evaluation.progress import progress
 from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.published import published_table
@@ -24,9 +24,9 @@ from unshuffle.evaluation.voc import CLASSES, ImageSet, VocImage
 from unshuffle.evaluation.voc_task import (
     VocTask,
     class_figures,
+    class_table,
     new_layer,
     percent,
-    print_classes,
     to_floats,
 )
 from unshuffle.models import Backbone
@@ -57,20 +57,19 @@ class VocClassification(VocTask):
         """Minutes on a CPU: a short schedule with a rate and new layers that learn from the start."""
         return cls(preset="quick", iterations=400, lr=0.01, hidden=512, crops=4, deviation=0.03)
 
-    def run(self, console: Console) -> Result:
+    def measure(self, console: Console) -> Result:
         """Fine-tune on one image set, measure on another."""
         devkit = self.devkit()
-        trunk, device = self.prepare_trunk()
+        trunk, weights, device = self.prepare_trunk()
         network = Classifier(trunk, self.hidden, self.deviation).to(device)
         train = devkit.with_objects(self.train_set, self.limit)
         test = devkit.with_objects(self.test_set, self.limit)
-        for images in (train, test):
-            console.print(images.summary(), highlight=False, soft_wrap=True)
-        self._train(network, train, console, device)
+        self.check_sets(train, test, console)
+        self._train(network, train, self.workshop(console, weights, train), device)
         scores = self._scores(network, test, console, device)
-        return self._result(scores, train, test, console)
+        return self._result(scores, train, test)
 
-    def _train(self, network: "Classifier", train: ImageSet, console: Console, device: torch.device) -> None:
+    def _train(self, network: "Classifier", train: ImageSet, workshop: Workshop, device: torch.device) -> None:
         truth = presence(train.images)
 
         def batch(step: int) -> tuple[Tensor, Tensor]:
@@ -83,7 +82,7 @@ class VocClassification(VocTask):
             crops, some = (tensor.to(device) for tensor in crops_and_truth)
             return presence_loss(network(crops), some)
 
-        fine_tune(network, RECIPE.changed(self.iterations, self.lr), batch, loss, self.workshop(console))
+        fine_tune(network, RECIPE.changed(self.iterations, self.lr), batch, loss, workshop)
 
     @torch.no_grad()
     def _scores(self, network: "Classifier", test: ImageSet, console: Console, device: torch.device) -> Tensor:
@@ -102,31 +101,32 @@ class VocClassification(VocTask):
                 advance(len(scores))
         return torch.stack(scores)
 
-    def _result(self, scores: Tensor, train: ImageSet, test: ImageSet, console: Console) -> Result:
+    def _result(self, scores: Tensor, train: ImageSet, test: ImageSet) -> Result:
         truth = presence(test.images).numpy()
         all_crops = class_precisions(scores.double().sum(dim=1).numpy(), truth)
         one_crop = class_precisions(scores[:, 0].double().numpy(), truth)
-        area, eleven = "AP (area)", "AP (11-point)"
-        print_classes(console, CLASSES, {area: all_crops["area"], eleven: all_crops["11-point"]})
         statement = (
-            f"trained on {train.name} ({len(train)} images), tested on {test.name} ({len(test)}): mAP over classes, "
-            f"{self.crops} random crops at scales {SCALES[0]} to {SCALES[1]}, difficult objects ignored; "
-            "area is scikit-learn's average precision, 11-point that of VOC 2007"
+            f"{self.sides(train, test)}; Krähenbühl's protocol: {self.length(RECIPE)} of {self.batch_size} images; "
+            f"mAP over classes, {self.crops} random crops at scales {SCALES[0]} to {SCALES[1]}, difficult objects "
+            "ignored; area is scikit-learn's average precision, 11-point that of VOC 2007"
         )
         metrics: dict[str, Any] = {
-            "mAP area": percent(all_crops["area"]),
-            "mAP 11-point": percent(all_crops["11-point"]),
-            "mAP area, 1 crop": percent(one_crop["area"]),
+            "mAP_area": percent(all_crops["area"]),
+            "mAP_11_point": percent(all_crops["11-point"]),
+            "mAP_area_1_crop": percent(one_crop["area"]),
             "chance": chance(truth),
-            "AP area": class_figures(CLASSES, all_crops["area"]),
-            "AP 11-point": class_figures(CLASSES, all_crops["11-point"]),
-            "train images": len(train),
-            "test images": len(test),
-            "skipped": dict(train.skipped + test.skipped),
+            "AP_area": class_figures(CLASSES, all_crops["area"]),
+            "AP_11_point": class_figures(CLASSES, all_crops["11-point"]),
+            **self.counts(train, test),
         }
-        console.print(f"a blind guess has about {metrics['chance']:.1f}", highlight=False)
-        table = published_table("4", {"classification": metrics["mAP area"]})
-        return Result("voc-classification, Krähenbühl's protocol", statement, metrics, table)
+        column = "classification"
+        ours = {"this network, area": {column: metrics["mAP_area"]}, "blind guess": {column: metrics["chance"]}}
+        table = Group(
+            class_table(CLASSES, {"AP (area)": all_crops["area"], "AP (11-point)": all_crops["11-point"]}),
+            "",
+            published_table("4", ours, "VOC 2007"),
+        )
+        return Result("voc-classification, mAP", statement, metrics, table)
 
 
 class Classifier(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import torch
 from PIL import Image
-from rich.console import Console
+from rich.console import Console, Group
 from torch import Tensor
 
 from unshuffle.data.batches import Prefetcher
@@ -18,13 +18,13 @@ from unshuffle.evaluation.average_precision import eleven_point, envelope_area, 
 from unshuffle.evaluation.boxes import mirror
 from unshuffle.evaluation.detection_precision import Truth, count_objects, mark_hits
 from unshuffle.evaluation.fast_rcnn import Detections, FastRcnn, Targets, detect, detection_loss, sample_regions
-from unshuffle.evaluation.fine_tuning import Recipe, drawn, fine_tune
+from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
 from unshuffle.evaluation.progress import progress
 from unshuffle.evaluation.proposals import Boxes, cleaned, read_proposals, search_proposals
 from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.voc import CLASSES, ImageSet, VocImage
-from unshuffle.evaluation.voc_task import VocTask, as_tensor, class_figures, percent, print_classes
+from unshuffle.evaluation.voc_task import VocTask, as_tensor, class_figures, class_table, percent
 from unshuffle.randomness import numpy_rng
 
 
@@ -81,19 +81,18 @@ class VocDetection(VocTask):
             max_proposals=500,
         )
 
-    def run(self, console: Console) -> Result:
+    def measure(self, console: Console) -> Result:
         """Fine-tune on one image set, measure on another."""
         devkit = self.devkit()
-        trunk, device = self.prepare_trunk()
+        trunk, weights, device = self.prepare_trunk()
         network = FastRcnn(trunk, self.hidden, self.deviation, freeze_conv1=self._schedule().freeze_conv1).to(device)
         train = devkit.with_objects(self.train_set, self.limit).keep(_has_objects, "they have no object to learn from")
         test = devkit.with_objects(self.test_set, self.limit)
-        for images in (train, test):
-            console.print(images.summary(), highlight=False, soft_wrap=True)
+        self.check_sets(train, test, console)
         proposals = self._proposals([*train.images, *test.images], console)
-        self._train(network, train, proposals, console, device)
+        self._train(network, train, proposals, self.workshop(console, weights, train), device)
         found = self._detect(network, test, proposals, console, device)
-        return self._result(found, train, test, console)
+        return self._result(found, train, test)
 
     def _schedule(self) -> Schedule:
         schedule = SCHEDULES[self.schedule]
@@ -125,7 +124,7 @@ class VocDetection(VocTask):
         return search_proposals(images, None if folder is None else folder.expanduser(), console)
 
     def _train(
-        self, network: FastRcnn, train: ImageSet, proposals: dict[str, Tensor], console: Console, device: torch.device
+        self, network: FastRcnn, train: ImageSet, proposals: dict[str, Tensor], workshop: Workshop, device: torch.device
     ) -> None:
         schedule = self._schedule()
 
@@ -141,7 +140,7 @@ class VocDetection(VocTask):
             logits, offsets = network([scene.pixels.to(device) for scene in scenes], boxes)
             return detection_loss(logits, offsets, targets)
 
-        fine_tune(network, schedule.recipe, batch, loss, self.workshop(console))
+        fine_tune(network, schedule.recipe, batch, loss, workshop)
 
     @torch.no_grad()
     def _detect(
@@ -159,26 +158,28 @@ class VocDetection(VocTask):
                 advance(len(found))
         return found
 
-    def _result(self, found: list[Detections], train: ImageSet, test: ImageSet, console: Console) -> Result:
+    def _result(self, found: list[Detections], train: ImageSet, test: ImageSet) -> Result:
         area, eleven = detection_precisions(found, test.images)
-        print_classes(console, CLASSES, {"AP (11-point)": eleven, "AP (area)": area})
         source = "proposals from files" if self.proposals else "selective search"
         statement = (
-            f"trained on {train.name} ({len(train)} images), tested on {test.name} ({len(test)}): Fast R-CNN, "
-            f"schedule {self.schedule}, {source}, one scale of {self.scale or TEST_SCALE} at test; mAP at overlap 0.5, "
-            "difficult objects ignored; 11-point is the form of VOC 2007, area that of VOC 2010"
+            f"{self.sides(train, test)}; Fast R-CNN, schedule {self.schedule}: "
+            f"{self.length(SCHEDULES[self.schedule].recipe)} of {self.batch_size} images; {source}, one scale of "
+            f"{self.scale or TEST_SCALE} at test; mAP at overlap 0.5, difficult objects ignored; "
+            "11-point is the form of VOC 2007, area that of VOC 2010"
         )
         metrics: dict[str, Any] = {
-            "mAP 11-point": percent(eleven),
-            "mAP area": percent(area),
-            "AP 11-point": class_figures(CLASSES, eleven),
-            "AP area": class_figures(CLASSES, area),
-            "train images": len(train),
-            "test images": len(test),
-            "skipped": dict(train.skipped + test.skipped),
+            "mAP_11_point": percent(eleven),
+            "mAP_area": percent(area),
+            "AP_11_point": class_figures(CLASSES, eleven),
+            "AP_area": class_figures(CLASSES, area),
+            **self.counts(train, test),
         }
-        table = published_table("4", {"detection": metrics["mAP 11-point"]})
-        return Result(f"voc-detection, Fast R-CNN {self.schedule}", statement, metrics, table)
+        table = Group(
+            class_table(CLASSES, {"AP (11-point)": eleven, "AP (area)": area}),
+            "",
+            published_table("4", {"this network, 11-point": {"detection": metrics["mAP_11_point"]}}, "VOC 2007"),
+        )
+        return Result("voc-detection, mAP of Fast R-CNN", statement, metrics, table)
 
 
 class Scene(NamedTuple):

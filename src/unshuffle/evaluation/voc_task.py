@@ -3,12 +3,13 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -16,9 +17,12 @@ from unshuffle.accelerator import choose_device
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone
-from unshuffle.evaluation.fine_tuning import Workshop
+from unshuffle.evaluation.coverage import FEW, note, shared_files, sharing, tell_shared
+from unshuffle.evaluation.fine_tuning import Recipe, Workshop
+from unshuffle.evaluation.identity import digest, fingerprint
 from unshuffle.evaluation.protocol import Evaluation
-from unshuffle.evaluation.voc import Devkit
+from unshuffle.evaluation.skips import skipped_figures, tell_skipped
+from unshuffle.evaluation.voc import CLASSES, Devkit, ImageSet
 from unshuffle.models import Backbone
 from unshuffle.models.fold import fold_batch_norm
 from unshuffle.randomness import seed_everything
@@ -51,6 +55,9 @@ class VocTask(Evaluation):
     save_every: int = 1000
     """Iterations between checkpoints in --out."""
 
+    incidental = Evaluation.incidental | {"proposals_cache"}
+    stated = Evaluation.stated | {"year", "train_set", "test_set", "masks", "schedule", "iterations", "proposals"}
+
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if isinstance(value, int | float) and name != "seed" and value <= 0:
@@ -62,26 +69,50 @@ class VocTask(Evaluation):
             raise UserError("say where the VOC devkit is: give --voc")
         return Devkit(self.voc, self.year)
 
-    def prepare_trunk(self) -> tuple[Backbone, torch.device]:
-        """The trunk to judge, without batch normalisation, and the device; new layers will be drawn with the seed."""
+    def prepare_trunk(self) -> tuple[Backbone, str, torch.device]:
+        """The trunk to judge, without batch normalisation, what tells its weights from others, and the device.
+
+        New layers will be drawn with the seed.
+        """
         device = choose_device(self.device)
         trunk = fold_batch_norm(find_backbone(self.weights, self.seed))
         seed_everything(self.seed)
-        return trunk, device
+        return trunk, fingerprint(trunk), device
 
-    def workshop(self, console: Console) -> Workshop:
+    def check_sets(self, train: ImageSet, test: ImageSet, console: Console) -> None:
+        """Say what there is, what was left out, and what would make the figures doubtful."""
+        for images in (train, test):
+            console.print(images.summary(), highlight=False, soft_wrap=not console.is_terminal)
+            tell_skipped(console, images.skipped, images.name)
+        tell_shared(console, len(shared_files(train.paths(), test.paths())))
+        if len(train) < FEW * len(CLASSES):
+            note(console, f"only {len(train)} training images for {len(CLASSES)} classes: little to learn from")
+
+    def workshop(self, console: Console, weights: str, train: ImageSet) -> Workshop:
         """Where and how the fine-tuning goes on."""
-        free = (
-            "out",
-            "device",
-            "json",
-            "workers",
-            "save_every",
-            "proposals_cache",
-        )  # what may change when it is resumed
-        options = {name: str(value) for name, value in asdict(self).items() if name not in free}
-        folder = None if self.out is None else self.out.expanduser() / "checkpoints"
-        return Workshop(console, self.seed, self.workers, folder, str(sorted(options.items())), self.save_every)
+        identity = digest([self.options(), weights, *(image.name for image in train.images)])
+        return Workshop(console, self.seed, self.workers, self.folder("checkpoints"), identity, self.save_every)
+
+    def sides(self, train: ImageSet, test: ImageSet) -> str:
+        """What is learned from and measured on, for the statement."""
+        shared = len(shared_files(train.paths(), test.paths()))
+        remark = f", {sharing(shared)}" if shared else ""
+        return f"trained on {train.name} ({len(train)} images), tested on {test.name} ({len(test)}){remark}"
+
+    def length(self, usual: Recipe) -> str:
+        """How long the fine-tuning is, and how long it should be."""
+        if self.iterations is None or self.iterations == usual.iterations:
+            return f"{usual.iterations:,} iterations"
+        return f"{self.iterations:,} instead of {usual.iterations:,} iterations"
+
+    def counts(self, train: ImageSet, test: ImageSet) -> dict[str, Any]:
+        """What every task puts beside its figures."""
+        return {
+            "train_images": len(train),
+            "test_images": len(test),
+            "shared_files": len(shared_files(train.paths(), test.paths())),
+            "skipped": skipped_figures([*train.skipped, *test.skipped]),
+        }
 
 
 def to_floats(pixels: Tensor) -> Tensor:
@@ -110,19 +141,19 @@ def percent(values: Sequence[float]) -> float:
     return 100 * sum(real) / len(real)
 
 
-def print_classes(console: Console, classes: Sequence[str], columns: Mapping[str, Sequence[float]]) -> None:
+def class_table(classes: Sequence[str], columns: Mapping[str, Sequence[float]]) -> Group:
     """One row for each class and one for their mean, in percent; a class that cannot be measured has a dash."""
     table = Table(box=None, padding=(0, 2))
-    table.add_column("class")
+    table.add_column("class [%]")
     for title in columns:
         table.add_column(title, justify="right")
     for row, name in enumerate(classes):
         table.add_row(name, *(_figure(100 * values[row]) for values in columns.values()))
     table.add_row("mean", *(_figure(percent(values)) for values in columns.values()), style="bold")
-    console.print(table)
     missing = [name for row, name in enumerate(classes) if all(math.isnan(values[row]) for values in columns.values())]
-    if missing:
-        console.print(f"not in the mean, as the test images have none: {', '.join(missing)}", highlight=False)
+    if not missing:
+        return Group(table)
+    return Group(table, f"not in the mean, as the test images have none: {', '.join(missing)}")
 
 
 def class_figures(classes: Sequence[str], values: Sequence[float]) -> dict[str, float | None]:

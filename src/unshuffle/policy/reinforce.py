@@ -9,10 +9,11 @@
 
 The reward compares the error with what it would have been had it gone on falling as before:
 r = E_BL − E, where E_BL is the line through the two errors before it, at the iteration of the third.
+With `reward: progress` each group has a reward of its own instead, what its draws were worth (policy/progress).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ class Actions:
     """(|C|,) the probabilities that the groups were really drawn with."""
     counts: Tensor
     """(|C|,) how often each was drawn."""
+    values: Tensor = field(default_factory=lambda: torch.ones(()))
+    """(|C|,) what a draw of each was worth; 1 is the average."""
 
 
 class ErrorHistory:
@@ -127,7 +130,10 @@ class Reinforce:
         return self.log_probabilities(groups).exp()
 
     def learn(self, actions: Actions, reward: float) -> None:
-        """Eq. 9, for the episode whose discounted return this reward completes."""
+        """Eq. 9, for the episode whose discounted return this reward completes; or by the worth of each draw."""
+        if self.config.reward == "progress":
+            self._ascend(self.progress_objective(actions))
+            return
         self.waiting.append((actions, []))
         for _, rewards in self.waiting:
             rewards.append(reward)
@@ -137,9 +143,11 @@ class Reinforce:
             self._update(past, sum(self.config.discount**step * later for step, later in enumerate(rewards)))
 
     def _update(self, actions: Actions, total: float) -> None:
-        loss = -self.objective(actions, self._advantage(total))
+        self._ascend(self.objective(actions, self._advantage(total)))
+
+    def _ascend(self, objective: Tensor) -> None:
         self.optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        (-objective).backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
 
     def objective(self, actions: Actions, advantage: float) -> Tensor:
@@ -156,6 +164,15 @@ class Reinforce:
         importance = (log_pi.detach().exp()[possible] / actions.behaviour[possible]).clamp(max=MAX_IMPORTANCE)
         score = (importance * surprise * log_pi[possible]).sum() / total.sqrt()
         return advantage * score + self.config.entropy_weight * self._bonus(log_pi, actions.groups)
+
+    def progress_objective(self, actions: Actions) -> Tensor:
+        """Σ_j π(c_j | ŝ) v_j + entropy weight · H: the expected worth v of a draw.
+
+        All groups have a value, so the sum over them takes the place of the actions that were drawn.
+        """
+        log_pi = self.log_probabilities(actions.groups)
+        expected = (log_pi.exp() * (actions.values - 1)).sum()
+        return expected + self.config.entropy_weight * self._bonus(log_pi, actions.groups)
 
     def _bonus(self, log_pi: Tensor, groups: Groups) -> Tensor:
         """H(π); with `size_prior` the entropy of the permutations drawn, up to a constant, which small groups cannot
@@ -183,7 +200,7 @@ class Reinforce:
             "optimiser": self.optimiser.state_dict(),
             "returns": self.returns.state_dict(),
             "waiting": [
-                ([*vars(actions.groups).values(), actions.behaviour, actions.counts], rewards)
+                ([*vars(actions.groups).values(), actions.behaviour, actions.counts, actions.values], rewards)
                 for actions, rewards in self.waiting
             ],
         }
@@ -197,8 +214,8 @@ class Reinforce:
 
 
 def _actions(tensors: Sequence[Tensor]) -> Actions:
-    members, sizes, medians, behaviour, counts = tensors
-    return Actions(Groups(members, sizes, medians), behaviour, counts)
+    members, sizes, medians, behaviour, counts, values = tensors
+    return Actions(Groups(members, sizes, medians), behaviour, counts, values)
 
 
 def entropy(log_probabilities: Tensor) -> Tensor:

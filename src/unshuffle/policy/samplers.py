@@ -16,6 +16,7 @@ from torch import Tensor
 
 from unshuffle.config import PolicyConfig
 from unshuffle.policy.groups import Groups, group_permutations
+from unshuffle.policy.progress import draw_values
 from unshuffle.policy.reinforce import Actions, ErrorHistory, MovingScale, Reinforce, entropy
 from unshuffle.policy.state import Validation
 
@@ -203,6 +204,7 @@ class GroupSampler(UniformSampler):
         self.in_episode = False
         self.episodes = 0
         self.groups: Groups | None = None
+        self.errors: Tensor | None = None
         self.behaviour = torch.zeros(config.groups)
         self.batch_actions = torch.zeros(config.groups)
         self._share: Tensor | None = None
@@ -255,6 +257,7 @@ class GroupSampler(UniformSampler):
         """Learn from the episode that ends here, then group the permutations anew."""
         episode = self._end(validation, iteration) if ends else None
         self.history.add(iteration, validation.error)
+        self.errors = validation.permutation_errors
         arrays = super().observe(validation, iteration, ends=ends, begins=begins).arrays
         acting = {f"acting_{name}": array for name, array in self._arrays().items()}
         self.started = self.started or validation.error < self.config.start_below * validation.chance
@@ -271,7 +274,7 @@ class GroupSampler(UniformSampler):
         if self.groups is None or not began:
             return None
         baseline = self.history.baseline(iteration)
-        actions = Actions(self.groups, self.behaviour, self._action_counts())
+        actions = Actions(self.groups, self.behaviour, self._action_counts(), self._draw_values(validation))
         if actions.counts.sum() == 0:  # the task was not trained, as in one half of S&T
             return None
         reward = None if baseline is None else baseline - validation.error
@@ -286,6 +289,11 @@ class GroupSampler(UniformSampler):
             return self.batch_actions.cpu().clone()
         return torch.zeros_like(self.behaviour).index_add(0, self.groups.members, self.draws.cpu())
 
+    def _draw_values(self, validation: Validation) -> Tensor:
+        assert self.groups is not None and self.errors is not None
+        after, draws = validation.permutation_errors, self.draws.cpu()
+        return draw_values(self.errors, after, draws, self.groups.members, len(self.behaviour))
+
     def _entry(self, actions: Actions, error: float, baseline: float | None, reward: float | None) -> dict[str, Any]:
         return {
             "episode": self.episodes,
@@ -297,6 +305,7 @@ class GroupSampler(UniformSampler):
             "group_median": actions.groups.medians.tolist(),
             "probability": actions.behaviour.tolist(),
             "drawn": actions.counts.tolist(),
+            "draw_value": actions.values.tolist(),
         }
 
     def _regroup(self, validation: Validation) -> None:
@@ -354,6 +363,7 @@ class GroupSampler(UniformSampler):
             "in_episode": self.in_episode,
             "episodes": self.episodes,
             "groups": None if self.groups is None else vars(self.groups),
+            "errors": self.errors,
             "behaviour": self.behaviour.clone(),
             "batch_actions": self.batch_actions.cpu().clone(),
         }
@@ -365,6 +375,7 @@ class GroupSampler(UniformSampler):
         self.history.points = [(int(iteration), float(error)) for iteration, error in state["history"]]
         self.started, self.in_episode, self.episodes = state["started"], state["in_episode"], state["episodes"]
         self.groups = None if state["groups"] is None else Groups(**state["groups"])
+        self.errors = state["errors"]
         self.behaviour, self.batch_actions = state["behaviour"].clone(), state["batch_actions"].clone()
         self._share = self._batch_groups = None
 

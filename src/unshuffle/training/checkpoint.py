@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from unshuffle.drafts import draft_of
 from unshuffle.errors import UserError
 
 
@@ -23,15 +24,13 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def save_checkpoint(folder: Path, iteration: int, state: dict[str, Any], keep: int) -> Path:
-    """Write a checkpoint, then delete all but the newest `keep`."""
+    """Write a checkpoint, then delete all but the newest `keep`; a signal waits until it is written."""
     folder.mkdir(parents=True, exist_ok=True)
     path = checkpoint_path(folder, iteration)
-    draft = path.with_suffix(".tmp")
-    with draft.open("wb") as file:
+    with draft_of(path) as draft, draft.open("wb") as file:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
-    draft.replace(path)
     _sync(folder)
     for old in list_checkpoints(folder)[:-keep]:
         old.unlink()

@@ -1,14 +1,12 @@
 """The training loop: batches, shuffling, one step of the network, and now and then a validation."""
 
 import shlex
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -29,6 +27,7 @@ from unshuffle.policy.samplers import Observation, Proposal, Sampler
 from unshuffle.policy.state import Validation, merge, validate
 from unshuffle.randomness import seed_everything, stream_seed, torch_generator
 from unshuffle.run import Run
+from unshuffle.stopping import Stopped, stop_wishes
 from unshuffle.training import distributed
 from unshuffle.training.checkpoint import random_state, restore_random_state, save_checkpoint
 from unshuffle.training.console import Display, TaskStatus
@@ -38,20 +37,7 @@ from unshuffle.training.optim import Optimisers
 from unshuffle.training.step import Outcome, Step, build_step
 
 Monitor = Callable[[Backbone], dict[str, float]]
-STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 VALIDATION_CHUNK = 100  # samples that pass the trunk together
-
-
-class Stopped(Exception):
-    """The run was asked to stop, and has saved where it stood."""
-
-    def __init__(self, signum: int, iteration: int, folder: Path) -> None:
-        super().__init__(
-            f"stopped at iteration {iteration}; a checkpoint is saved. "
-            f"Go on with: {distributed.launcher()} pretrain --out {shlex.quote(str(folder))} --resume"
-        )
-        self.signum = signum
-        self.iteration = iteration
 
 
 @dataclass
@@ -111,7 +97,6 @@ class Trainer:
             task: pixels[self.share.rows(len(pixels))].to(device) for task, pixels in self.validation_pixels.items()
         }
         self.iteration = 0
-        self._asked_to_stop: int | None = None
         self._warned: dict[str, bool] = {}
 
     def _build_streams(self, data: Data) -> dict[str, BatchStream]:
@@ -141,7 +126,9 @@ class Trainer:
     def train(self, run: Run, log: RunLog, display: Display) -> None:
         """Go on from the current iteration to the last, saving into the run folder."""
         batches = Prefetcher(self.load, self.iteration, self.config.optim.iterations, self.config.data.workers)
-        with display, self._catching_signals(), closing(ahead(batches, self.device)) as coming:
+        # several processes may be sent a signal twice for one wish, by the system and by torchrun
+        wishes = stop_wishes(patient=self.share.of > 1)
+        with display, wishes as wish, closing(ahead(batches, self.device)) as coming:
             if self.iteration == 0:
                 self._monitor(log, display)
                 self._validate(log, display)
@@ -150,12 +137,17 @@ class Trainer:
                 with together():
                     batch = next(coming)
                 self.step(batch, tally)
-                stop = distributed.largest(self._asked_to_stop or 0)
+                stop = distributed.largest(wish.signum or 0)
                 if self._due(self.config.log.train_every):
                     tally = self._log_training(log, display, tally, batches.seconds_waited)
                 self._between_steps(run, log, display, tally, stopping=stop > 0)
                 if stop:
-                    raise Stopped(stop, self.iteration, run.folder)
+                    raise self._stopped(stop, run.folder)
+
+    def _stopped(self, signum: int, folder: Path) -> Stopped:
+        go_on = f"Go on with: {distributed.launcher()} pretrain --out {shlex.quote(str(folder))} --resume"
+        text = f"stopped at iteration {self.iteration}; a checkpoint is saved. {go_on}"
+        return Stopped(signum, text, self.iteration)
 
     def _between_steps(self, run: Run, log: RunLog, display: Display, tally: Tally, *, stopping: bool) -> None:
         validates = self._episode_ends or self._episode_begins or self.iteration == self.config.optim.iterations
@@ -356,27 +348,3 @@ class Trainer:
             log.write("monitor", self.iteration, **scores)
             display.top1 = scores["top1"]
             display.update(self.iteration)
-
-    @contextmanager
-    def _catching_signals(self) -> Iterator[None]:
-        """Ctrl-C, SIGTERM or a lost terminal end the run after the current step, with a checkpoint; twice, at once.
-
-        Several processes may be sent a signal twice for one wish, by the system and by torchrun, which also ends them
-        for good if they linger: they do not count.
-        """
-
-        def ask(signum: int, frame: FrameType | None) -> None:
-            if self._asked_to_stop is not None and self.share.of == 1:
-                raise KeyboardInterrupt
-            self._asked_to_stop = signum
-
-        try:
-            before = {signum: signal.signal(signum, ask) for signum in STOP_SIGNALS}
-        except ValueError:  # not the main thread: signals are somebody else's business
-            yield
-            return
-        try:
-            yield
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)

@@ -1,0 +1,56 @@
+import signal
+import threading
+
+import pytest
+
+from unshuffle.stopping import STOP_SIGNALS, Stopped, stop_wishes, stopping_at_once, undisturbed
+
+
+@pytest.mark.parametrize("signum", STOP_SIGNALS)
+def test_a_signal_leaves_a_wish_and_a_second_one_stops(signum: int) -> None:
+    before = signal.getsignal(signum)
+    with pytest.raises(KeyboardInterrupt), stop_wishes() as wish:
+        assert wish.signum is None
+        signal.raise_signal(signum)
+        assert wish.signum == signum
+        signal.raise_signal(signum)
+        pytest.fail("it went on")
+    assert signal.getsignal(signum) == before
+
+
+def test_the_patient_take_any_number_of_signals() -> None:
+    with stop_wishes(patient=True) as wish:
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(signum)
+    assert wish.signum == signal.SIGTERM
+
+
+@pytest.mark.parametrize("signum", STOP_SIGNALS)
+def test_stopping_at_once_tells_the_signal(signum: int) -> None:
+    with pytest.raises(Stopped) as stop, stopping_at_once():
+        signal.raise_signal(signum)
+    assert stop.value.signum == signum
+
+
+def test_signals_wait_for_what_must_not_be_disturbed() -> None:
+    done = []
+    with pytest.raises(Stopped) as stop, stopping_at_once():
+        with undisturbed():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+            done.append("written")
+        done.append("never")
+    assert done == ["written"] and stop.value.signum == signal.SIGTERM
+
+
+def test_other_threads_are_left_alone() -> None:
+    done = []
+
+    def work() -> None:
+        with stop_wishes(), undisturbed():
+            done.append(1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [1]
