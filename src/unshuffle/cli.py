@@ -247,7 +247,7 @@ def ablate(args: Sequence[str]) -> int:
     from unshuffle.analysis.ablation import make_plan, run_ablation
     from unshuffle.analysis.arms import find_arms, find_evaluations
     from unshuffle.config_file import read_yaml
-    from unshuffle.training.trainer import Stopped
+    from unshuffle.stopping import Stopped
 
     given = {"train": command.train, "test": command.test, "voc": command.voc}
     common = {"preset": command.evaluation_preset, **{key: value for key, value in given.items() if value is not None}}

@@ -58,7 +58,7 @@ def test_an_evaluation_is_built_on_its_preset(tmp_path: Path) -> None:
     assert build_evaluation("mine", values) == Retrieval(preset="quick", limit=500, train=Path("a"), top=(1, 3))
     with pytest.raises(UserError, match=r"evaluation mine: unknown key tpo \(did you mean top\?\)"):
         build_evaluation("mine", {"evaluation": "retrieval", "tpo": 1})
-    with pytest.raises(UserError, match="say what to measure on: give train or test or voc"):
+    with pytest.raises(UserError, match="say what to measure on: give test or train or voc"):
         check_data("mine", Retrieval())
     with pytest.raises(UserError, match="nowhere does not exist"):
         check_data("mine", Retrieval(train=tmp_path, test=Path("nowhere")))

@@ -9,11 +9,11 @@ from typing import Any
 from unshuffle.config import Tasks
 from unshuffle.config_file import merge, read_yaml
 from unshuffle.errors import UserError
-from unshuffle.evaluation.protocol import Evaluation, find_evaluation
+from unshuffle.evaluation.protocol import PLACES, Evaluation, find_evaluation
 
 Values = dict[str, Any]
 """Keys and values as a YAML file has them; sections are dicts."""
-DATA = ("train", "test", "voc", "images", "list", "videos")
+DATA = sorted(PLACES - {"weights"})
 """Options that name what an evaluation measures on."""
 KIND = "evaluation"
 """The key that says which evaluation the options are of, where its own name does not."""

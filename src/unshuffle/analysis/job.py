@@ -20,7 +20,7 @@ from unshuffle.analysis.plan import Job, Plan
 from unshuffle.errors import UserError
 from unshuffle.lock import exclusively
 from unshuffle.pretraining import run_pretraining
-from unshuffle.training.trainer import Stopped
+from unshuffle.stopping import Stopped
 
 LOG_WIDTH = 160
 

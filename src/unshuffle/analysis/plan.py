@@ -20,8 +20,6 @@ from unshuffle.training.checkpoint import list_checkpoints
 
 PLAN = "ablation.yaml"
 LOGS = "logs"
-FREE = ("weights", "out", "json", "device", "workers")
-"""Options that do not change what an evaluation measures."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +158,7 @@ class Job:
         """The evaluation of that name, of this job's weights and with its seed."""
         values = self.plan.evaluations[name]
         evaluation = build_evaluation(name, {"device": self.config.device, "seed": self.seed, **values})
-        options = {key: value for key, value in plain(to_dict(evaluation)).items() if key not in FREE}
-        digest = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(json.dumps(_identity(evaluation)).encode()).hexdigest()[:8]
         # a folder of their own for these options: what others have left would not fit
         work = self.folder / "evaluations" / f"{folder_name(name)}-{digest}"
         return replace(evaluation, weights=str(self.folder), out=work, json=self._evaluation_file(name))
@@ -169,10 +166,8 @@ class Job:
     def missing_evaluations(self) -> Iterator[str]:
         """Names of the evaluations that have not been made, or not with these options."""
         for name in self.plan.evaluations:
-            done, wanted = self.evaluated(name), plain(to_dict(self.evaluation(name)))
-            if done is None or any(
-                done["config"].get(key) != value for key, value in wanted.items() if key not in FREE
-            ):
+            done, wanted = self.evaluated(name), _identity(self.evaluation(name))
+            if done is None or any(done["config"].get(key) != value for key, value in wanted.items()):
                 yield name
 
     def evaluated(self, name: str) -> dict[str, Any] | None:
@@ -198,3 +193,9 @@ class Job:
 
     def _evaluation_file(self, name: str) -> Path:
         return self.folder / "evaluations" / f"{folder_name(name)}.json"
+
+
+def _identity(evaluation: Evaluation) -> Values:
+    """The options that decide the figures of this job's weights, as a JSON file would give them back."""
+    ignored = evaluation.incidental | {"weights"}
+    return {key: value for key, value in plain(to_dict(evaluation)).items() if key not in ignored}
