@@ -14,7 +14,7 @@ import tyro
 
 from unshuffle import __version__
 from unshuffle.config import Config, preset_config
-from unshuffle.config_file import read_config, to_dict
+from unshuffle.config_file import read_config, read_yaml, to_dict
 from unshuffle.errors import SaidByAnother, UserError
 from unshuffle.options import OPTIONAL, complaint, describe_sections, main_options
 from unshuffle.outputs import check_file, check_folder, check_new_file
@@ -246,8 +246,6 @@ def ablate(args: Sequence[str]) -> int:
     command = _parse_run(AblateCommand, args)
     from unshuffle.analysis.ablation import make_plan, run_ablation
     from unshuffle.analysis.arms import find_arms, find_evaluations
-    from unshuffle.config_file import read_yaml
-    from unshuffle.stopping import Stopped
 
     given = {"train": command.train, "test": command.test, "voc": command.voc}
     common = {"preset": command.evaluation_preset, **{key: value for key, value in given.items() if value is not None}}
@@ -260,10 +258,13 @@ def ablate(args: Sequence[str]) -> int:
     )
     slurm = read_yaml(command.slurm.expanduser(), "slurm") if command.slurm is not None else {}
     try:
-        found = run_ablation(plan, jobs=command.jobs, launcher=command.launcher, slurm=slurm, columns=command.columns)
-    except (Stopped, KeyboardInterrupt) as stop:
+        with stopping_at_once():
+            found = run_ablation(
+                plan, jobs=command.jobs, launcher=command.launcher, slurm=slurm, columns=command.columns
+            )
+    except Stopped as stop:
         print("stopped, and saved. Start the same command again to go on", file=sys.stderr)
-        return 128 + getattr(stop, "signum", 2)
+        return 128 + stop.signum
     _write_json(command.json, "ablate", found.protocol, plan.to_dict(), found.metrics)
     for job, problem in found.failures.items():
         print(f"unshuffle: {job} failed: {problem}", file=sys.stderr)

@@ -20,7 +20,7 @@ from unshuffle.analysis.plan import Job, Plan
 from unshuffle.errors import UserError
 from unshuffle.lock import exclusively
 from unshuffle.pretraining import run_pretraining
-from unshuffle.stopping import Stopped
+from unshuffle.stopping import Stopped, stopping_at_once
 
 LOG_WIDTH = 160
 
@@ -32,8 +32,6 @@ def attempt(job: Job) -> str | None:
         try:
             with exclusively(job.log.with_suffix(".lock")):  # a job of an earlier command may still be stopping
                 do(job, console)
-        except Stopped:
-            raise
         except Exception as error:
             sentence = _sentence(error, console)
             console.print(sentence, highlight=False, soft_wrap=True, markup=False)
@@ -108,7 +106,8 @@ def main() -> int:
     out, arm, seed = sys.argv[1:]
     _stop_with_parent()
     try:
-        return 0 if attempt(Job(Plan.read(Path(out)), arm, int(seed))) is None else 1
+        with stopping_at_once():
+            return 0 if attempt(Job(Plan.read(Path(out)), arm, int(seed))) is None else 1
     except Stopped as stop:
         return 128 + stop.signum
 
