@@ -13,7 +13,7 @@ import tyro
 
 from unshuffle import __version__
 from unshuffle.config import Config, preset_config
-from unshuffle.config_file import read_config, to_dict
+from unshuffle.config_file import read_config, read_yaml, to_dict
 from unshuffle.errors import SaidByAnother, UserError
 from unshuffle.measurement import write_measurement
 from unshuffle.options import OPTIONAL, complaint, describe_sections, main_options
@@ -63,6 +63,40 @@ class BenchCommand(Config):
     """Start from the config.yaml of another run, or your own; options given beside it win."""
     iterations: int = 50
     """Iterations to measure."""
+    json: Path | None = None
+    """Write the figures there."""
+
+
+@dataclass(frozen=True)
+class AblateCommand(Config):
+    """Train and evaluate arms with several seeds, and print their table; started again, it goes on."""
+
+    out: Path | None = None
+    """The folder of the ablation; by default runs/ablation."""
+    arms: tuple[str, ...] = ()
+    """S, S+P, T, T+P, 'S&T', S+T, S+T+P; by default all. Files .yaml hold yours, NAME: {policy: {sampler: inverse}}."""
+    seeds: tuple[int, ...] = (1,)
+    """One number: so many seeds, from --seed on. Several: these."""
+    evaluations: tuple[str, ...] = ()
+    """Names as in `unshuffle evaluate`, and .yaml files with options: NAME: {evaluation: retrieval, train: ...}."""
+    evaluation_preset: Literal["quick", "paper"] = "quick"
+    """Preset of the evaluations: paper is the full schedules."""
+    train: Path | None = None
+    """--train of the evaluations that have one."""
+    test: Path | None = None
+    """--test of the evaluations that have one."""
+    voc: Path | None = None
+    """--voc of the evaluations that have one."""
+    columns: tuple[str, ...] = ()
+    """Metrics to show, such as linear.conv5.top1; results.csv has the names of all."""
+    jobs: int = 0
+    """Runs at a time; 0: one for each GPU, without GPUs one for each 4 cores."""
+    launcher: Literal["local", "slurm"] = "local"
+    """local: processes on this machine; slurm: a job array, by submitit."""
+    slurm: Path | None = None
+    """A .yaml file with submitit's parameters, such as slurm_partition, timeout_min, cpus_per_task."""
+    config: Path | None = None
+    """Start from the config.yaml of another run, or your own; options given beside it win."""
     json: Path | None = None
     """Write the figures there."""
 
@@ -209,6 +243,36 @@ def bench(args: Sequence[str]) -> int:
     ran = {**to_dict(config), "iterations": command.iterations}
     _write_json(command.json, "bench", "whole iterations, then each part alone", ran, figures)
     return 0
+
+
+def ablate(args: Sequence[str]) -> int:
+    """`unshuffle ablate`."""
+    command = _parse_run(AblateCommand, args)
+    from unshuffle.analysis.ablation import make_plan, run_ablation
+    from unshuffle.analysis.arms import find_arms, find_evaluations
+
+    given = {"train": command.train, "test": command.test, "voc": command.voc}
+    common = {"preset": command.evaluation_preset, **{key: value for key, value in given.items() if value is not None}}
+    plan = make_plan(
+        command.out or Path("runs", "ablation"),
+        _config_of(command),
+        find_arms(command.arms),
+        command.seeds if len(command.seeds) != 1 else command.seeds[0],
+        find_evaluations(command.evaluations, common),
+    )
+    slurm = read_yaml(command.slurm.expanduser(), "slurm") if command.slurm is not None else {}
+    try:
+        with stopping_at_once():
+            found = run_ablation(
+                plan, jobs=command.jobs, launcher=command.launcher, slurm=slurm, columns=command.columns
+            )
+    except Stopped as stop:
+        print("stopped, and saved. Start the same command again to go on", file=sys.stderr)
+        return 128 + stop.signum
+    _write_json(command.json, "ablate", found.protocol, plan.to_dict(), found.metrics)
+    for job, problem in found.failures.items():
+        print(f"unshuffle: {job} failed: {problem}", file=sys.stderr)
+    return 1 if found.failures else 0
 
 
 def permutations(args: Sequence[str]) -> int:
@@ -382,6 +446,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], type[Any]]] = {
     "pack": (pack, PackCommand),
     "evaluate": (evaluate, EvaluateCommand),
     "analyze": (analyze, AnalyzeCommand),
+    "ablate": (ablate, AblateCommand),
     "bench": (bench, BenchCommand),
     "export": (export, ExportCommand),
     "embed": (embed, EmbedCommand),

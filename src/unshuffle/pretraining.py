@@ -89,7 +89,7 @@ def _run_pretraining(config: Config, resume: bool, console: Console) -> Run:
         distributed.check_shares(config.optim.batch_size, config.data.val_size)
         if is_main():
             _check_out(config, resume)
-        if resume:
+        if resume and config.out is not None and list_checkpoints(Run(config.out).checkpoints):
             config = replace(config, init=None)  # the checkpoint has what became of those weights
         _try_parts(config)
     data = _prepare(config)
@@ -168,6 +168,11 @@ def _next_folder(preset: str) -> Path:
 def _try_parts(config: Config) -> None:
     """What is misspelt or cannot fit should be found before the data is read."""
     choose_device(config.device)
+    try_trunk(config)
+
+
+def try_trunk(config: Config) -> None:
+    """Build the trunk, fill it with the weights it is to start from and show it a crop; an error if that fails."""
     trunk_features(build_trunk(config), config.shuffle.crop_size)
 
 
