@@ -222,7 +222,17 @@ def test_help_shows_the_values_of_the_preset(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_surface_of_the_command_line_is_a_contract() -> None:
-    assert list(cli.COMMANDS) == ["pretrain", "doctor", "permutations", "pack", "evaluate", "bench", "export", "embed"]
+    assert list(cli.COMMANDS) == [
+        "pretrain",
+        "doctor",
+        "permutations",
+        "pack",
+        "evaluate",
+        "analyze",
+        "bench",
+        "export",
+        "embed",
+    ]
     sections = {"data", "synthetic", "permutations", "shuffle", "model", "optim", "policy", "monitor", "log"}
     top = {"preset", "images", "videos", "out", "init", "tasks", "seed", "device"}
     assert set(cli.Config.__dataclass_fields__) == sections | top

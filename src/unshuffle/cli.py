@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from unshuffle import __version__
 from unshuffle.config import Config, preset_config
 from unshuffle.config_file import read_config, to_dict
 from unshuffle.errors import SaidByAnother, UserError
+from unshuffle.measurement import write_measurement
 from unshuffle.permutations import Criterion
 
 T = TypeVar("T")
@@ -103,6 +103,10 @@ class PackCommand:
 
 class EvaluateCommand:
     """What features are worth: each evaluation of the paper, and some more."""
+
+
+class AnalyzeCommand:
+    """How a run came to what it learned: each analysis of the paper, as numbers and a figure."""
 
 
 @dataclass(frozen=True)
@@ -294,10 +298,7 @@ def evaluate(args: Sequence[str]) -> int:
     kind = find_evaluation(name)
     base = kind.quick() if _option(options, "preset") == "quick" else kind()
     command = _parse(kind, f"evaluate {name}", options, base)
-    if command.json is not None and not command.json.parent.is_dir():
-        raise UserError(f"there is no folder {command.json.parent} to write --json into")
-    if command.out is not None and command.out.expanduser().is_file():
-        raise UserError(f"{command.out} is a file, and --out must be a folder")
+    _check_places(command.json, command.out)
     console = Console()
     result = command.run(console)
     console.print(f"{result.protocol}: {result.statement}", highlight=False, soft_wrap=True)
@@ -320,12 +321,52 @@ def _evaluations() -> str:
     return "\n".join([*lines, "", "unshuffle evaluate NAME --help lists the options of an evaluation."])
 
 
+def analyze(args: Sequence[str]) -> int:
+    """`unshuffle analyze`."""
+    from rich.console import Console
+
+    from unshuffle.analysis.question import find_question
+
+    if not args or args[0] in ("-h", "--help"):
+        print(_analyses())
+        return 0 if args else 2
+    name, *options = args
+    command = _parse(find_question(name), f"analyze {name}", options, positional=True)
+    _check_places(command.json, command.out)
+    console = Console()
+    analysis = command.answer(console)
+    console.print(analysis.statement, highlight=False, soft_wrap=True)
+    if analysis.table is not None:
+        console.print(analysis.table)
+    for path in analysis.write(command.out.expanduser(), to_dict(command)):
+        console.print(f"  {path}", highlight=False, soft_wrap=True)
+    _write_json(command.json, f"analyze {name}", analysis.statement, to_dict(command), analysis.metrics)
+    return 0
+
+
+def _analyses() -> str:
+    from unshuffle.analysis.question import describe_questions
+
+    lines = ["usage: unshuffle analyze NAME ... [OPTIONS] [--out FOLDER] [--json FILE]", ""]
+    lines += [f"  {name:14}{line}" for name, line in describe_questions().items()]
+    return "\n".join([*lines, "", "unshuffle analyze NAME --help lists the options of an analysis."])
+
+
+def _check_places(file: Path | None, folder: Path | None) -> None:
+    """What cannot be written to should be found before the work."""
+    if file is not None and not file.parent.is_dir():
+        raise UserError(f"there is no folder {file.parent} to write --json into")
+    if folder is not None and folder.expanduser().is_file():
+        raise UserError(f"{folder} is a file, and --out must be a folder")
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], type[Any]]] = {
     "pretrain": (pretrain, PretrainCommand),
     "doctor": (doctor, DoctorCommand),
     "permutations": (permutations, PermutationsCommand),
     "pack": (pack, PackCommand),
     "evaluate": (evaluate, EvaluateCommand),
+    "analyze": (analyze, AnalyzeCommand),
     "bench": (bench, BenchCommand),
     "export": (export, ExportCommand),
     "embed": (embed, EmbedCommand),
@@ -429,13 +470,22 @@ def _option(args: Sequence[str], name: str) -> str | None:
     return None
 
 
-def _parse(command: type[T], name: str, args: Sequence[str], default: T | None = None) -> T:
-    """tyro's parse, with its box of complaints turned into one sentence."""
+def _parse(
+    command: type[T], name: str, args: Sequence[str], default: T | None = None, *, positional: bool = False
+) -> T:
+    """tyro's parse, with its box of complaints turned into one sentence; what must be given may be positional."""
     complaints = io.StringIO()
     extra: dict[str, Any] = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(complaints):
-            parsed: T = tyro.cli(command, prog=f"unshuffle {name}", args=list(args), use_underscores=True, **extra)
+            parsed: T = tyro.cli(
+                command,
+                prog=f"unshuffle {name}",
+                args=list(args),
+                use_underscores=True,
+                config=(tyro.conf.PositionalRequiredArgs,) if positional else (),
+                **extra,
+            )
     except SystemExit as stop:
         if not stop.code:
             raise
@@ -467,7 +517,5 @@ def _sentence(box: str) -> str:
 def _write_json(
     path: Path | None, command: str, protocol: str, config: dict[str, Any], metrics: dict[str, Any]
 ) -> None:
-    if path is None:
-        return
-    document = {"command": command, "protocol": protocol, "config": config, "metrics": metrics}
-    path.write_text(json.dumps(document, indent=1, default=str) + "\n")
+    if path is not None:
+        write_measurement(path, command, protocol, config, metrics)

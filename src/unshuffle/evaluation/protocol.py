@@ -1,9 +1,6 @@
 """What all evaluations have in common: their options, their result, and the list of them."""
 
-import ast
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -11,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from unshuffle.errors import UserError
+from unshuffle.places import class_at, first_line_at
 
 if TYPE_CHECKING:
     from unshuffle.evaluation.labelled import Neighbours  # needs torch, which takes seconds to import
@@ -77,20 +75,10 @@ def find_evaluation(name: str) -> type[Evaluation]:
     """The class of an evaluation."""
     if name not in EVALUATIONS:
         raise UserError(f"there is no evaluation '{name}'; there are {', '.join(EVALUATIONS)}")
-    module, _, attribute = EVALUATIONS[name].partition(":")
-    evaluation: type[Evaluation] = getattr(import_module(module), attribute)
+    evaluation: type[Evaluation] = class_at(EVALUATIONS[name])
     return evaluation
 
 
 def describe_evaluations() -> dict[str, str]:
-    """The first line about each evaluation, read from its source: importing it would import torch."""
-    return {name: _first_line(*place.split(":")) for name, place in EVALUATIONS.items()}
-
-
-def _first_line(module: str, attribute: str) -> str:
-    spec = find_spec(module)
-    source = Path(spec.origin).read_text(encoding="utf-8") if spec is not None and spec.origin else ""
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef) and node.name == attribute:
-            return (ast.get_docstring(node) or "").partition("\n")[0]
-    return ""
+    """The first line about each evaluation."""
+    return {name: first_line_at(place) for name, place in EVALUATIONS.items()}

@@ -1,0 +1,1 @@
+"""The paper's analyses: numbers first, then a figure of them."""

@@ -1,0 +1,43 @@
+"""What can be asked with `unshuffle analyze NAME`: the options that all analyses share, and the list of them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from unshuffle.analysis.result import Analysis
+from unshuffle.errors import UserError
+from unshuffle.places import class_at, first_line_at
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Options that every analysis has; fields of a subclass that have no default are given without a name."""
+
+    out: Path = Path("analysis")
+    """Folder for the numbers (JSON, CSV) and the figure (SVG, PNG)."""
+    json: Path | None = None
+    """Write the figures there as well."""
+
+    def answer(self, console: Console) -> Analysis:
+        """Analyse. The command line prints the statement and writes the files."""
+        raise NotImplementedError
+
+
+QUESTIONS: dict[str, str] = {
+    "cost": "unshuffle.analysis.cost:Cost",
+}
+"""Module and class of each analysis; imported when it is asked for."""
+
+
+def find_question(name: str) -> type[Question]:
+    """The class of an analysis."""
+    if name not in QUESTIONS:
+        raise UserError(f"there is no analysis '{name}'; there are {', '.join(QUESTIONS)}")
+    question: type[Question] = class_at(QUESTIONS[name])
+    return question
+
+
+def describe_questions() -> dict[str, str]:
+    """The first line about each analysis."""
+    return {name: first_line_at(place) for name, place in QUESTIONS.items()}
