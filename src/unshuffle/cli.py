@@ -110,6 +110,16 @@ class AnalyzeCommand:
 
 
 @dataclass(frozen=True)
+class ReportCommand:
+    """Write one HTML page about a run, finished or not, or about several side by side."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folders, or the folder of an ablation."""
+    out: Path | None = None
+    """The page to write; by default report.html in the folder, or here if there are several."""
+
+
+@dataclass(frozen=True)
 class ExportCommand:
     """Write a trained backbone for use elsewhere."""
 
@@ -313,6 +323,22 @@ def evaluate(args: Sequence[str]) -> int:
     return 0
 
 
+def report(args: Sequence[str]) -> int:
+    """`unshuffle report`."""
+    command = _parse(ReportCommand, "report", args)
+    if not command.runs:
+        raise UserError("name a run folder, or several; see unshuffle report --help")
+    from unshuffle.report.page import check_file, default_file, find_subjects, write_report
+
+    folders = [folder.expanduser() for folder in command.runs]
+    out = default_file(folders) if command.out is None else command.out.expanduser()
+    subjects = find_subjects(folders)
+    check_file(out)
+    write_report(subjects, out)
+    print(f"{len(subjects)} {'run' if len(subjects) == 1 else 'runs'} in {out}, {out.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
 def _evaluations() -> str:
     from unshuffle.evaluation.protocol import describe_evaluations
 
@@ -367,6 +393,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], type[Any]]] = {
     "pack": (pack, PackCommand),
     "evaluate": (evaluate, EvaluateCommand),
     "analyze": (analyze, AnalyzeCommand),
+    "report": (report, ReportCommand),
     "bench": (bench, BenchCommand),
     "export": (export, ExportCommand),
     "embed": (embed, EmbedCommand),

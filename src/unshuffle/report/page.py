@@ -18,6 +18,7 @@ import yaml
 from markupsafe import Markup
 
 import unshuffle
+from unshuffle.analysis.cost import training_seconds
 from unshuffle.analysis.history import tasks_of
 from unshuffle.config_file import to_dict
 from unshuffle.errors import UserError
@@ -38,6 +39,7 @@ WITH_PICTURES = 4  # more runs than that are told apart by their curves and tabl
 COLOURS = 8
 PUZZLES, CLIPS, NEIGHBOURS = 6, 4, 6
 TILE, FRAME, THUMBNAIL = 80, 64, 96  # pixels; multiples of 16, so that no JPEG block has two parts in it
+NO_PICTURES = "This run has no checkpoint yet, or was told to keep no pictures (log.pictures)."
 SKIPPED = 20  # names that are shown
 
 
@@ -107,6 +109,7 @@ def _render(views: Sequence[dict[str, Any]], drawn: Sequence[Any], data: dict[st
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
     scripts = [Markup(_d3()), Markup(environment.loader.get_source(environment, "report.js")[0])]  # type: ignore[union-attr]
     # with these hashes no other script runs, whatever a file may be called
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
@@ -117,6 +120,9 @@ def _render(views: Sequence[dict[str, Any]], drawn: Sequence[Any], data: dict[st
         charts=drawn,
         data=data,
         table=table,
+        tasks=list(dict.fromkeys(task for view in views for task in view["tasks"])),
+        any_retrieval=any(view["retrieval"] for view in views),
+        no_pictures=NO_PICTURES,
         differing=_differing([view["config"] for view in views]),
         scripts=scripts,
         hashes=hashes,
@@ -155,7 +161,7 @@ def _view(subject: Subject, count: int, snapshot: Snapshot | None) -> dict[str, 
         "tasks": tasks,
         "errors": errors(run),
         "retrieval": retrieval(run),
-        "seconds": _seconds(entries),
+        "seconds": _seconds(run),
         "stories": {task: tell(run, task, some) for task, some in moments.items()},
         "puzzles": _attempts(snapshot, "spatial", PUZZLES, TILE),
         "clips": _attempts(snapshot, "temporal", CLIPS, FRAME),
@@ -182,14 +188,10 @@ def _status(run: Run, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"iteration": last, "planned": planned, "finished": last >= planned, "written": moment}
 
 
-def _seconds(entries: Sequence[Mapping[str, Any]]) -> float | None:
-    """What training and validations took."""
-    seconds, before, batches = 0.0, 0, 0.0
-    for entry in entries:
-        if entry["kind"] == "train" and "seconds" in entry:
-            batches += entry["seconds"]
-        before = entry["iteration"]
-    return seconds + batches if before and batches else None
+def _seconds(run: Run) -> float | None:
+    """What training and validations took so far."""
+    training = training_seconds(run.config, run.metrics("train"))
+    return training[-1][1] + sum(entry["seconds"] for entry in run.metrics("cost")) if training else None
 
 
 def _attempts(snapshot: Snapshot | None, task: str, count: int, side: int) -> list[dict[str, Any]]:
@@ -225,7 +227,7 @@ def _policy_data(run: Run, task: str, moments: Sequence[Moment], snapshot: Snaps
         "iterations": [moment.iteration for moment in moments],
         "errors": _packed(np.round(shape * 255)),
         "order": np.argsort(-shape.mean(axis=0), kind="stable").tolist(),
-        "groups": [None if moment.groups is None else _packed(moment.groups) for moment in moments],
+        "groups": [None if moment.groups is None else moment.groups.tolist() for moment in moments],
         "preferences": [
             None if moment.groups is None else moment.preferences.round(4).tolist() for moment in moments
         ],

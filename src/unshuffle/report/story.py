@@ -71,13 +71,14 @@ def _moment(state: dict[str, npt.NDArray[Any]]) -> Moment:
 def tell(run: Run, task: str, moments: Sequence[Moment]) -> list[str]:
     """The story in a few sentences."""
     sampler = run.config.policy.sampler
+    who = "the policy" if sampler == "policy" else f"the sampler {sampler}"
     acting = [moment for moment in moments if moment.groups is not None]
     if sampler == "uniform":
         return ["No policy: every permutation was as likely as any other throughout."]
     if not acting:
-        return [f"The sampler {sampler} has not begun: up to now every permutation was as likely as any other."]
+        return [f"So far {who} has not begun, and every permutation was as likely as any other."]
     sentences = [
-        f"From iteration {acting[0].iteration:,} on the sampler {sampler} chose among "
+        f"From iteration {acting[0].iteration:,} on {who} chose among "
         f"{len(acting[0].sizes)} groups of equally hard permutations.",
         *_leans(acting),
         *_rewards(run, task),

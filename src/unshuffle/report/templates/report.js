@@ -53,7 +53,7 @@
     function draw() {
       const width = Math.max(240, figure.clientWidth);
       const x = d3.scaleLinear().domain(range).range([LEFT, width - RIGHT]);
-      const y = d3.scaleLinear().domain([Math.min(0, d3.min(values)), top]).nice(4).range([HEIGHT - BOTTOM, TOP]);
+      const y = d3.scaleLinear().domain([Math.min(0, d3.min(values)), top]).range([HEIGHT - BOTTOM, TOP]);
       svg.attr("viewBox", `0 0 ${width} ${HEIGHT}`);
       svg.selectAll("*").remove();
       const clip = `clip-${figure.dataset.chart}`;
@@ -118,15 +118,14 @@
 
   function mosaic(task, permutation) {
     if (task.sample === null) return "";
-    const parts = make("span", {class: "parts", style: `--columns: ${task.columns}; --rows: ${permutation.length / task.columns}`});
-    for (const part of permutation) {
-      const cell = make("i");
-      cell.style.backgroundImage = `url("${task.sample.strip}")`;
-      cell.style.backgroundSize = `${permutation.length * 100}% 100%`;
-      cell.style.backgroundPositionX = `${permutation.length > 1 ? part * 100 / (permutation.length - 1) : 0}%`;
-      parts.append(cell);
-    }
+    const parts = make("span", {class: "parts", style: `--columns: ${task.columns}; --rows: ${permutation.length / task.columns}; --parts: ${permutation.length}`});
+    parts.append(...permutation.map((part) => make("i", {style: `--part: ${part}`})));
     return parts;
+  }
+
+  // A strip of all parts belongs to an element, and every order of them below it is shown from that.
+  function lay(element, task) {
+    if (task.sample !== null) element.style.setProperty("--strip", `url("${task.sample.strip}")`);
   }
 
   const spelled = (permutation) => permutation.map((part) => part + 1).join(" ");
@@ -182,6 +181,7 @@
   function tellStory(element) {
     const task = taskOf(element);
     if (!task || !task.preferences.some((row) => row !== null)) return;
+    lay(element, task);
     const columns = task.iterations.length;
     const rows = d3.max(task.preferences, (row) => row === null ? 0 : row.length);
     const canvas = make("canvas", {"aria-label": "preference for each group over the training"});
@@ -256,6 +256,7 @@
   function mapErrors(element) {
     const task = taskOf(element);
     if (!task) return;
+    lay(element, task);
     element.classList.add(`${element.dataset.task}-map`);
     const columns = task.iterations.length, rows = task.permutations.length;
     const error = (column, row) => task.errors[column * rows + task.order[row]] / 255;
@@ -311,9 +312,9 @@
     }
 
     function show() {
-      rows.style.gridTemplateColumns = `repeat(${found.nearest[way][0].length + 1}, minmax(0, 1fr))`;
+      rows.style.gridTemplateColumns = `minmax(0, 1fr) .1rem repeat(${found.nearest[way][0].length}, minmax(0, 1fr))`;
       rows.replaceChildren(...queries.flatMap((query) => [
-        button(query, "query"), ...found.nearest[way][query].map((place) => button(place, "")),
+        button(query, "query"), make("span"), ...found.nearest[way][query].map((place) => button(place, "")),
       ]));
     }
 
