@@ -1,5 +1,6 @@
 """One tiny run for all analyses."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,6 @@ def uniform_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture
 def copied(run: Run, tmp_path: Path) -> Run:
     """A copy of the run with the policy, to spoil."""
-    import shutil
-
     return Run(shutil.copytree(run.folder, tmp_path / "copied"))
 
 

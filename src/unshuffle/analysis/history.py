@@ -83,3 +83,13 @@ def read_history(run: Run, task: str) -> History:
         np.stack([state["permutation_errors"] for state in states]).astype(np.float64),
         np.stack([state["draws"] for state in states]).astype(np.float64),
     )
+
+
+def run_labels(runs: Sequence[Run]) -> list[str]:
+    """A name for each run: its folder's, with as many parents as it takes to tell them apart, and its sampler."""
+    paths = [run.folder.absolute() for run in runs]
+    depth = 1
+    while len({path.parts[-depth:] for path in paths}) < len(set(paths)):
+        depth += 1
+    names = ["/".join(path.parts[-depth:]) for path in paths]
+    return [f"{name} ({run.config.policy.sampler})" for name, run in zip(names, runs, strict=True)]

@@ -25,6 +25,12 @@ class Question:
 
 
 QUESTIONS: dict[str, str] = {
+    "selection": "unshuffle.analysis.selection:Selection",
+    "difficulty": "unshuffle.analysis.difficulty:Difficulty",
+    "error-map": "unshuffle.analysis.error_map:ErrorMap",
+    "convergence": "unshuffle.analysis.convergence:Convergence",
+    "baseline": "unshuffle.analysis.baseline:Baseline",
+    "hamming": "unshuffle.analysis.hamming:Hamming",
     "cost": "unshuffle.analysis.cost:Cost",
 }
 """Module and class of each analysis; imported when it is asked for."""
