@@ -328,7 +328,8 @@ def report(args: Sequence[str]) -> int:
     command = _parse(ReportCommand, "report", args)
     if not command.runs:
         raise UserError("name a run folder, or several; see unshuffle report --help")
-    from unshuffle.report.page import check_file, default_file, find_subjects, write_report
+    from unshuffle.report.page import write_report
+    from unshuffle.report.subjects import check_file, default_file, find_subjects
 
     folders = [folder.expanduser() for folder in command.runs]
     out = default_file(folders) if command.out is None else command.out.expanduser()

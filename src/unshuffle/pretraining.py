@@ -33,6 +33,7 @@ from unshuffle.permutations import save_permutations
 from unshuffle.report.page import write_report
 from unshuffle.report.pictures import draw_pictures
 from unshuffle.report.snapshot import Snapshot, hold_out
+from unshuffle.report.subjects import find_subjects
 from unshuffle.report.tables import error_table, retrieval_table
 from unshuffle.run import Run
 from unshuffle.training import distributed
@@ -263,7 +264,7 @@ def _draw(trainer: Trainer, run: Run, console: Console) -> list[Path]:
     snapshot = Snapshot.of(trainer, hold_out(trainer, KEPT))
     pictures = draw_pictures(snapshot, trainer.monitor, run)
     try:
-        write_report([run], run.report, {run.folder: snapshot})
+        write_report(find_subjects([run.folder]), run.report, {run.folder: snapshot})
     except Exception as error:  # whatever it is: the training is done, and a page can be written again
         again = f"unshuffle report {shlex.quote(str(run.folder))}"
         console.print(f"no report was written ({error}); try again with: {again}", highlight=False, soft_wrap=True)

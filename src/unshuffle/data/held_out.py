@@ -1,6 +1,7 @@
 """Samples that were held back, kept small beside a run: what its report shows lies there even if the data has moved."""
 
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,7 @@ def load_held_out(path: Path) -> dict[str, HeldOut]:
 def _decode(stored: Mapping[str, np.ndarray], task: str) -> HeldOut:
     data, names = stored[f"{task}_jpeg"].tobytes(), stored[f"{task}_names"].tolist()
     ends = [0, *stored[f"{task}_ends"].tolist()]
-    frames = [decode_jpeg(data[begin:end]) for begin, end in zip(ends, ends[1:], strict=False)]
+    frames = [decode_jpeg(data[begin:end]) for begin, end in itertools.pairwise(ends)]
     pixels = torch.from_numpy(np.stack(frames))
     return HeldOut(pixels.unflatten(0, (len(names), -1)), names)
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from unshuffle.analysis.difficulty import CLASSES, difficulty_rows
+from unshuffle.analysis.history import History
 from unshuffle.run import Run
 
 POINTS = 400  # of a curve; more cannot be told apart on a screen
@@ -45,11 +47,15 @@ class Curves:
 
     def errors(self, task: str) -> list[Point]:
         """Validation errors."""
-        return [(entry["iteration"], entry["error"]) for entry in self.run.metrics("validation") if entry["task"] == task]
+        return [
+            (entry["iteration"], entry["error"]) for entry in self.run.metrics("validation") if entry["task"] == task
+        ]
 
     def losses(self, task: str) -> list[Point]:
         """Training losses."""
-        return [(entry["iteration"], entry["loss"][task]) for entry in self.run.metrics("train") if task in entry["loss"]]
+        return [
+            (entry["iteration"], entry["loss"][task]) for entry in self.run.metrics("train") if task in entry["loss"]
+        ]
 
     def monitor(self, key: str) -> list[Point]:
         """A figure of the monitor."""
@@ -68,12 +74,30 @@ def charts(runs: Sequence[Curves]) -> list[Chart]:
     return [chart for chart in drawn if chart.series]
 
 
-def _by_task(title: str, unit: str, runs: Sequence[Curves], tasks: Sequence[str], curve: Any, level: Any) -> list[Chart]:
+def difficulty_chart(history: History, task: str) -> Chart:
+    """How the draws divide into quarters of Ψ, from the hardest permutations to the easiest."""
+    rows = difficulty_rows(history, task)
+    series = [
+        (name, f"q{number}", [(row["iteration"], row[f"quarter_{number}_percent"]) for row in rows])
+        for number, name in enumerate(CLASSES, start=1)
+    ]
+    return _chart("How hard its draws were", "permutations drawn [%]", series, {"by chance": 25.0}, 1)
+
+
+def _by_task(
+    title: str, unit: str, runs: Sequence[Curves], tasks: Sequence[str], curve: Any, level: Any
+) -> list[Chart]:
     if len(runs) == 1:
         series = [(task, task, curve(runs[0], task)) for task in tasks]
         return [_chart(title, unit, series, _levels(level(runs[0].run)), 3)]
     return [
-        _chart(f"{title}, {task}", unit, [(one.name, one.colour, curve(one, task)) for one in runs], _same(runs, level, task), 3)
+        _chart(
+            f"{title}, {task}",
+            unit,
+            [(one.name, one.colour, curve(one, task)) for one in runs],
+            _same(runs, level, task),
+            3,
+        )
         for task in tasks
     ]
 

@@ -35,7 +35,7 @@ class Snapshot:
 
     @classmethod
     def newest(cls, run: Run) -> "Snapshot | None":
-        """Where a run's newest checkpoint stands, on the CPU: the GPU may be busy with that run. None before the first."""
+        """Where a run's newest checkpoint stands, if it has one; on the CPU, as the GPU may be busy with the run."""
         checkpoints = list_checkpoints(run.checkpoints)
         if not checkpoints:
             return None

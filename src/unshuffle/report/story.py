@@ -52,7 +52,7 @@ class Moment:
 def read_moments(run: Run, task: str, most: int = MOMENTS) -> list[Moment]:
     """The validations of a task, evenly thinned if there are more than so many; the last one is always there."""
     states = read_states(run, task, ("permutation_errors", "groups", "probabilities"))
-    chosen = np.unique(np.linspace(0, len(states) - 1, min(most, len(states))).round().astype(int)) if states else []
+    chosen = np.linspace(0, len(states) - 1, min(most, len(states))).round().astype(int).tolist()
     return [_moment(states[position]) for position in chosen]
 
 
@@ -105,14 +105,14 @@ def _leans(acting: Sequence[Moment]) -> list[str]:
 
 def _times(lean: float) -> str:
     """Against the easiest third."""
-    return "as often as the easiest third" if abs(lean - 1) < 0.05 else f"{lean:.2f} times as often as the easiest third"
+    return (
+        "as often as the easiest third" if abs(lean - 1) < 0.05 else f"{lean:.2f} times as often as the easiest third"
+    )
 
 
 def _rewards(run: Run, task: str) -> list[str]:
     rewards = [
-        entry["reward"]
-        for entry in run.metrics("episode")
-        if entry["task"] == task and entry.get("reward") is not None
+        entry["reward"] for entry in run.metrics("episode") if entry["task"] == task and entry.get("reward") is not None
     ]
     if not rewards:
         return []

@@ -30,8 +30,10 @@
 
   const HEIGHT = 250, LEFT = 44, RIGHT = 12, TOP = 10, BOTTOM = 28;
 
-  function drawChart(figure) {
-    const chart = data.charts[Number(figure.dataset.chart)];
+  let drawn = 0;
+
+  function drawChart(figure, chart) {
+    const clip = `clip-${drawn++}`;
     const levels = Object.entries(chart.levels);
     const svg = d3.select(figure).append("svg").attr("role", "img").attr("aria-label", chart.title);
     const legend = make("div", {class: "legend"});
@@ -56,7 +58,6 @@
       const y = d3.scaleLinear().domain([Math.min(0, d3.min(values)), top]).range([HEIGHT - BOTTOM, TOP]);
       svg.attr("viewBox", `0 0 ${width} ${HEIGHT}`);
       svg.selectAll("*").remove();
-      const clip = `clip-${figure.dataset.chart}`;
       svg.append("clipPath").attr("id", clip).append("rect")
         .attr("x", LEFT - 3).attr("y", 0).attr("width", width - LEFT - RIGHT + 6).attr("height", HEIGHT - BOTTOM + 3);
       svg.append("g").attr("class", "grid").selectAll("line").data(y.ticks(4)).enter().append("line")
@@ -180,8 +181,16 @@
 
   function tellStory(element) {
     const task = taskOf(element);
-    if (!task || !task.preferences.some((row) => row !== null)) return;
+    if (!task) return;
     lay(element, task);
+    if (task.preferences.some((row) => row !== null)) showPreferences(element, task);
+    if (!task.difficulty.series.length) return;
+    const figure = make("figure", {class: "chart"}, make("figcaption", {}, make("b", {}, task.difficulty.title), " ", make("span", {}, task.difficulty.unit)));
+    element.append(figure);
+    drawChart(figure, task.difficulty);
+  }
+
+  function showPreferences(element, task) {
     const columns = task.iterations.length;
     const rows = d3.max(task.preferences, (row) => row === null ? 0 : row.length);
     const canvas = make("canvas", {"aria-label": "preference for each group over the training"});
@@ -227,7 +236,7 @@
         const members = d3.range(groups.length).filter((permutation) => groups[permutation] === group);
         const set = make("div", {class: "set"});
         for (const member of members.slice(0, 3)) {
-          const error = task.errors[moment * groups.length + member] / 255;
+          const error = task.errors[moment * groups.length + member] / 100;
           set.append(make("figure", {}, mosaic(task, task.permutations[member]),
             make("figcaption", {}, `${spelled(task.permutations[member])}, error ${error.toFixed(2)}`)));
         }
@@ -259,7 +268,7 @@
     lay(element, task);
     element.classList.add(`${element.dataset.task}-map`);
     const columns = task.iterations.length, rows = task.permutations.length;
-    const error = (column, row) => task.errors[column * rows + task.order[row]] / 255;
+    const error = (column, row) => task.errors[column * rows + task.order[row]] / 100;
     const canvas = make("canvas", {"aria-label": "error of each permutation at each validation"});
     const below = make("div", {class: "below"});
     element.append(
@@ -329,7 +338,7 @@
       task.errors = Uint8Array.from(bytes, (letter) => letter.charCodeAt(0));
     }
   }
-  document.querySelectorAll("[data-chart]").forEach(drawChart);
+  document.querySelectorAll("[data-chart]").forEach((figure) => drawChart(figure, data.charts[Number(figure.dataset.chart)]));
   document.querySelectorAll(".story").forEach(tellStory);
   document.querySelectorAll(".errormap").forEach(mapErrors);
   document.querySelectorAll(".neighbours").forEach(showNeighbours);
