@@ -264,7 +264,7 @@ def _draw(trainer: Trainer, run: Run, console: Console) -> list[Path]:
     snapshot = Snapshot.of(trainer, hold_out(trainer, KEPT))
     pictures = draw_pictures(snapshot, trainer.monitor, run)
     try:
-        write_report(find_subjects([run.folder]), run.report, {run.folder: snapshot})
+        write_report(find_subjects([run.folder]), run.report, snapshots={run.folder: snapshot})
     except Exception as error:  # whatever it is: the training is done, and a page can be written again
         again = f"unshuffle report {shlex.quote(str(run.folder))}"
         console.print(f"no report was written ({error}); try again with: {again}", highlight=False, soft_wrap=True)

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -58,7 +59,7 @@ def load_held_out(path: Path) -> dict[str, HeldOut]:
     try:
         with np.load(path, allow_pickle=False) as stored:
             return {task: _decode(stored, task) for task in KEPT if f"{task}_names" in stored}
-    except (OSError, ValueError, KeyError) as error:
+    except (BadZipFile, EOFError, OSError, ValueError, KeyError) as error:
         raise UserError(f"{path} is damaged ({error}); delete it to do without these pictures") from None
 
 

@@ -14,31 +14,43 @@ import jinja2
 from markupsafe import Markup
 
 import unshuffle
-from unshuffle.report.curves import Chart, Curves, charts
+from unshuffle.report.curves import Chart, charts
 from unshuffle.report.snapshot import Snapshot
 from unshuffle.report.subjects import Subject
 from unshuffle.report.view import View, describe, illustrate
+
+Table = list[list[str]]
+"""A row of names, and the rows below it."""
 
 WITH_PICTURES = 4  # more runs than that are told apart by their curves and tables
 NO_PICTURES = "There are no pictures: it has no checkpoint yet, or was told to keep none (log.pictures)."
 
 
-def write_report(subjects: Sequence[Subject], path: Path, snapshots: Mapping[Path, Snapshot] | None = None) -> None:
-    """Write the report; a snapshot that is at hand, by its run folder, need not be read from a checkpoint."""
+def write_report(
+    subjects: Sequence[Subject],
+    path: Path,
+    *,
+    tables: Sequence[Path] = (),
+    snapshots: Mapping[Path, Snapshot] | None = None,
+) -> None:
+    """Write the report.
+
+    `tables` are the table.csv of ablations; a snapshot that is at hand, by its run folder, need not be read from a
+    checkpoint.
+    """
     views = [describe(subject) for subject in subjects]
     if len(subjects) <= WITH_PICTURES:
         for view, subject in zip(views, subjects, strict=True):
             run = subject.run
             illustrate(view, run, (snapshots or {}).get(run.folder) or Snapshot.newest(run))
-    drawn = charts([Curves(one.run, one.name, one.colour) for one in subjects])
-    table = read_table(path.parent / "table.csv") if len(subjects) > 1 else []
+    drawn = charts(subjects)
+    page = _render(views, drawn, [table for file in tables if (table := read_table(file))])
     draft = path.with_suffix(".tmp")
-    # file names need not be valid text
-    draft.write_text(_render(views, drawn, table), encoding="utf-8", errors="backslashreplace")
+    draft.write_text(page, encoding="utf-8", errors="backslashreplace")  # file names need not be valid text
     draft.replace(path)
 
 
-def _render(views: Sequence[View], drawn: Sequence[Chart], table: Sequence[Sequence[str]]) -> str:
+def _render(views: Sequence[View], drawn: Sequence[Chart], tables: Sequence[Table]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("unshuffle.report"),
         autoescape=True,
@@ -55,9 +67,10 @@ def _render(views: Sequence[View], drawn: Sequence[Chart], table: Sequence[Seque
         tasks=list(dict.fromkeys(task for view in views for task in view["tasks"])),
         charts=drawn,
         data={"charts": [asdict(chart) for chart in drawn], "runs": [view["data"] for view in views]},
-        table=table,
+        tables=tables,
         differing=differing([view["config"] for view in views]),
         no_pictures=NO_PICTURES,
+        with_pictures=WITH_PICTURES,
         scripts=[Markup(script) for script in scripts],
         hashes=[script_hash(script) for script in scripts],
     )
@@ -80,10 +93,8 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if name != "out" and len({str(config.get(name)) for config in configs}) > 1]
 
 
-def read_table(path: Path) -> list[list[str]]:
+def read_table(path: Path) -> Table:
     """The table of an ablation, names first: columns "X mean" and "X std" become one for people to read."""
-    if not path.is_file():
-        return []
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         rows = [row for row in csv.DictReader(file) if None not in row]
     columns = [name for name in rows[0] if not name.endswith(" std")] if rows else []

@@ -119,5 +119,5 @@ def _rewards(run: Run, task: str) -> list[str]:
     good = sum(reward > 0 for reward in rewards)
     return [
         f"In {good} of {len(rewards)} episodes the error fell below its extrapolation: "
-        f"the mean reward is {np.mean(rewards):+.4f}."
+        f"the mean reward is {np.mean(rewards):+.4f}.".replace("-", "−")
     ]

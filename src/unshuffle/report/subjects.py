@@ -18,8 +18,10 @@ class Subject:
 
     run: Run
     name: str
+    arm: str
+    """The arm of an ablation that it belongs to; else its name."""
     colour: str
-    """The name of a colour of the page's style; runs of one arm of an ablation share it."""
+    """The name of a colour of the page's style, the same for all runs of an arm."""
 
 
 def find_subjects(folders: Sequence[Path]) -> list[Subject]:
@@ -28,8 +30,8 @@ def find_subjects(folders: Sequence[Path]) -> list[Subject]:
     found = [(run, name, name) for run, name in zip(runs, _names(runs), strict=True)]
     for folder in folders:
         found += [(Run.open(path), name, name.partition("/")[0]) for name, path in _runs_in(folder).items()]
-    kinds = list(dict.fromkeys(kind for _, _, kind in found))
-    return [Subject(run, name, f"c{kinds.index(kind) % COLOURS}") for run, name, kind in found]
+    arms = list(dict.fromkeys(arm for _, _, arm in found))
+    return [Subject(run, name, arm, f"c{arms.index(arm) % COLOURS}") for run, name, arm in found]
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
@@ -46,6 +48,11 @@ def _runs_in(folder: Path) -> dict[str, Path]:
         return {}
     found = sorted(path.parent for pattern in ("*/config.yaml", "*/*/config.yaml") for path in folder.glob(pattern))
     return {path.relative_to(folder).as_posix(): path for path in found}
+
+
+def find_tables(folders: Sequence[Path]) -> list[Path]:
+    """The tables that `ablate` has written beside its runs."""
+    return [file for folder in folders if _holds_runs(folder) and (file := folder / "table.csv").is_file()]
 
 
 def default_file(folders: Sequence[Path]) -> Path:

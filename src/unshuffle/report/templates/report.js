@@ -39,9 +39,9 @@
     const legend = make("div", {class: "legend"});
     const seen = new Set();
     for (const series of chart.series) {
-      if (seen.has(series.name)) continue;
-      seen.add(series.name);
-      legend.append(make("span", {}, make("i", {style: `border-color: ${colour(series.colour)}`}), series.name));
+      if (seen.has(series.group)) continue;
+      seen.add(series.group);
+      legend.append(make("span", {}, make("i", {style: `border-color: ${colour(series.colour)}`}), series.group));
     }
     for (const [name, level] of levels) {
       legend.append(make("span", {}, make("i", {class: "level"}), `${name} ${level.toFixed(chart.decimals)}`));
@@ -88,7 +88,7 @@
       overlay.on("dblclick", () => { range = [0, last]; draw(); });
       overlay.on("mousemove touchstart", () => {
         const [place] = d3.event.touches ? d3.touches(svg.node())[0] : d3.mouse(svg.node());
-        read(Math.round(x.invert(place)), x, rule);
+        read(x.invert(place), x, rule);
       });
       overlay.on("mouseleave", () => { rule.style("display", "none"); hideTip(); });
     }
