@@ -74,6 +74,9 @@ def photos(folder: Path, count: int) -> Path:
         ("embed . --weights random:tiny --out f.npy", "there are no images or videos in ."),
         ("embed . --weights random:tiny --out f.npy --size 3", "short side of 3 pixels is too small"),
         ("embed . --weights random:tiny --out f.npy --frames 0", "0 frames"),
+        ("report", "name a run folder"),
+        ("report nowhere", "nowhere is not a run folder"),
+        ("report .", "is not a run folder"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(
@@ -229,6 +232,7 @@ def test_the_surface_of_the_command_line_is_a_contract() -> None:
         "pack",
         "evaluate",
         "analyze",
+        "report",
         "bench",
         "export",
         "embed",

@@ -328,7 +328,7 @@
     }
 
     for (let place = 0; place < count; place++) gallery.append(button(place, ""));
-    element.append(choose, rows, make("p", {class: "under"}, `All ${count} held-out images:`), gallery);
+    element.append(choose, rows, make("p", {class: "under gallery-title"}, `All ${count} held-out images:`), gallery);
     show();
   }
 

@@ -1,5 +1,6 @@
 """A headless Chromium that is driven over a pipe: no package, no port."""
 
+import base64
 import contextlib
 import json
 import os
@@ -13,13 +14,14 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 def find_chromium() -> str | None:
+    """Where it is installed."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Page:
     """A tab, what it complained about, and what it asked the network for."""
 
-    def __init__(self, requests: Any, answers: Any) -> None:
+    def __init__(self, requests: int, answers: int) -> None:
         self._requests, self._answers = requests, answers
         self._number, self._rest, self._session = 0, b"", ""
         self.complaints: list[str] = []
@@ -64,12 +66,15 @@ class Page:
             self.fetched.append(parameters["request"]["url"])
 
     def size(self, width: int, height: int, *, mobile: bool = False) -> None:
+        """Of the window; a phone has no scroll bars and minds the page's viewport."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
 
     def scheme(self, name: str) -> None:
+        """Light or dark."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 
     def open(self, path: Path) -> None:
+        """Load a file and wait until it is there."""
         self.call("Page.navigate", url=path.resolve().as_uri())
         while self.run("document.readyState") != "complete":
             pass
@@ -90,22 +95,32 @@ class Page:
         return x, y
 
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
+        """An event of the mouse at a place of the window."""
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
     def click(self, selector: str) -> None:
+        """Press and release in the middle of an element."""
         x, y = self.middle(selector)
         for kind in ("mousePressed", "mouseReleased"):
             self.mouse(kind, x, y, button="left", clickCount=1)
 
     def hover(self, selector: str) -> None:
+        """Move to the middle of an element."""
         self.mouse("mouseMoved", *self.middle(selector))
 
     def drag(self, selector: str, by: float) -> None:
+        """Press in the middle of an element and release to the right of it."""
         x, y = self.middle(selector)
         self.mouse("mousePressed", x, y, button="left", clickCount=1)
         self.mouse("mouseMoved", x + by / 2, y, button="left")
         self.mouse("mouseMoved", x + by, y, button="left")
         self.mouse("mouseReleased", x + by, y, button="left", clickCount=1)
+
+    def picture(self, left: float, top: float, width: float, height: float) -> bytes:
+        """A part of the page, also of what lies below the window, as PNG."""
+        clip = {"x": left, "y": top, "width": width, "height": height, "scale": 1}
+        answer = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+        return base64.b64decode(answer["data"])
 
 
 @contextlib.contextmanager
