@@ -3,6 +3,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from unshuffle import cli
 from unshuffle.analysis.question import QUESTIONS, Question, describe_questions, find_question
@@ -42,6 +43,17 @@ def test_a_mistake_is_one_sentence(
     assert cli.run(["analyze", *line.split()]) == 2
     said = capsys.readouterr().err
     assert said.startswith("unshuffle: ") and sentence in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["difficulty", "error-map", "convergence", "baseline", "hamming", "cost"])
+def test_every_analysis_of_a_run_leaves_its_four_files(name: str, run: Run, tmp_path: Path) -> None:
+    assert cli.run(["analyze", name, str(run.folder), "--out", str(tmp_path)]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"{name}.{end}" for end in ("csv", "json", "png", "svg")
+    ]
+    document = json.loads((tmp_path / f"{name}.json").read_text())
+    assert document["command"] == f"analyze {name}" and document["metrics"]
+    assert min(Image.open(tmp_path / f"{name}.png").size) > 300
 
 
 def test_the_command_prints_and_writes(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,9 @@
 """Appendix H: what the policy costs, as the paper derives it and as it was measured."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,9 +68,10 @@ def training_seconds(config: Config, entries: Iterable[Mapping[str, Any]]) -> li
 
 def measured_cost(training: Sequence[tuple[int, float]], costs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For each `train` line the seconds of training and of validations so far, and the one in percent of the other."""
-    costs, rows = list(costs), []
+    rows, costs = [], list(costs)
+    whens, totals = [entry["iteration"] for entry in costs], [0.0, *accumulate(entry["seconds"] for entry in costs)]
     for iteration, seconds in training:
-        validating = sum(entry["seconds"] for entry in costs if entry["iteration"] <= iteration)
+        validating = totals[bisect_right(whens, iteration)]
         rows.append(
             {
                 "iteration": iteration,

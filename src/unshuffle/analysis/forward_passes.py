@@ -1,11 +1,10 @@
 """Appendix H counts in forward passes of a batch through the network: those of training and those of validation."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from unshuffle.analysis.history import state_files, tasks_of
+from unshuffle.analysis.history import read_states, tasks_of
 from unshuffle.config import Config
 from unshuffle.permutations import load_permutations
 from unshuffle.run import Run
@@ -26,7 +25,7 @@ class Validations:
 
         V of appendix H for each: every sample in every order. With the shared trunk every sample passes once.
         """
-        done = sum(1 for one in self.iterations if one <= iteration)
+        done = bisect_right(self.iterations, iteration)
         return done * self.samples * (1 if shared_trunk else self.permutations) / batch
 
 
@@ -39,9 +38,8 @@ def validations_of(run: Run, task: str) -> Validations:
 
 def _validation_samples(run: Run, task: str) -> int:
     """|X_val| as it was; siblings can make it differ from the config."""
-    for file in state_files(run, task):
-        with np.load(file) as arrays:
-            return int(arrays["state"].shape[1])
+    for state in read_states(run, task, ("state",)):
+        return int(state["state"].shape[1])
     return run.config.data.val_size
 
 

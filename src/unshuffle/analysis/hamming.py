@@ -215,15 +215,15 @@ class Sheet:
 
 @styled
 def draw(sheets: Sequence[Sheet]) -> "Figure":
-    """For each task the draws by distance, and beside them pictures."""
+    """For each task the draws by distance, and beside them pictures if there was a policy."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(14, 4.6 * len(sheets)), facecolor="white", layout="constrained")
-    for part, sheet in zip(figure.subfigures(len(sheets), 1, squeeze=False)[:, 0], sheets, strict=True):
-        left, right = part.subfigures(1, 2, width_ratios=[1, 1.15])
-        _draw_shares(left.subplots(), sheet)
+    halves = 2 if any(sheet.moments for sheet in sheets) else 1
+    figure = Figure(figsize=(7 * halves, 4.6 * len(sheets)), facecolor="white", layout="constrained")
+    for parts, sheet in zip(figure.subfigures(len(sheets), halves, squeeze=False), sheets, strict=True):
+        _draw_shares(parts[0].subplots(), sheet)
         if sheet.moments:
-            _draw_pictures(right, sheet)
+            _draw_pictures(parts[1], sheet)
     return figure
 
 

@@ -1,6 +1,6 @@
 """What a run has recorded so far, finished or not: one view on metrics.jsonl and states/ for all analyses."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,22 +60,20 @@ def state_files(run: Run, task: str) -> list[Path]:
     return [file for file in files if file.is_file()]
 
 
-def read_states(run: Run, task: str, names: Sequence[str]) -> list[dict[str, npt.NDArray[Any]]]:
+def read_states(run: Run, task: str, names: Sequence[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
     """The named arrays of each validation, those that it has; a file that is not whole is left out."""
-    states = []
     for file in state_files(run, task):
         try:
             with np.load(file) as arrays:
                 found = {name: arrays[name] for name in ("iteration", *names) if name in arrays}
         except (BadZipFile, EOFError, ValueError, OSError):
             continue
-        states.append(found)
-    return states
+        yield found
 
 
 def read_history(run: Run, task: str) -> History:
     """Errors and draws of every permutation at every validation."""
-    states = read_states(run, task, ("permutation_errors", "draws"))
+    states = list(read_states(run, task, ("permutation_errors", "draws")))
     if not states:
         raise UserError(f"{run.states} has no validation of the {task} task: was it deleted?")
     return History(
