@@ -51,7 +51,7 @@ class Moment:
 
 def read_moments(run: Run, task: str, most: int = MOMENTS) -> list[Moment]:
     """The validations of a task, evenly thinned if there are more than so many; the last one is always there."""
-    states = read_states(run, task, ("permutation_errors", "groups", "probabilities"))
+    states = list(read_states(run, task, ("permutation_errors", "groups", "probabilities")))
     chosen = np.linspace(0, len(states) - 1, min(most, len(states))).round().astype(int).tolist()
     return [_moment(states[position]) for position in chosen]
 
