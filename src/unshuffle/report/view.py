@@ -20,7 +20,7 @@ from unshuffle.report.attempts import attempt
 from unshuffle.report.curves import difficulty_chart
 from unshuffle.report.images import most_vivid, strip, thumbnails
 from unshuffle.report.likeness import find_alike
-from unshuffle.report.repeat import changes, repeat_command
+from unshuffle.report.repeat import repeat_command
 from unshuffle.report.results import errors, retrieval
 from unshuffle.report.snapshot import Snapshot
 from unshuffle.report.story import Moment, read_moments, tell
@@ -53,7 +53,6 @@ def describe(subject: Subject) -> View:
         "retrieval": retrieval(run),
         "seconds": _seconds(run),
         "start": start,
-        "changes": changes(config),
         "config": _flat(values),
         "yaml": yaml.safe_dump(values, sort_keys=False, allow_unicode=True),
         "command": repeat_command(config),
