@@ -36,6 +36,8 @@ def test_the_figures_fit_together(tmp_path: Path) -> None:
     assert figures["samples_per_second"] == pytest.approx(8 / seconds)
     assert figures["crops_per_second"] == pytest.approx(4 * (9 + 4) / seconds)
     assert figures["tflops"] == pytest.approx(figures["tflop_per_iteration"] / seconds)
+    traffic = figures["trunk_tbytes_per_second"]
+    assert figures["share_of_copy"] == pytest.approx(traffic / figures["copy_tbytes_per_second"])
     assert figures["share_of_matmul"] == pytest.approx(figures["tflops"] / figures["matmul_tflops"])
     assert list(figures["parts_ms"]) == ["data", "shuffle", "forward", "backward", "optimiser"]
     assert all(part >= 0 for part in figures["parts_ms"].values())
@@ -62,6 +64,8 @@ def test_the_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert cli.run(["bench", "--iterations", "2", "--json", str(out), *options]) == 0
     document = json.loads(out.read_text())
     assert document["command"] == "bench" and document["metrics"]["ms_per_iteration"] > 0
+    assert document["config"]["iterations"] == 2
+    assert document["config"]["synthetic"]["images"] == WORLD["images"], "the world that was drawn, not the preset's"
     assert "iterations/s" in capsys.readouterr().out
 
 
@@ -80,6 +84,11 @@ def test_the_stopwatch_adds_up_the_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     watch.begin()
     watch.mark("a")
     assert watch.totals() == {"a": 5000.0, "b": 2000.0}, "what lies between two iterations does not count"
+
+
+def test_with_data_nothing_is_drawn() -> None:
+    config = replace(demo(), images="photos")
+    assert bench.with_world(config) == config
 
 
 def test_without_data_the_world_has_the_presets_sizes() -> None:

@@ -33,7 +33,24 @@ def photos(folder: Path, count: int) -> Path:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("pretrian", "there is no command 'pretrian'"),
+        ("pretrian", "there is no command 'pretrian' (did you mean pretrain?)"),
+        ("serf", "there is no command 'serf'; there are pretrain, "),
+        ("evaluate retreival", "there is no evaluation 'retreival' (did you mean retrieval?)"),
+        ("evaluate retrieval", "still missing: --weights"),
+        ("evaluate retrieval --weights random:tiny --json no/such.json", "there is no folder no to write --json into"),
+        ("evaluate retrieval --weights random:tiny --out a.yaml", "a.yaml is a file, and --out must be a folder"),
+        ("bench --json .", ". is a folder, and --json must be a file"),
+        ("bench --out run", "there is no option --out; see unshuffle bench --help_all"),
+        ("doctor --json no/such.json", "there is no folder no to write --json into"),
+        ("embed . --weights random:tiny --out f.npy --json no/f.json", "there is no folder no to write --json into"),
+        ("embed . --weights random:tiny --out no/f.npy", "there are no images or videos in ."),
+        ("embed x.tar --weights random:tiny --out f.npy", "x.tar means tar shards, which only pretrain, doctor and"),
+        ("embed s3://b/shards --weights random:tiny --out f.npy", "means tar shards"),
+        ("pack images x.tar store", "x.tar means tar shards"),
+        ("evaluate rankme --weights random:tiny --images x.tar", "x.tar means tar shards"),
+        ("export random:tiny --json no/such.json", "there is no folder no to write --json into"),
+        ("export random:tiny --out no/such.safetensors", "there is no folder no to write --out into"),
+        ("pretrain --policy.interval 3", "policy.interval is 3, but must be at least policy.batches, which is 25"),
         ("pretrain --optim.iteratons 3", "did you mean --optim.iterations?"),
         ("pretrain --optim.iterations many", "--optim.iterations"),
         ("pretrain --shuffle.grid 1", "a puzzle needs a grid of 2 or more"),
@@ -62,14 +79,14 @@ def photos(folder: Path, count: int) -> Path:
         ("pack images nowhere store", "nowhere does not exist"),
         ("pack sounds here there", "sounds"),
         ("permutations --parts 4 --count 4 --out no/such/p.npy", "no/such"),
-        ("permutations --parts 4 --count 4 --out /dev/null --json no/such/p.json", "no/such/p.json"),
+        ("permutations --parts 4 --count 4 --out p.npy --json no/such/p.json", "there is no folder no/such"),
         ("doctor --shuffle.frames 1", "an order needs 2 frames or more"),
         ("export nowhere", "there are no weights at nowhere"),
         ("export random:vgg", "there is no backbone 'vgg'"),
         ("export a.yaml --format tflite", "tflite"),
         ("export a.yaml --out b.safetensors", "a.yaml is not a whole safetensors file"),
         ("export random:tiny --format onnx --out b.pth", "ends with .onnx"),
-        ("embed . --out f.npy", "give --weights"),
+        ("embed . --out f.npy", "still missing: --weights"),
         ("embed nowhere --weights random:tiny --out f.npy", "nowhere does not exist"),
         ("embed . --weights random:tiny --out f.npy", "there are no images or videos in ."),
         ("embed . --weights random:tiny --out f.npy --size 3", "short side of 3 pixels is too small"),
@@ -220,8 +237,13 @@ def _exit_code(line: list[str]) -> int | str | None:
 
 def test_help_shows_the_values_of_the_preset(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.run(["pretrain", "--preset", "paper", "--help"])
+        cli.run(["pretrain", "--preset", "paper", "--help_all"])
     assert "default: 350000" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.run(["pretrain", "--preset", "paper", "--help"])
+    short = capsys.readouterr().out
+    assert "default: paper" in short and "--optim.* " in short and "350000" not in short
+    assert "None" not in short
 
 
 def test_the_surface_of_the_command_line_is_a_contract() -> None:

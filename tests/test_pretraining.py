@@ -1,5 +1,7 @@
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,7 +9,9 @@ import torch
 from PIL import Image
 
 import unshuffle
+from unshuffle import pretraining
 from unshuffle.config import SyntheticConfig
+from unshuffle.training.trainer import Trainer
 
 TINY = {
     "device": "cpu",
@@ -55,6 +59,30 @@ def test_resume_from_python(tmp_path: Path) -> None:
     assert run.config.synthetic == SyntheticConfig(images=16, clips=12, gallery=12, queries=6)
     with pytest.raises(unshuffle.UserError, match="give out"):
         unshuffle.pretrain(resume=True)
+
+
+def test_runs_that_start_at_once_take_different_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "demo-2").mkdir(parents=True)
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(lambda _: pretraining._next_folder("demo"), range(8)))
+    assert sorted(taken, key=lambda folder: int(folder.name[5:])) == [
+        Path("runs", f"demo-{number}") for number in (1, 3, 4, 5, 6, 7, 8, 9)
+    ]
+    assert pretraining._next_folder("paper") == Path("runs/paper-1")
+
+
+def test_a_folder_that_another_run_took_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = pretraining.build_trainer
+
+    def build_while_another_starts(*arguments: Any) -> Trainer:
+        (tmp_path / "run" / "permutations").mkdir(parents=True)
+        return build(*arguments)
+
+    monkeypatch.setattr(pretraining, "build_trainer", build_while_another_starts)
+    with pytest.raises(unshuffle.UserError, match="another run has begun in"):
+        unshuffle.pretrain(out=tmp_path / "run", **TINY)
+    assert not (tmp_path / "run" / "config.yaml").exists()
 
 
 def test_wrong_options_are_user_errors(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ def choose_device(name: str) -> torch.device:
         raise UserError(f"device {name} cannot be used; there are auto, cpu, cuda, cuda:1 ..., mps and xpu")
     name = own_device(name)
     try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
+        device = torch.zeros(1, device=name).device  # with its number: cuda:0 is another name than cuda
         if device.type == "cuda":
             torch.cuda.set_device(device)  # kernels and recordings go to the current one
     except (RuntimeError, AssertionError) as error:

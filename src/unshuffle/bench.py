@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from unshuffle.accelerator import wait_for
 from unshuffle.assembly import build_trainer
-from unshuffle.config import Config, check
+from unshuffle.config import Config, OptimConfig, check
 from unshuffle.config_file import merge
 from unshuffle.data.batches import Batch, Prefetcher, ahead
 from unshuffle.data.prepare import prepare
@@ -37,7 +37,8 @@ def bench(config: Config, *, iterations: int = 50, console: Console | None = Non
     check(config)
     if iterations < 1:
         raise UserError(f"iterations is {iterations}, but must be 1 or more")
-    data = prepare(with_world(config))
+    config = with_world(config)
+    data = prepare(config)
     for sentence in data.found:
         console.print(sentence, highlight=False, soft_wrap=True)
     trainer = build_trainer(config, data)
@@ -47,7 +48,9 @@ def bench(config: Config, *, iterations: int = 50, console: Console | None = Non
 
 
 def with_world(config: Config) -> Config:
-    """Without data, a small world of the size that real data would have."""
+    """Without data, a small world of the size that real data would have; with data, nothing changes."""
+    if config.images is not None or config.videos is not None:
+        return config
     sizes = {"image_size": config.data.image_short_side, "frame_size": config.data.frame_short_side}
     frames = max(WORLD["clip_frames"], config.shuffle.frames)
     more = config.data.val_size  # held back, and as many again to train on
@@ -65,6 +68,7 @@ def measure(trainer: Trainer, iterations: int) -> dict[str, Any]:
     memory = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else None
     seconds = whole["ms_per_iteration"] / 1e3
     tflop = _tflop_per_iteration(trainer)
+    traffic = _crop_bytes(trainer) / seconds / 1e12
     matmul, copy = _matmul_tflops(trainer), _copy_tbytes(device)
     validation = {task: validation_ms(trainer, task) for task in trainer.permutations}
     times = 1 if config.policy.batches == config.policy.interval else 2
@@ -76,7 +80,8 @@ def measure(trainer: Trainer, iterations: int) -> dict[str, Any]:
         "matmul_tflops": matmul,
         "share_of_matmul": tflop / seconds / matmul,
         "copy_tbytes_per_second": copy,
-        "share_of_copy": _crop_bytes(trainer) / seconds / 1e12 / copy,
+        "trunk_tbytes_per_second": traffic,
+        "share_of_copy": traffic / copy,
         "parts_ms": _parts(trainer, iterations),
         "validation_ms": validation,
         "validation_share": times * sum(validation.values()) / 1e3 / (config.policy.interval * seconds),
@@ -258,13 +263,13 @@ def _table(trainer: Trainer, figures: dict[str, Any]) -> Table:
     table.show_header = False
     table.add_column()
     table.add_column(justify="right")
-    for name, value in _rows(figures, config.optim.batch_size, list(trainer.permutations)):
+    for name, value in _rows(figures, config.optim, list(trainer.permutations)):
         table.add_row(name, value)
     return table
 
 
-def _rows(figures: dict[str, Any], batch_size: int, tasks: list[str]) -> list[tuple[str, str]]:
-    memory = figures["peak_memory_gb"]
+def _rows(figures: dict[str, Any], optim: OptimConfig, tasks: list[str]) -> list[tuple[str, str]]:
+    memory, batch_size, iterations = figures["peak_memory_gb"], optim.batch_size, optim.iterations
     return [
         (
             f"iteration of {' and '.join(f'{batch_size} {task}' for task in tasks)} samples",
@@ -276,18 +281,19 @@ def _rows(figures: dict[str, Any], batch_size: int, tasks: list[str]) -> list[tu
         ("waiting for data", _percent(figures["waiting_for_data"])),
         ("arithmetic", f"{figures['tflops']:.3g} TFLOP/s"),
         (
-            "  of a large matrix product's",
-            f"{figures['matmul_tflops']:.3g} TFLOP/s: {_percent(figures['share_of_matmul'])}",
+            f"  a large matrix product has {figures['matmul_tflops']:.3g} TFLOP/s, so this is",
+            _percent(figures["share_of_matmul"]),
         ),
+        ("reading and writing the trunk's maps, at the least", f"{figures['trunk_tbytes_per_second']:.3g} TB/s"),
         (
-            "least traffic of its maps, of a large copy's",
-            f"{figures['copy_tbytes_per_second']:.3g} TB/s: {_percent(figures['share_of_copy'])}",
+            f"  a large copy has {figures['copy_tbytes_per_second']:.3g} TB/s, so this is",
+            _percent(figures["share_of_copy"]),
         ),
         *((f"{name}, alone", _ms(value)) for name, value in figures["parts_ms"].items()),
         *((f"validation, {task}", _ms(value)) for task, value in figures["validation_ms"].items()),
         ("validations' share of the run", _percent(figures["validation_share"])),
         ("GPU memory", "no GPU" if memory is None else f"{memory:.1f} GB"),
-        ("all iterations of the preset", f"{figures['hours_for_all_iterations']:.2f} h"),
+        (f"all {iterations:,} iterations of a run", f"{figures['hours_for_all_iterations']:.2f} h"),
     ]
 
 

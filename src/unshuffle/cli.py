@@ -16,9 +16,14 @@ from unshuffle.config import Config, preset_config
 from unshuffle.config_file import read_config, to_dict
 from unshuffle.errors import SaidByAnother, UserError
 from unshuffle.measurement import write_measurement
+from unshuffle.options import OPTIONAL, complaint, describe_sections, main_options
+from unshuffle.outputs import check_file, check_folder, check_new_file
 from unshuffle.permutations import Criterion
+from unshuffle.wording import counted, did_you_mean
 
 T = TypeVar("T")
+HELP = ("-h", "--help")
+HELP_ALL = ("--help_all", "--help-all")
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class PretrainCommand(Config):
 class DoctorCommand(Config):
     """Is the data readable, and can this set-up learn? Overfits a handful of samples with each task."""
 
+    out: Annotated[Path | None, tyro.conf.Suppress] = None
     config: Path | None = None
     """Start from the config.yaml of another run, or your own; options given beside it win."""
     samples: int = 16
@@ -51,6 +57,7 @@ class DoctorCommand(Config):
 class BenchCommand(Config):
     """How fast this machine trains, and where the time goes."""
 
+    out: Annotated[Path | None, tyro.conf.Suppress] = None
     config: Path | None = None
     """Start from the config.yaml of another run, or your own; options given beside it win."""
     iterations: int = 50
@@ -85,9 +92,9 @@ class PackCommand:
 
     kind: Annotated[Literal["images", "videos"], tyro.conf.Positional]
     """What is in the folder."""
-    src: Annotated[Path, tyro.conf.Positional]
+    src: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")]
     """The folder, flat or nested."""
-    out: Annotated[Path, tyro.conf.Positional]
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """The store to write, or to go on with."""
     short_side: int | None = None
     """Pixels of the short side; 256 for images and 128 for videos."""
@@ -123,7 +130,7 @@ class ReportCommand:
 class ExportCommand:
     """Write a trained backbone for use elsewhere."""
 
-    weights: Annotated[str, tyro.conf.Positional]
+    weights: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WEIGHTS")]
     """A run folder, a weights file, alexnet, torchvision:NAME, timm:NAME, or random:NAME."""
     format: Literal["safetensors", "torchvision", "onnx"] = "safetensors"
     """safetensors with metadata; torchvision: a plain state dict, .pth; onnx: checked against torch in onnxruntime."""
@@ -139,11 +146,11 @@ class ExportCommand:
 class EmbedCommand:
     """Write the features of all images or videos of a folder; run again, it goes on where it was broken off."""
 
-    data: Annotated[Path, tyro.conf.Positional]
+    data: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
     """A folder, flat or nested, or a packed store."""
     out: Path
     """The file to write: .npy (with the names beside it), .parquet or .csv."""
-    weights: str = ""
+    weights: str
     """A run folder, a weights file, alexnet, torchvision:NAME, timm:NAME, or random (random:NAME)."""
     kind: Literal["auto", "images", "videos"] = "auto"
     """What to look for in the folder; auto finds out, if it holds only one of them."""
@@ -196,7 +203,8 @@ def doctor(args: Sequence[str]) -> int:
 
     config = _config_of(command)
     findings = examine(config, samples=command.samples, choices=command.choices, steps=command.steps)
-    _write_json(command.json, "doctor", "overfit a handful", to_dict(config), findings)
+    ran = {**to_dict(config), "samples": command.samples, "choices": command.choices, "steps": command.steps}
+    _write_json(command.json, "doctor", "overfit a handful", ran, findings)
     return 0 if all(task["learns"] for task in findings.values()) else 1
 
 
@@ -204,10 +212,12 @@ def bench(args: Sequence[str]) -> int:
     """`unshuffle bench`."""
     command = _parse_run(BenchCommand, args)
     from unshuffle.bench import bench as measure
+    from unshuffle.bench import with_world
 
-    config = _config_of(command)
+    config = with_world(_config_of(command))
     figures = measure(config, iterations=command.iterations)
-    _write_json(command.json, "bench", "whole iterations, then each part alone", to_dict(config), figures)
+    ran = {**to_dict(config), "iterations": command.iterations}
+    _write_json(command.json, "bench", "whole iterations, then each part alone", ran, figures)
     return 0
 
 
@@ -216,8 +226,8 @@ def permutations(args: Sequence[str]) -> int:
     command = _parse(PermutationsCommand, "permutations", args)
     from unshuffle.permutations import hamming_statistics, permutation_set, save_permutations
 
-    if command.out.is_file():
-        raise UserError(f"{command.out} exists: delete it, or choose another --out")
+    out = command.out.expanduser()
+    check_new_file(out, "--out")
     chosen = permutation_set(
         command.parts,
         command.count,
@@ -225,10 +235,10 @@ def permutations(args: Sequence[str]) -> int:
         seed=command.seed,
         include_identity=command.include_identity,
     )
-    save_permutations(command.out, chosen)
+    save_permutations(out, chosen)
     distances = hamming_statistics(chosen)
     print(
-        f"{len(chosen)} permutations of {command.parts} parts in {command.out}; Hamming distance: "
+        f"{len(chosen)} permutations of {command.parts} parts in {out}; Hamming distance: "
         f"minimum {distances.minimum}, mean {distances.mean:.3f}, maximum {distances.maximum}"
     )
     _write_json(command.json, "permutations", command.criterion, to_dict(command), to_dict(distances))
@@ -250,7 +260,8 @@ def pack(args: Sequence[str]) -> int:
         every=command.every,
         workers=command.workers,
     )
-    print(f"{len(store)} {command.kind} in {command.out}, {len(store.skipped)} files skipped")
+    found, skipped = counted(len(store), command.kind), counted(len(store.skipped), "files")
+    print(f"{found} in {command.out}, {skipped} skipped")
     _print_skipped(store.skipped, command.out / "skipped.jsonl")
     return 0
 
@@ -269,7 +280,8 @@ def export(args: Sequence[str]) -> int:
     from unshuffle.models import export as exporting
 
     out = command.out or exporting.default_file(command.weights, command.format, fold=command.fold)
-    findings = exporting.export(find_backbone(command.weights), out.expanduser(), command.format, fold=command.fold)
+    out = out.expanduser()
+    findings = exporting.export(find_backbone(command.weights), out, command.format, fold=command.fold)
     difference = f", within {findings['difference']:.1e} of torch" if "difference" in findings else ""
     print(f"{findings['architecture']} in {out}, {findings['bytes'] / 1e6:.1f} MB{difference}")
     _write_json(command.json, "export", command.format, to_dict(command), findings)
@@ -283,14 +295,16 @@ def embed(args: Sequence[str]) -> int:
     from unshuffle.evaluation import embed as embedding
     from unshuffle.evaluation.backbones import find_backbone
     from unshuffle.evaluation.collection import open_collection
+    from unshuffle.evaluation.feature_file import skipped_file
 
     trunk, out = find_backbone(command.weights, command.seed), command.out.expanduser()
     size = command.size or trunk.eval_size
     embedder = embedding.Embedder(trunk, size, choose_device(command.device), command.batch)
     data = open_collection(command.data.expanduser(), size, command.frames, command.kind)
     done = embedding.embed(embedder, data, out, workers=command.workers)
-    print(f"{done.rows} {data.kind}, {done.dimensions} features each, in {out}; {len(done.skipped)} files skipped")
-    _print_skipped(done.skipped, out.with_suffix(".skipped.csv"))
+    rows, skipped = counted(done.rows, data.kind), counted(len(done.skipped), "files")
+    print(f"{rows}, {done.dimensions} features each, in {out}; {skipped} skipped")
+    _print_skipped(done.skipped, skipped_file(out))
     _write_json(command.json, "embed", f"pool5 at {size} px", to_dict(command), to_dict(done))
     return 0
 
@@ -301,14 +315,15 @@ def evaluate(args: Sequence[str]) -> int:
 
     from unshuffle.evaluation.protocol import find_evaluation
 
-    if not args or args[0] in ("-h", "--help"):
+    if not args or args[0] in HELP:
         print(_evaluations())
         return 0 if args else 2
     name, *options = args
     kind = find_evaluation(name)
     base = kind.quick() if _option(options, "preset") == "quick" else kind()
-    command = _parse(kind, f"evaluate {name}", options, base)
-    _check_places(command.json, command.out)
+    command = _parse(kind, f"evaluate {name}", options, replace(base, weights=tyro.MISSING))
+    if command.out is not None:
+        check_folder(command.out.expanduser(), "--out")
     console = Console()
     result = command.run(console)
     console.print(f"{result.protocol}: {result.statement}", highlight=False, soft_wrap=True)
@@ -354,12 +369,12 @@ def analyze(args: Sequence[str]) -> int:
 
     from unshuffle.analysis.question import find_question
 
-    if not args or args[0] in ("-h", "--help"):
+    if not args or args[0] in HELP:
         print(_analyses())
         return 0 if args else 2
     name, *options = args
     command = _parse(find_question(name), f"analyze {name}", options, positional=True)
-    _check_places(command.json, command.out)
+    check_folder(command.out.expanduser(), "--out")
     console = Console()
     analysis = command.answer(console)
     console.print(analysis.statement, highlight=False, soft_wrap=True)
@@ -377,14 +392,6 @@ def _analyses() -> str:
     lines = ["usage: unshuffle analyze NAME ... [OPTIONS] [--out FOLDER] [--json FILE]", ""]
     lines += [f"  {name:14}{line}" for name, line in describe_questions().items()]
     return "\n".join([*lines, "", "unshuffle analyze NAME --help lists the options of an analysis."])
-
-
-def _check_places(file: Path | None, folder: Path | None) -> None:
-    """What cannot be written to should be found before the work."""
-    if file is not None and not file.parent.is_dir():
-        raise UserError(f"there is no folder {file.parent} to write --json into")
-    if folder is not None and folder.expanduser().is_file():
-        raise UserError(f"{folder} is a file, and --out must be a folder")
 
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], type[Any]]] = {
@@ -412,14 +419,15 @@ def main() -> None:
 def run(args: Sequence[str]) -> int:
     """Run a command line and give its exit code: 2 with one sentence for what the user can put right."""
     try:
-        if not args or args[0] in ("-h", "--help"):
+        if not args or args[0] in HELP:
             print(_usage())
             return 0 if args else 2
         if args[0] == "--version":
             print(f"unshuffle {__version__}")
             return 0
         if args[0] not in COMMANDS:
-            raise UserError(f"there is no command '{args[0]}'; there are {', '.join(COMMANDS)}")
+            hint = did_you_mean(args[0], COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+            raise UserError(f"there is no command '{args[0]}'{hint}")
         command, _ = COMMANDS[args[0]]
         return command(args[1:])
     except SaidByAnother:
@@ -465,11 +473,19 @@ def _config_of(command: Config) -> Config:
 def _parse_run(command: type[T], args: Sequence[str]) -> T:
     """Parse the options of a run on top of a preset, a config file or, with --resume, the run's own config."""
     name = command.__name__.removesuffix("Command").lower()
-    asks_for_help = {"-h", "--help"} & set(args)
+    asks_for_help = {*HELP, *HELP_ALL} & set(args)
     resume = "--resume" in args and not asks_for_help
     base = _base_config(_option(args, "preset"), _option(args, "config"), _option(args, "out"), resume)
-    fields = {field: getattr(base, field) for field in Config.__dataclass_fields__}
-    return _parse(command, name, args, command(**fields))
+    default = command(**{field: getattr(base, field) for field in Config.__dataclass_fields__})
+    if not asks_for_help:
+        return _parse(command, name, args, default)
+    shown = default if {*HELP_ALL} & set(args) else main_options(default)
+    try:
+        parsed: T = _parse(type(shown), name, ["--help"], shown)
+        return parsed
+    finally:
+        if shown is not default:
+            print(f"\n{describe_sections(command)}")
 
 
 def _base_config(preset: str | None, config: str | None, out: str | None, resume: bool) -> Config:
@@ -512,38 +528,22 @@ def _parse(
                 args=list(args),
                 use_underscores=True,
                 config=(tyro.conf.PositionalRequiredArgs,) if positional else (),
+                registry=OPTIONAL,
                 **extra,
             )
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise UserError(f"{_sentence(complaints.getvalue()).rstrip('.')}; see unshuffle {name} --help") from None
+        help_option = HELP_ALL[0] if issubclass(command, Config) else HELP[1]
+        raise UserError(f"{complaint(complaints.getvalue(), command)}; see unshuffle {name} {help_option}") from None
+    json_file: Path | None = getattr(parsed, "json", None)
+    if json_file is not None:
+        check_file(json_file.expanduser(), "--json")
     return parsed
-
-
-def _sentence(box: str) -> str:
-    """The complaint in tyro's box, and the nearest option if it names one.
-
-    The box has paragraphs between lines; its title stands in the frame, or in plain ASCII is the first paragraph.
-    """
-    rows = [line.strip().strip("│").strip() for line in box.splitlines()]
-    rows = [row for row in rows if row and not row.startswith(("╭", "╰"))]
-    paragraphs: list[list[str]] = [[]]
-    for row in rows:
-        if set(row) <= set("─-"):
-            paragraphs.append([])
-        else:
-            paragraphs[-1].append(row)
-    if "╭" not in box:
-        paragraphs = paragraphs[1:]
-    sentence = " ".join(paragraphs[0]) if paragraphs else "the options cannot be read"
-    options = [row.split()[0] for paragraph in paragraphs[1:] for row in paragraph if row.startswith("--")]
-    is_unknown = sentence.startswith("Unrecognized")
-    return f"{sentence} (did you mean {options[0]}?)" if options and is_unknown else sentence
 
 
 def _write_json(
     path: Path | None, command: str, protocol: str, config: dict[str, Any], metrics: dict[str, Any]
 ) -> None:
     if path is not None:
-        write_measurement(path, command, protocol, config, metrics)
+        write_measurement(path.expanduser(), command, protocol, config, metrics)

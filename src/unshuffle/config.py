@@ -23,6 +23,10 @@ class DataConfig:
 
     val_size: int = 100
     """|X_val|: samples per task drawn from the training samples and excluded from training."""
+    val_images: str | None = None
+    """Take X_val of the spatial task from here instead: a folder, a store or shards that are not trained on."""
+    val_videos: str | None = None
+    """Take X_val of the temporal task from here instead, and of the spatial one if there are no images."""
     sibling_pattern: str = ""
     """Regular expression; files whose match (or first group) is equal stay on one side. UCF-101: '(v_.*_g[0-9]+)_c'."""
     max_bad_share: float = 0.1
@@ -109,6 +113,10 @@ class ShuffleConfig:
     """Side of the random crop in a frame, as a share of its short side."""
     shared_crop: bool = False
     """One crop and one jitter for all frames of a clip instead of one for each; the paper draws one for each."""
+    mirror: bool = False
+    """Mirror half of the images and clips, each as a whole; the paper does not say."""
+    reverse: bool = False
+    """Play half of the clips backwards; the paper does not say."""
     grey: float = 0.3
     """Share of the images that turn grey; from the author's public jigsaw, the paper does not say."""
     gamma: float = 0.3
@@ -147,7 +155,7 @@ class ModelConfig:
     """The network: a trunk that is kept and two heads that are thrown away."""
 
     backbone: str = "caffenet"
-    """Any name in the backbone registry."""
+    """caffenet, caffenet-lrn, alexnet, tiny, resnet18, resnet50, torchvision:NAME or timm:NAME."""
     sync_bn: bool = False
     """With several processes, batch normalisation over the batch of all instead of each process's share."""
     spatial: HeadConfig = HeadConfig("concat", fc6=1024, hidden=4096)
@@ -384,16 +392,6 @@ def preset_config(name: str) -> Config:
     raise UserError(f"there is no preset '{name}'; there are {', '.join(PRESETS)}")
 
 
-def with_out(config: Config) -> Config:
-    """The config with a run folder chosen, if it had none."""
-    if config.out is not None:
-        return replace(config, out=config.out.expanduser())
-    number = 1
-    while Path("runs", f"{config.preset}-{number}").exists():
-        number += 1
-    return replace(config, out=Path("runs", f"{config.preset}-{number}"))
-
-
 def check(config: Config) -> None:
     """Refuse what cannot work, in one sentence."""
     for problem, sentence in [*_problems(config), *_impossible_sets(config), *_out_of_range(config)]:
@@ -415,7 +413,7 @@ def _problems(config: Config) -> list[tuple[bool, str]]:
         ),
         (
             policy.batches > policy.interval,
-            f"policy.batches is {policy.batches}, but an episode is no longer than policy.interval {policy.interval}",
+            f"policy.interval is {policy.interval}, but must be at least policy.batches, which is {policy.batches}",
         ),
         *((min(head.fc6, head.hidden) < 1, f"model.{task}: fc6 and hidden must be 1 or more") for task, head in heads),
     ]

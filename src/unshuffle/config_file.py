@@ -1,7 +1,6 @@
 """Configs as YAML: what a run folder writes, `--config` reads back, and nothing misspelt gets through."""
 
 import dataclasses
-import difflib
 import types
 import typing
 from pathlib import Path
@@ -11,6 +10,7 @@ import yaml
 
 from unshuffle.config import Config, preset_config
 from unshuffle.errors import UserError
+from unshuffle.wording import did_you_mean
 
 T = TypeVar("T")
 
@@ -55,9 +55,7 @@ def merge(config: T, values: dict[str, Any], where: str = "") -> T:
     changes = {}
     for key, value in values.items():
         if key not in hints:
-            close = difflib.get_close_matches(str(key), hints, 1)
-            hint = f" (did you mean {where}{close[0]}?)" if close else ""
-            raise UserError(f"unknown key {where}{key}{hint}")
+            raise UserError(f"unknown key {where}{key}{did_you_mean(str(key), hints, where)}")
         changes[key] = _typed(value, hints[key], getattr(config, key), f"{where}{key}")
     return dataclasses.replace(config, **changes)  # type: ignore[type-var]
 

@@ -13,6 +13,7 @@ from unshuffle.data.squares import Squares
 from unshuffle.errors import UserError
 from unshuffle.training.console import PatientConsole
 from unshuffle.training.trainer import Tally, Trainer
+from unshuffle.wording import counted
 
 ENOUGH = 0.95  # accuracy at which a handful counts as learned
 VALIDATE_EVERY = 10
@@ -70,7 +71,9 @@ def _show_data(data: Data, console: Console) -> None:
     for task, samples in data.training.items():
         held_back = len(data.validation[task])
         console.print(
-            f"{task}: {len(samples)} samples to train on, {held_back} held back", highlight=False, soft_wrap=True
+            f"{task}: {counted(len(samples), 'samples')} to train on, {held_back} held back",
+            highlight=False,
+            soft_wrap=True,
         )
 
 
@@ -78,7 +81,7 @@ def _verdict(task: str, result: Overfit, samples: int, choices: int) -> str:
     word = "learns" if result.learns else "STAYS BEHIND"
     return (
         f"{task}: {word}: accuracy {result.accuracy:.2f} on {samples} samples and {choices} permutations "
-        f"after {result.steps} steps (chance {result.chance:.2f}, loss {result.loss:.3f})"
+        f"after {counted(result.steps, 'steps')} (chance {result.chance:.2f}, loss {result.loss:.3f})"
     )
 
 

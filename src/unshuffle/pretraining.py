@@ -21,7 +21,7 @@ from unshuffle.assembly import (
     permutation_sets,
     stored_permutation_sets,
 )
-from unshuffle.config import Config, OptimConfig, check, preset_config, with_out
+from unshuffle.config import Config, OptimConfig, check, preset_config
 from unshuffle.config_file import differences, merge, write_config
 from unshuffle.data.held_out import KEPT, save_held_out
 from unshuffle.data.prepare import Data, prepare
@@ -29,6 +29,7 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation.monitor import RetrievalMonitor
 from unshuffle.models.ordering import trunk_features
 from unshuffle.models.weights import save_backbone
+from unshuffle.outputs import check_folder
 from unshuffle.permutations import save_permutations
 from unshuffle.report.page import write_report
 from unshuffle.report.pictures import draw_pictures
@@ -82,17 +83,17 @@ def run_pretraining(config: Config, resume: bool = False, console: Console | Non
     """Train from a config, or go on with the run that lies in its folder; under torchrun, as one process of many."""
     with distributed.started():
         console = (console or PatientConsole()) if is_main() else PatientConsole(quiet=True)
-        return _run_pretraining(distributed.broadcast(with_out(config)), resume, console)
+        return _run_pretraining(config, resume, console)
 
 
 def _run_pretraining(config: Config, resume: bool, console: Console) -> Run:
-    assert config.out is not None
-    run = Run(config.out)
+    if config.out is not None:
+        config = replace(config, out=config.out.expanduser())
     with together():
         check(config)
         distributed.check_shares(config.optim.batch_size, config.data.val_size)
         if is_main():
-            _claim(run, config, resume)
+            _check_out(config, resume)
         if resume:
             config = replace(config, init=None)  # the checkpoint has what became of those weights
         _try_parts(config)
@@ -101,14 +102,16 @@ def _run_pretraining(config: Config, resume: bool, console: Console) -> Run:
         console.print(sentence, highlight=False, soft_wrap=True)
     with together():
         tasks = list(data.training)
-        permutations = stored_permutation_sets(run, tasks) if resume else permutation_sets(config, tasks)
+        permutations = _permutations(config, tasks, resume)
         trainer = build_trainer(config, data, permutations, build_monitor(config) if is_main() else None)
+        folder = config.out or (_next_folder(config.preset) if is_main() else Path())
+    run = Run(distributed.broadcast(folder))
     if resume:
         _restore(trainer, run, console)
-    describe(trainer, console)
+    describe(trainer, run, console)
     with together():
         if is_main() and not resume:
-            _start_folder(run, config, permutations)
+            _start_folder(run, replace(config, out=run.folder), permutations)
         log = _open_log(trainer, run, data) if is_main() else NoLog()
     with log:
         trainer.train(run, log, Display(trainer.statuses(), config.optim.iterations, trainer.iteration, console))
@@ -128,16 +131,25 @@ def _prepare(config: Config) -> Data:
     return data
 
 
-def _claim(run: Run, config: Config, resume: bool) -> None:
+def _permutations(config: Config, tasks: list[str], resume: bool) -> PermutationSets:
+    if not resume:
+        return permutation_sets(config, tasks)
+    assert config.out is not None, "a run to go on with has a folder"
+    return stored_permutation_sets(Run(config.out), tasks)
+
+
+def _check_out(config: Config, resume: bool) -> None:
     """Refuse a folder that holds something else, or a run that does not fit."""
+    if config.out is None:
+        check_folder(Path("runs"), "--out")
+        return
+    run = Run(config.out)
     if not resume:
         if run.config_file.exists():
             raise UserError(f"{run.folder} already holds a run: --resume goes on with it, another --out starts afresh")
         if run.folder.is_dir() and any(run.folder.iterdir()):
             raise UserError(f"{run.folder} is not empty: choose another --out")
-        if run.folder.exists() and not run.folder.is_dir():
-            raise UserError(f"{run.folder} is a file: choose another --out")
-        _check_writable(run.folder)
+        check_folder(run.folder, "--out")
         return
     changed = [
         name for name in differences(Run.open(run.folder).config, config) if not name.startswith(CHANGEABLE_ON_RESUME)
@@ -146,13 +158,16 @@ def _claim(run: Run, config: Config, resume: bool) -> None:
         raise UserError(f"a resumed run keeps its config, but {', '.join(changed)} would change")
 
 
-def _check_writable(folder: Path) -> None:
-    """Find out now, not when the data has been read."""
-    existing = folder
-    while not existing.exists():
-        existing = existing.parent
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write into {existing}: choose another --out")
+def _next_folder(preset: str) -> Path:
+    """The next free runs/PRESET-N, made at once so that a run that starts at the same time takes another."""
+    number = 1
+    while True:
+        folder = Path("runs", f"{preset}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
 
 
 def _try_parts(config: Config) -> None:
@@ -162,7 +177,10 @@ def _try_parts(config: Config) -> None:
 
 
 def _start_folder(run: Run, config: Config, permutations: PermutationSets) -> None:
-    run.permutations.mkdir(parents=True, exist_ok=True)
+    try:
+        run.permutations.mkdir(parents=True)
+    except FileExistsError:
+        raise UserError(f"another run has begun in {run.folder}: choose another --out") from None
     for task, rows in permutations.items():
         save_permutations(run.permutations / f"{task}.npy", rows)
     write_config(config, run.config_file)
@@ -185,14 +203,14 @@ def _restore(trainer: Trainer, run: Run, console: Console) -> None:
         trainer.load_state_dict(load_checkpoint(newest[0]))
 
 
-def describe(trainer: Trainer, console: Console) -> None:
+def describe(trainer: Trainer, run: Run, console: Console) -> None:
     """Say what is about to be trained."""
     config = trainer.config
     sets = ", ".join(f"{task} |Ψ| = {len(rows)}" for task, rows in trainer.permutations.items())
     weights = sum(parameter.numel() for parameter in trainer.network.trunk.parameters())
     console.print(
         f"{config.model.backbone} ({weights / 1e6:.2f} million weights) on {_where(trainer)}; {sets}; "
-        f"iterations {trainer.iteration} to {config.optim.iterations}; into {config.out}",
+        f"iterations {trainer.iteration} to {config.optim.iterations}; into {run.folder}",
         highlight=False,
         soft_wrap=True,
     )

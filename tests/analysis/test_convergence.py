@@ -37,7 +37,7 @@ def test_speed_is_measured_at_what_all_reach() -> None:
 
 def test_of_the_monitor(run: Run, uniform_run: Run, ask: Callable[..., Analysis]) -> None:
     analysis = ask("convergence", runs=(run.folder, uniform_run.folder))
-    mine = [row for row in analysis.rows if row["run"] == "policy (policy)"]
+    mine = [row for row in analysis.rows if row["run"] == "policy"]
     assert [row["iteration"] for row in mine] == [0, 6, 12]
     assert [row["top1"] for row in mine] == [entry["top1"] for entry in run.metrics("monitor")]
     assert mine[-1]["forward_passes"] == 24 + 7 * 6 * (6 + 5) / 4

@@ -42,10 +42,10 @@ def test_tasks(run: Run) -> None:
 
 
 def test_labels_tell_runs_apart(run: Run, copied: Run, tmp_path: Path) -> None:
-    assert run_labels([run, copied]) == ["policy (policy)", "copied (policy)"]
+    assert run_labels([run, copied]) == ["policy", "copied (policy)"]
     other = Run(copied.folder.rename(tmp_path / "policy"))
-    assert run_labels([run, other]) == [f"{one.folder.parent.name}/policy (policy)" for one in (run, other)]
-    assert run_labels([run, run]) == ["policy (policy)", "policy (policy)"]
+    assert run_labels([run, other]) == [f"{one.folder.parent.name}/policy" for one in (run, other)]
+    assert run_labels([run, run]) == ["policy", "policy"]
 
 
 def test_open_run_wants_a_run(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import itertools
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,17 @@ def test_centres() -> None:
 def test_span_reaches_the_frames() -> None:
     frames = samples(1, frames=3, span=4).draw(np.full(50, 2), np.random.default_rng(0)).frames
     assert max(numbers[-1] - numbers[0] for numbers in frames) == 3
+
+
+def test_half_of_the_clips_may_play_backwards_in_training_alone() -> None:
+    forwards, both = samples(3, frames=4), replace(samples(3, frames=4), reverse=True)
+    items = np.full(400, 2)
+    frames = both.draw(items, np.random.default_rng(0)).frames
+    backwards = frames[:, 0] > frames[:, -1]
+    assert 150 < backwards.sum() < 250
+    frames[backwards] = frames[backwards, ::-1]
+    np.testing.assert_array_equal(frames, forwards.draw(items, np.random.default_rng(0)).frames)
+    np.testing.assert_array_equal(both.centre(items).frames, forwards.centre(items).frames)
 
 
 @pytest.mark.parametrize(("total", "batch_size"), [(10, 5), (10, 3), (10, 10), (3, 8), (1, 4), (7, 2)])

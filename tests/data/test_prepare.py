@@ -1,4 +1,5 @@
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -122,6 +123,27 @@ def test_the_frame_span_is_handed_on(config: Config) -> None:
     assert data.training["temporal"].span == data.validation["temporal"].span == 7
 
 
+def test_frames_may_play_backwards(config: Config) -> None:
+    assert not prepare(config).training["temporal"].reverse
+    assert prepare(replace(config, shuffle=replace(config.shuffle, reverse=True))).training["temporal"].reverse
+
+
+def test_validation_samples_may_come_from_elsewhere(config: Config, images: Path, videos: Path, tmp_path: Path) -> None:
+    for name in ("images", "videos"):
+        shutil.copytree(tmp_path / name, tmp_path / f"other {name}")
+    elsewhere = replace(
+        config.data, val_images=str(tmp_path / "other images"), val_videos=str(tmp_path / "other videos"), val_size=3
+    )
+    data = prepare(replace(config, images=str(images), videos=str(videos), data=elsewhere))
+    assert [len(data.training[task]) for task in ("spatial", "temporal")] == [5, 4]
+    assert [len(data.validation[task]) for task in ("spatial", "temporal")] == [3, 3]
+    for task, samples in data.training.items():
+        other = data.validation[task]
+        assert other.source is not samples.source and (other.frames, other.side) == (samples.frames, samples.side)
+    frames = prepare(replace(config, videos=str(videos), data=elsewhere))
+    assert len(frames.training["spatial"]) == 4 and len(frames.validation["spatial"].source) == 4
+
+
 def test_the_seed_decides_world_and_split(config: Config) -> None:
     first, again = prepare(config).training["spatial"], prepare(config).training["spatial"]
     other = prepare(replace(config, seed=1)).training["spatial"]
@@ -135,7 +157,7 @@ def test_skipped_files_are_listed_and_counted(config: Config, images: Path) -> N
     config = replace(config, images=images, data=replace(config.data, max_bad_share=0.2))
     data = prepare(config, progress=False)
     assert [name for name, _ in data.skipped] == ["broken.png"]
-    assert "5 images" in data.found[0] and "1 files skipped" in data.found[0]
+    assert "5 images" in data.found[0] and "1 file skipped" in data.found[0]
 
 
 def test_too_many_bad_files(config: Config, images: Path) -> None:
@@ -169,7 +191,7 @@ def test_short_clips_are_skipped_and_listed(config: Config, videos: Path) -> Non
 @pytest.mark.parametrize("val_size", [5, 100])
 def test_validation_must_leave_something(val_size: int, config: Config, images: Path) -> None:
     config = replace(config, images=images, data=replace(config.data, val_size=val_size))
-    with pytest.raises(UserError, match=f"val_size {val_size} leaves nothing.*only 5 samples"):
+    with pytest.raises(UserError, match=f"val_size {val_size} leaves nothing to train on of 5 samples"):
         prepare(config, progress=False)
 
 

@@ -23,15 +23,16 @@ def random_squares(batch: int, frames: int, side: int, device: torch.device) -> 
     return Squares(data, torch.stack([starts, strides]), side, frames).to(device)
 
 
+@pytest.mark.parametrize("mirror", [False, True])
 @pytest.mark.parametrize("random", [False, True])
 @pytest.mark.parametrize(
     ("task", "side", "crop"),
     [("spatial", 40, 16), ("spatial", 40, 7), ("spatial", 40, 10), ("temporal", 24, 30), ("temporal", 31, 12)],
 )
 def test_the_kernel_renders_what_the_tensor_code_renders(
-    task: str, side: int, crop: int, random: bool, kernel_device: torch.device
+    task: str, side: int, crop: int, random: bool, mirror: bool, kernel_device: torch.device
 ) -> None:
-    config = ShuffleConfig(crop_size=crop, frames=3, grey=0.5, hue=0.4, saturation=0.9)
+    config = ShuffleConfig(crop_size=crop, frames=3, grey=0.5, hue=0.4, saturation=0.9, mirror=mirror)
     squares = random_squares(2, 1 if task == "spatial" else 3, side, kernel_device)
     draws = torch.Generator(kernel_device).manual_seed(1) if random else None
     cuts = shuffle.CUTS[task](2, side, config, kernel_device, draws)

@@ -12,7 +12,7 @@ from PIL import Image
 from unshuffle.config import ShuffleConfig
 from unshuffle.data import shuffle
 from unshuffle.data.share import Share
-from unshuffle.data.shuffle import frame_cuts, normalise, permute, render, tile_cuts
+from unshuffle.data.shuffle import Cuts, frame_cuts, normalise, permute, render, tile_cuts
 from unshuffle.permutations import inverse
 
 STILL = ShuffleConfig(grey=0, gamma=0, saturation=0, hue=0)
@@ -373,3 +373,31 @@ def test_a_share_of_the_cuts_makes_its_part_of_the_crops(shared_crop: bool) -> N
         part = render(own, whole.part(Share(1, 3)), 10)
         assert part.shape == (2, parts, 3, 10, 10)
         torch.testing.assert_close(part, render(squares, whole, 10)[2:4], rtol=0, atol=1e-5)
+
+
+def all_mirrored(cuts: Cuts) -> Cuts:
+    assert cuts.draws is not None
+    cuts.draws[:, 6] = 0.0
+    return cuts
+
+
+@pytest.mark.parametrize("size", [30, 32])
+def test_mirrored_tiles_are_those_of_the_mirrored_image(size: int) -> None:
+    config = replace(ShuffleConfig(crop_size=7), mirror=True)
+    images = random_bytes(3, size, size, 3)
+    cuts = all_mirrored(tile_cuts(3, size, config, images.device, generator()))
+    by_hand = images.clone()
+    by_hand[:, :, :30] = images[:, :, :30].flip(2)  # 30 columns are tiled
+    torch.testing.assert_close(render(images, cuts, 7), render(by_hand, replace(cuts, mirror=False), 7))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_frames_of_a_clip_are_mirrored_together(shared: bool) -> None:
+    config = replace(STILL, crop_size=6, frames=4, shared_crop=shared, mirror=True)
+    clips = random_bytes(64, 4, 9, 9, 3).flatten(0, 1)
+    cuts = frame_cuts(64, 9, config, clips.device, generator())
+    plain, mirrored = (render(some, replace(cuts, mirror=False), 6) for some in (clips, clips.flip(2)))
+    found = render(clips, cuts, 6)
+    turned = [torch.equal(one, other) for one, other in zip(found, mirrored, strict=True)]
+    kept = [torch.equal(one, other) for one, other in zip(found, plain, strict=True)]
+    assert all(a != b for a, b in zip(turned, kept, strict=True)) and 16 < sum(turned) < 48

@@ -36,6 +36,7 @@ def names_of(out: Path) -> list[str]:
 @pytest.mark.parametrize("batch", [1, 3, 64])
 def test_a_row_is_pool5_of_the_image(trunk: Backbone, pictures: Path, tmp_path: Path, batch: int) -> None:
     out = tmp_path / "new" / "f.npy"
+    out.parent.mkdir()
     done = embed(embedder(trunk, batch), open_collection(pictures, SIZE), out, bar=False)
     rows, names = np.load(out), names_of(out)
     assert done.rows == len(names) == 7 and rows.shape == (7, done.dimensions) and rows.dtype == np.float32
@@ -67,6 +68,16 @@ def test_other_formats(trunk: Backbone, pictures: Path, tmp_path: Path, suffix: 
     assert done.rows == 7 and (tmp_path / f"f{suffix}").stat().st_size > 4 * 7 * done.dimensions
 
 
+def test_what_an_earlier_file_had_skipped_is_forgotten(trunk: Backbone, pictures: Path, tmp_path: Path) -> None:
+    out = tmp_path / "f.npy"
+    embed(embedder(trunk), open_collection(pictures, SIZE), out, bar=False)
+    assert (tmp_path / "f.skipped.csv").exists()
+    for name in ("f.npy", "pictures/broken.jpg", "pictures/in/empty.png"):
+        (tmp_path / name).unlink()
+    embed(embedder(trunk), open_collection(pictures, SIZE), out, bar=False)
+    assert not (tmp_path / "f.skipped.csv").exists()
+
+
 class Killed(BaseException):
     """What a kill is to a program."""
 
@@ -88,16 +99,19 @@ def counted(data: Collection, seen: list[int]) -> Collection:
     return replace(data, read=read)
 
 
-def test_a_broken_off_run_is_gone_on_with(trunk: Backbone, pictures: Path, tmp_path: Path) -> None:
+def test_a_broken_off_run_is_gone_on_with(
+    trunk: Backbone, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, out = open_collection(pictures, SIZE), tmp_path / "f.npy"
     embed(embedder(trunk), data, tmp_path / "unbroken.npy", bar=False)
     with pytest.raises(Killed):
-        embed(embedder(trunk), killed_at(data, 5), out, bar=False)
-    assert not out.exists()
+        embed(embedder(trunk), killed_at(data, 5), out)
+    assert not out.exists() and "going on" not in capsys.readouterr().err
     parts = sorted((tmp_path / "f.npy.parts").glob("*.npz"))
     assert [part.stem for part in parts] == ["000000000", "000000002"]
     seen: list[int] = []
-    embed(embedder(trunk), counted(data, seen), out, bar=False)
+    embed(embedder(trunk), counted(data, seen), out)
+    assert "going on: 4 of 9 images were done before" in capsys.readouterr().err
     assert sorted(seen) == [4, 5, 6, 7, 8], "what was done is not done again"
     assert out.read_bytes() == (tmp_path / "unbroken.npy").read_bytes()
     assert names_of(out) == names_of(tmp_path / "unbroken.npy")
@@ -136,6 +150,6 @@ def test_mistakes(trunk: Backbone, pictures: Path, tmp_path: Path) -> None:
 def test_a_folder_of_nothing_readable(trunk: Backbone, tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "a.png").write_text("no")
-    with pytest.raises(UserError, match=r"none of 1 images can be read \(first problem: a.png"):
+    with pytest.raises(UserError, match=r"none of the images can be read \(1 image; first problem: a.png"):
         embed(embedder(trunk), open_collection(tmp_path / "bad", SIZE), tmp_path / "f.npy", bar=False)
     assert [path.name for path in tmp_path.iterdir()] == ["bad"]

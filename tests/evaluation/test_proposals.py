@@ -33,10 +33,16 @@ def test_npz_and_mat_say_the_same(tmp_path: Path) -> None:
 def test_files_that_are_no_proposals(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there are no proposals at"):
         read_proposals([tmp_path / "nothing.npz"])
-    for name in ("broken.npz", "broken.mat"):
+    for name, what in (("broken.npz", "not a whole .npz file"), ("broken.mat", "not a whole .mat file")):
         (tmp_path / name).write_text("no such thing")
-        with pytest.raises(UserError, match="cannot be read"):
+        with pytest.raises(UserError, match=f"cannot be read: it is {what}"):
             read_proposals([tmp_path / name])
+    np.savez(tmp_path / "objects.npz", one=np.array([{}], object))
+    with pytest.raises(UserError, match="no array of numbers"):
+        read_proposals([tmp_path / "objects.npz"])
+    savemat(tmp_path / "other.mat", {"images": np.zeros(3)})
+    with pytest.raises(UserError, match="does not hold the cells images and boxes"):
+        read_proposals([tmp_path / "other.mat"])
     np.savez(tmp_path / "shape.npz", one=np.zeros((3, 5)))
     with pytest.raises(UserError, match=r"the shape \(3, 5\), not \(N, 4\)"):
         read_proposals([tmp_path / "shape.npz"])
@@ -73,6 +79,9 @@ def test_selective_search_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.Mo
         found = search_proposals([image], tmp_path / "kept", QUIET)
         assert found["a"].tolist() == [[1, 2, 31, 42]]
     assert FakeSearch.calls == 1
+    (tmp_path / "kept" / "a.npy").write_text("no such thing")
+    with pytest.raises(UserError, match=r"a\.npy is damaged: delete it"):
+        search_proposals([image], tmp_path / "kept", QUIET)
     search_proposals([image], None, QUIET)
     assert FakeSearch.calls == 2
 

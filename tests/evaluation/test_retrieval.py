@@ -64,7 +64,7 @@ def test_objects_of_voc(devkit: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ("", "give --weights"),
+        ("", "still missing: --weights"),
         ("--weights random:tiny", "give --train and --test"),
         ("--weights random:tiny --voc here --train there", "not both"),
         ("--weights random:tiny --voc nowhere", "no VOC devkit"),

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from unshuffle.errors import UserError
 from unshuffle.models import BACKBONES, Backbone, build_backbone
 from unshuffle.models.normalisation import IMAGENET, PER_IMAGE
-from unshuffle.models.weights import load_backbone, load_into, read_weights, save_backbone
+from unshuffle.models.weights import load_backbone, load_into, read_weights, save_backbone, write_weights
 
 PERMUTATIONS = {"spatial": np.array([[1, 0, 2], [2, 1, 0]]), "temporal": np.array([[1, 0]])}
 
@@ -49,6 +49,20 @@ def test_metadata(tmp_path: Path) -> None:
     assert json.loads(metadata["spatial_permutations"]) == PERMUTATIONS["spatial"].tolist()
     assert json.loads(metadata["temporal_permutations"]) == PERMUTATIONS["temporal"].tolist()
     assert read_weights(tmp_path / "weights.safetensors")[1] == metadata
+
+
+def test_equal_weights_are_equal_bytes(tmp_path: Path) -> None:
+    trunk = build_backbone("tiny")
+    metadata = {f"key {number}": "ä" * number for number in range(20)}
+    for order in (sorted(metadata), sorted(metadata, reverse=True)):
+        write_weights(trunk, {key: metadata[key] for key in order}, tmp_path / f"{order[0]}.safetensors")
+    one, other = (path.read_bytes() for path in sorted(tmp_path.iterdir()))
+    assert one == other
+    weights, stored = read_weights(next(tmp_path.iterdir()))
+    assert stored == metadata
+    assert all(torch.equal(weights[key], value) for key, value in trunk.state_dict().items())
+    with (tmp_path / "key 0.safetensors").open("rb") as file:
+        assert int.from_bytes(file.read(8), "little") % 8 == 0, "tensors begin where they can be mapped"
 
 
 def test_saving_leaves_the_trunk_alone(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-import io
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from unshuffle.policy.groups import Groups
 from unshuffle.policy.reinforce import MAX_IMPORTANCE, Actions, ErrorHistory, PolicyNetwork, Reinforce, entropy
 
 CONFIG = PolicyConfig()
+Reload = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def groups_of(sizes: list[int], medians: list[float] | None = None) -> Groups:
@@ -39,14 +40,6 @@ def scrambled(policy: Reinforce, seed: int = 0) -> Reinforce:
         for weight in policy.network.parameters():
             weight.copy_(torch.randn(weight.shape, generator=generator) / 2)
     return policy
-
-
-def saved_and_loaded(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
 
 
 # the reward
@@ -374,7 +367,7 @@ def test_the_entropy_brings_a_narrow_policy_back() -> None:
 
 
 @pytest.mark.parametrize("discount", [0.0, 0.8])
-def test_goes_on_bit_by_bit_from_a_checkpoint(discount: float) -> None:
+def test_goes_on_bit_by_bit_from_a_checkpoint(discount: float, saved_and_loaded: Reload) -> None:
     config = replace(CONFIG, discount=discount)
     policy, generator = Reinforce(config, 10, 3), torch.Generator().manual_seed(0)
     for step in range(7):
@@ -395,7 +388,7 @@ def test_goes_on_bit_by_bit_from_a_checkpoint(discount: float) -> None:
         assert torch.equal(mine, theirs)
 
 
-def test_a_new_policy_can_be_saved() -> None:
+def test_a_new_policy_can_be_saved(saved_and_loaded: Reload) -> None:
     resumed = Reinforce(CONFIG, 10, 99)
     resumed.load_state_dict(saved_and_loaded(Reinforce(CONFIG, 10, 3).state_dict()))
     assert resumed.returns.average is None and resumed.waiting == []

@@ -1,4 +1,3 @@
-import io
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +25,7 @@ from unshuffle.policy.samplers import (
 )
 from unshuffle.policy.state import Validation
 
+Reload = Callable[[dict[str, Any]], dict[str, Any]]
 GROUPED = ["policy", "inverse", "hard-first", "easy-first", "exp3"]
 ALL = ["uniform", *GROUPED]
 SIZES = [2, 4, 8, 10]
@@ -566,14 +566,6 @@ def test_the_preference_in_a_few_characters() -> None:
 # the checkpoint
 
 
-def saved_and_loaded(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
-
-
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         return torch.equal(one, other)
@@ -589,7 +581,7 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("discount", [0.0, 0.9])
 @pytest.mark.parametrize("action", ["sample", "batch"])
 @pytest.mark.parametrize("name", ALL)
-def test_goes_on_in_the_middle_of_an_episode(name: str, action: str, discount: float) -> None:
+def test_goes_on_in_the_middle_of_an_episode(name: str, action: str, discount: float, saved_and_loaded: Reload) -> None:
     def new(seed: int) -> Sampler:
         return build_sampler(config(name, action=action, discount=discount, groups=4), COUNT, seed)
 
@@ -615,7 +607,7 @@ def test_goes_on_in_the_middle_of_an_episode(name: str, action: str, discount: f
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_goes_on_before_the_start(name: str) -> None:
+def test_goes_on_before_the_start(name: str, saved_and_loaded: Reload) -> None:
     sampler, resumed = (build_sampler(config(name), COUNT, 0) for _ in range(2))
     sampler.observe(seen(0.95), 0, ends=False, begins=True)
     sampler.propose(6, 2, generator())

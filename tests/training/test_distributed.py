@@ -47,6 +47,15 @@ def test_what_processes_cannot_share_is_refused(monkeypatch: pytest.MonkeyPatch)
         distributed.check_shares(6, 2)
 
 
+def test_how_to_start_as_many_processes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert distributed.launcher() == "unshuffle"
+    monkeypatch.setattr(distributed, "size", lambda: 4)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert distributed.launcher() == "torchrun --standalone --nproc_per_node 4 -m unshuffle"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert distributed.launcher() == "torchrun [as before] -m unshuffle"
+
+
 def side_by_side(commands: list[list[str]], folder: Path) -> list[tuple[int, str]]:
     """Run a command as each rank; exit codes and what was said."""
     with socket.socket() as free:

@@ -84,10 +84,11 @@ def read_history(run: Run, task: str) -> History:
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
-    """A name for each run: its folder's, with as many parents as it takes to tell them apart, and its sampler."""
+    """A name for each run: its folder's, with as many parents as it takes to tell them apart, and its sampler's."""
     paths = [run.folder.absolute() for run in runs]
     depth = 1
     while len({path.parts[-depth:] for path in paths}) < len(set(paths)):
         depth += 1
     names = ["/".join(path.parts[-depth:]) for path in paths]
-    return [f"{name} ({run.config.policy.sampler})" for name, run in zip(names, runs, strict=True)]
+    samplers = [run.config.policy.sampler for run in runs]
+    return [name if sampler in name else f"{name} ({sampler})" for name, sampler in zip(names, samplers, strict=True)]

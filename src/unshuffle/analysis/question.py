@@ -8,6 +8,7 @@ from rich.console import Console
 from unshuffle.analysis.result import Analysis
 from unshuffle.errors import UserError
 from unshuffle.places import class_at, first_line_at
+from unshuffle.wording import did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,8 @@ QUESTIONS: dict[str, str] = {
 def find_question(name: str) -> type[Question]:
     """The class of an analysis."""
     if name not in QUESTIONS:
-        raise UserError(f"there is no analysis '{name}'; there are {', '.join(QUESTIONS)}")
+        hint = did_you_mean(name, QUESTIONS) or f"; there are {', '.join(QUESTIONS)}"
+        raise UserError(f"there is no analysis '{name}'{hint}")
     question: type[Question] = class_at(QUESTIONS[name])
     return question
 

@@ -58,6 +58,12 @@ def is_shards(address: str) -> bool:
     return bool(visible) and all(path.is_file() and _names_a_tar(path.name) for path in visible)
 
 
+def refuse_shards(path: Path) -> None:
+    """Say what shards are for, where only a folder will do."""
+    if is_shards(str(path)) or ":/" in str(path):  # a path has lost one slash of s3://
+        raise UserError(f"{path} means tar shards, which only pretrain, doctor and bench read: unpack them")
+
+
 def find_shards(address: str) -> list[tuple[Any, str]]:
     """The file system and path of every shard that an address means, none twice."""
     found = chain.from_iterable(_find(one) for one in expand_braces(address))
@@ -113,7 +119,10 @@ def reading(address: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise UserError(f"{address} does not exist") from error
     except ImportError as error:
-        raise UserError(f"{address} needs a package that is not installed: {explain(error)}") from error
+        raise UserError(
+            f"{address} needs a package that is not installed ({explain(error)}): pip install 'unshuffle[remote]' "
+            "brings those of S3, Google and the web"
+        ) from error
     except Exception as error:
         raise UserError(f"{address} cannot be read: {explain(error)}") from error
 

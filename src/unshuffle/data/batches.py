@@ -41,15 +41,21 @@ class Samples:
     """Side of the square cut out of each frame."""
     span: int = 0
     """Draw the frames from a window of so many; 0: from the whole item."""
+    reverse: bool = False
+    """Play half of the items backwards in training."""
 
     def __len__(self) -> int:
         return len(self.items)
 
     def draw(self, items: Items, rng: np.random.Generator) -> Windows:
-        """Training samples: random frames in temporal order, a random square shared by them."""
+        """Training samples: random frames in temporal order, or against it, a random square shared by them."""
         available, sizes = self._shapes
         frames = choose_frames(available[items], self.frames, self.span, rng)
-        return Windows(items, frames, rng.integers(sizes[items] - self.side + 1))
+        corners = rng.integers(sizes[items] - self.side + 1)
+        if self.reverse:
+            backwards = rng.random(len(items)) < 0.5
+            frames[backwards] = frames[backwards, ::-1]
+        return Windows(items, frames, corners)
 
     def centre(self, items: Items) -> Windows:
         """Validation samples: evenly spaced frames, the centre square."""
@@ -211,7 +217,8 @@ def ahead(batches: Prefetcher[Batch], device: torch.device) -> Generator[dict[st
         for batch in source:
             begin = time.perf_counter()
             ready, coming = coming, _Sent(batch, device, copies)
-            batches.seconds_waited += time.perf_counter() - begin  # for the GPU's decoder
+            if any(isinstance(some, EncodedSquares) for some in batch.values()):
+                batches.seconds_waited += time.perf_counter() - begin  # for the GPU's decoder; other bytes just travel
             if ready is not None:
                 yield ready.received()
         if coming is not None:

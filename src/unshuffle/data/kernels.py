@@ -9,14 +9,16 @@ RED, GREEN, BLUE = tl.constexpr(0.299), tl.constexpr(0.587), tl.constexpr(0.114)
 @triton.jit
 def render_kernel(
     data, places, draws, first, weights, crops, squares, min_std, room, cell, grey, gamma, saturation, hue,
-    S: tl.constexpr, TAPS: tl.constexpr, GRID: tl.constexpr, REPEATS: tl.constexpr, RANDOM: tl.constexpr,
-    COLOURED: tl.constexpr, B: tl.constexpr,
+    S: tl.constexpr, TAPS: tl.constexpr, GRID: tl.constexpr, PARTS: tl.constexpr, REPEATS: tl.constexpr,
+    RANDOM: tl.constexpr, COLOURED: tl.constexpr, MIRROR: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """One program makes one crop, and keeps it in registers from the first byte to the last division."""
     crop = tl.program_id(0)
     CELLS: tl.constexpr = GRID * GRID
     square, inside = crop // CELLS, crop % CELLS
-    mine = draws + crop // REPEATS * 6
+    WIDTH: tl.constexpr = 7 if MIRROR else 6
+    mine = draws + crop // REPEATS * WIDTH
+    whole = draws + crop // PARTS * PARTS // REPEATS * WIDTH  # what a sample does as a whole
     top, left = inside // GRID * cell, inside % GRID * cell
     if RANDOM:
         top += tl.minimum((tl.load(mine) * (room + 1)).to(tl.int32), room)
@@ -24,11 +26,15 @@ def render_kernel(
     else:
         top += room // 2
         left += room // 2
-    stride = tl.load(places + squares + square)
-    corner = data + tl.load(places + square) + top * stride + left * 3
     pixel = tl.arange(0, B)
     mask = pixel < S * S
     row, column = pixel // S, pixel % S
+    if MIRROR:
+        mirrored = tl.load(whole + 6) < 0.5
+        left = tl.where(mirrored, (GRID - 1) * cell + room - left, left)
+        column = tl.where(mirrored, S - 1 - column, column)
+    stride = tl.load(places + squares + square)
+    corner = data + tl.load(places + square) + top * stride + left * 3
     from_row, from_column = tl.load(first + row, mask, 0), tl.load(first + column, mask, 0)
     red = tl.zeros((B,), tl.float32)
     green = tl.zeros((B,), tl.float32)
@@ -43,7 +49,6 @@ def render_kernel(
             blue += weight * tl.load(at + 2, used, 0).to(tl.float32)
     red, green, blue = red / 255, green / 255, blue / 255
     if COLOURED:
-        whole = draws + crop // CELLS * CELLS // REPEATS * 6  # an image turns grey as a whole
         keep = (tl.load(whole + 2) >= grey).to(tl.float32)
         red, green, blue = _saturated(red, green, blue, keep)
         red, green, blue = _turned(red, green, blue, 6.283185307179586 * hue * (2 * tl.load(mine + 5) - 1))

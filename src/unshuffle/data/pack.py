@@ -29,12 +29,14 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from unshuffle.data.addresses import refuse_shards
 from unshuffle.data.images import find_images, read_image
 from unshuffle.data.media import BadMedia, check_short_side
 from unshuffle.data.source import Pixels
 from unshuffle.data.store import DATA, HEADER, INDEX, SKIPPED, Encoding, Header, Kind, Record, Store, Writer
 from unshuffle.data.videos import VIDEO_SUFFIXES, find_videos, read_frames
 from unshuffle.errors import UserError
+from unshuffle.wording import counted
 
 DEFAULT_SHORT_SIDE: dict[Kind, int] = {"images": 256, "videos": 128}
 CLEARLY = 1.1  # a forecast is only trusted to say that a store is too large when it is so by this factor
@@ -82,6 +84,7 @@ def pack(
     The bytes do not depend on the number of workers nor on interruptions. Files that cannot be used are
     left out and listed in `Store.skipped`. A finished store of the same files and options is given at once.
     """
+    refuse_shards(src)
     return _run(_plan(kind, src, cached=False, **options), out, workers, progress)
 
 
@@ -312,7 +315,7 @@ def _nothing_readable(job: _Job, writer: Writer) -> UserError:
     name, reason = writer.skipped[0]
     return UserError(
         f"no readable {job.header.kind.removesuffix('s')} in {job.folder} "
-        f"({len(job.files)} files tried; first problem: {name}: {reason})"
+        f"({counted(len(job.files), 'files')} tried; first problem: {name}: {reason})"
     )
 
 

@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from unshuffle.data.store import Kind, Store
 from unshuffle.data.synthetic import synthetic_clips, synthetic_images
 from unshuffle.errors import UserError
 from unshuffle.randomness import numpy_rng, stream_seed
+from unshuffle.wording import counted
 
 Skipped = tuple[str, str]
 """The name of a file that cannot be used, and why."""
@@ -42,19 +43,45 @@ def prepare(config: Config, progress: bool = True) -> Data:
     wanted = _wanted(config.tasks, clips is not None)
     if "temporal" in wanted and clips is None:
         raise UserError("the temporal task needs videos: give --videos, or choose --tasks S")
-    usable = np.arange(0 if clips is None else len(clips))
-    if "temporal" in wanted and clips is not None:
-        usable = _usable(clips, config, data)
+    apart = _Apart(config, data, progress)
+    usable = _usable(clips, "temporal" in wanted, config, data)
     if "spatial" in wanted and images is not None:
-        _add(data, "spatial", _tiled(images, np.arange(len(images)), config), config)
+        everything = np.arange(len(images))
+        _add(data, "spatial", _tiled(images, everything, config), apart.tiled("images", config.data.val_images), config)
     elif "spatial" in wanted and clips is not None:
         # the same clips as the temporal task, and so the same split: what one validates on the other does not train on
         data.found.append("no images were given: the spatial task takes the frames of the videos")
-        _add(data, "spatial", _tiled(clips, usable, config), config)
+        _add(data, "spatial", _tiled(clips, usable, config), apart.tiled("videos", config.data.val_videos), config)
     if "temporal" in wanted and clips is not None:
-        span = config.data.frame_span
-        _add(data, "temporal", Samples(clips, usable, config.shuffle.frames, min(clips.size(0)), span), config)
+        _add(data, "temporal", _clipped(clips, usable, config), apart.clipped(config.data.val_videos), config)
     return data
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """Opens what is given for validation alone, if anything is."""
+
+    config: Config
+    data: Data
+    progress: bool
+
+    def tiled(self, kind: Kind, address: str | None) -> Samples | None:
+        source = self._source(kind, address)
+        return None if source is None else _tiled(source, np.arange(len(source)), self.config)
+
+    def clipped(self, address: str | None) -> Samples | None:
+        source = self._source("videos", address)
+        return None if source is None else _clipped(source, _usable(source, True, self.config, self.data), self.config)
+
+    def _source(self, kind: Kind, address: str | None) -> Source | None:
+        data = self.config.data
+        side = data.image_short_side if kind == "images" else data.frame_short_side
+        return None if address is None else _open(kind, address, side, data, self.data, self.progress)
+
+
+def _clipped(source: Source, items: Items, config: Config) -> Samples:
+    span, reverse = config.data.frame_span, config.shuffle.reverse
+    return Samples(source, items, config.shuffle.frames, min(source.size(0)), span, reverse)
 
 
 def _tiled(source: Source, items: Items, config: Config) -> Samples:
@@ -65,8 +92,10 @@ def _tiled(source: Source, items: Items, config: Config) -> Samples:
     return Samples(source, items, 1, side)
 
 
-def _usable(clips: Source, config: Config, data: Data) -> Items:
-    """The clips with enough frames; the others are listed as skipped."""
+def _usable(clips: Source | None, ordered: bool, config: Config, data: Data) -> Items:
+    """The clips with enough frames to be ordered; the others are listed as skipped."""
+    if clips is None or not ordered:
+        return np.arange(0 if clips is None else len(clips))
     usable, too_short = _long_enough(clips, config.shuffle.frames)
     data.skipped.extend(too_short)
     _check_bad_share(too_short, len(clips), "clips", config.data)
@@ -114,12 +143,13 @@ def _open(kind: Kind, address: str, short_side: int, config: DataConfig, data: D
     source: Store | ShardSource
     if is_shards(address):
         source = shards = _open_shards(kind, address, short_side, config, progress)
-        how = f"{len(shards.files)} shards, read at short side {short_side}"
+        how = f"{counted(len(shards.files), 'shards')}, read at short side {short_side}"
     else:
         source = store = _open_folder(kind, Path(address), short_side, config, progress)
         how = f"packed at short side {store.header.short_side} in {store.path}"
     data.skipped.extend(source.skipped)
-    data.found.append(f"{len(source)} {kind} in {address}, {len(source.skipped)} files skipped; {how}")
+    found, skipped = counted(len(source), kind), counted(len(source.skipped), "files")
+    data.found.append(f"{found} in {address}, {skipped} skipped; {how}")
     _check_bad_share(source.skipped, len(source) + len(source.skipped), kind, config)
     return source
 
@@ -155,15 +185,20 @@ def _check_bad_share(bad: Sequence[Skipped], total: int, kind: str, config: Data
 def _long_enough(clips: Source, frames: int) -> tuple[Items, list[Skipped]]:
     counts = np.array([clips.num_frames(item) for item in range(len(clips))])
     short = np.flatnonzero(counts < frames).tolist()
-    skipped = [(clips.names[item], f"{counts[item]} frames, and {frames} are needed") for item in short]
+    skipped = [(clips.names[item], f"{counted(counts[item], 'frames')}, and {frames} are needed") for item in short]
     return np.flatnonzero(counts >= frames), skipped
 
 
-def _add(data: Data, task: str, samples: Samples, config: Config) -> None:
+def _add(data: Data, task: str, samples: Samples, apart: Samples | None, config: Config) -> None:
+    """Samples to train on, and X_val: held back from them, or some of those that are given for it."""
+    if apart is not None:
+        order = numpy_rng(config.seed, "validation split").permutation(len(apart))[: config.data.val_size]
+        data.training[task], data.validation[task] = samples, replace(apart, items=apart.items[np.sort(order)])
+        return
     names = [samples.source.names[item] for item in samples.items]
     training, validation = split(names, config.data.val_size, config.data.sibling_pattern, config.seed)
     for part, chosen in ((data.training, training), (data.validation, validation)):
-        part[task] = Samples(samples.source, samples.items[chosen], samples.frames, samples.side, samples.span)
+        part[task] = replace(samples, items=samples.items[chosen])
 
 
 def split(names: Sequence[str], val_size: int, pattern: str, seed: int) -> tuple[Items, Items]:
@@ -179,9 +214,9 @@ def split(names: Sequence[str], val_size: int, pattern: str, seed: int) -> tuple
         held_back += families[keys[order[0]]]
         order = order[1:]
     if not len(order):
-        kinds = "samples" if not pattern else "samples after keeping siblings together"
+        siblings = " when siblings stay together" if pattern else ""
         raise UserError(
-            f"data.val_size {val_size} leaves nothing to train on: there are only {len(names)} {kinds}; "
+            f"data.val_size {val_size} leaves nothing to train on of {counted(len(names), 'samples')}{siblings}: "
             "lower it or give more data"
         )
     training = sorted(position for key in order for position in families[keys[key]])

@@ -24,9 +24,9 @@ def render(squares: Squares, cuts: Cuts, crop_size: int, dtype: torch.dtype = to
     draws = weights if cuts.draws is None else cuts.draws.contiguous()
     render_kernel[cuts.count,](
         squares.data, squares.places, draws, first, weights, crops, squares.places.shape[1], MIN_STD, cuts.room,
-        cuts.cell, *cuts.jitter, S=crop_size, TAPS=weights.shape[1], GRID=cuts.grid, REPEATS=cuts.repeats,
-        RANDOM=cuts.draws is not None, COLOURED=cuts.coloured, B=triton.next_power_of_2(crop_size**2),
-        num_warps=WARPS,
+        cuts.cell, *cuts.jitter, S=crop_size, TAPS=weights.shape[1], GRID=cuts.grid, PARTS=cuts.parts,
+        REPEATS=cuts.repeats, RANDOM=cuts.draws is not None, COLOURED=cuts.coloured,
+        MIRROR=cuts.mirror and cuts.draws is not None, B=triton.next_power_of_2(crop_size**2), num_warps=WARPS,
     )  # fmt: skip
     return crops.view(-1, cuts.parts, 3, crop_size, crop_size)
 

@@ -33,6 +33,7 @@ from unshuffle.data.store import Kind
 from unshuffle.data.videos import MIN_FRAMES, VIDEO_SUFFIXES, read_frames
 from unshuffle.errors import UserError
 from unshuffle.randomness import numpy_rng
+from unshuffle.wording import counted
 
 T = TypeVar("T")
 FORMAT = 1  # of the index; another one is made anew
@@ -91,7 +92,7 @@ def open_shards(address: str, options: ShardOptions, cache: Path, progress: bool
     source = ShardSource(files, indices, options, cache)
     if not len(source):
         reason = "; the first problem: {}: {}".format(*source.skipped[0]) if source.skipped else ""
-        raise UserError(f"there are no {options.kind} in the {len(files)} shards at {address}{reason}")
+        raise UserError(f"there are no {options.kind} in the {counted(len(files), 'shards')} at {address}{reason}")
     return source
 
 

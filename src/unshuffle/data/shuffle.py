@@ -54,8 +54,12 @@ class Cuts:
     cell: int = 0
     """Pixels from one cell to the next."""
     draws: Tensor | None = None
-    """(rows, 6) in [0, 1): down, right, grey, gamma, saturation, hue; None: centre crops in true colours."""
+    """(rows, 6) in [0, 1): down, right, grey, gamma, saturation, hue; None: centre crops in true colours.
+
+    With `mirror` there is a seventh column."""
     jitter: Jitter = STILL
+    mirror: bool = False
+    """Whether half of the samples are mirrored, each as a whole."""
 
     @property
     def repeats(self) -> int:
@@ -75,11 +79,28 @@ class Cuts:
         return replace(self, count=(mine.stop - mine.start) * self.parts, draws=draws)
 
     def places(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Square, top and left of each crop."""
+        """Square, (N, side) rows and (N, side) columns of each crop; mirrored ones have their columns backwards."""
         crop = torch.arange(self.count, device=device)
         square, cell = crop // self.grid**2, crop % self.grid**2
         down, right = self._shifts(crop)
-        return square, cell // self.grid * self.cell + down, cell % self.grid * self.cell + right
+        span = torch.arange(self.side, device=device)
+        rows = (cell // self.grid * self.cell + down)[:, None] + span
+        columns = (cell % self.grid * self.cell + right)[:, None] + span
+        return square, rows, torch.where(self._mirrored(crop)[:, None], self._last - columns, columns)
+
+    @property
+    def _last(self) -> int:
+        """The last column that any crop may reach."""
+        return (self.grid - 1) * self.cell + self.room + self.side - 1
+
+    def _mirrored(self, crop: Tensor) -> Tensor:
+        if self.draws is None or not self.mirror:
+            return torch.zeros_like(crop, dtype=torch.bool)
+        return self.draws[self._first(crop), 6] < 0.5
+
+    def _first(self, crop: Tensor) -> Tensor:
+        """The row of draws that stands for the whole sample of a crop."""
+        return crop // self.parts * self.parts // self.repeats
 
     def _shifts(self, crop: Tensor) -> Tensor:
         if self.draws is None:
@@ -94,11 +115,10 @@ class Cuts:
         """
         assert self.draws is not None
         crop = torch.arange(self.count, device=self.draws.device)
-        gamma, saturation, hue = 2 * self.draws[crop // self.repeats, 3:].T - 1
+        gamma, saturation, hue = 2 * self.draws[crop // self.repeats, 3:6].T - 1
         matrix = _saturation_matrix(1 + self.jitter.saturation * saturation)
         matrix = matrix @ _hue_matrix(2 * math.pi * self.jitter.hue * hue)
-        whole = crop // self.grid**2 * self.grid**2 // self.repeats  # an image turns grey as a whole
-        grey = self.draws[whole, 2] < self.jitter.grey
+        grey = self.draws[self._first(crop), 2] < self.jitter.grey  # an image turns grey as a whole
         return matrix @ _saturation_matrix(1 - grey.float()), torch.exp(self.jitter.gamma * gamma)
 
 
@@ -110,7 +130,8 @@ def tile_cuts(
     side = max(1, round(cell * config.tile_share))
     count = batch * config.tiles
     jitter = Jitter(config.grey, config.gamma, config.saturation, config.hue)
-    return Cuts(count, config.tiles, side, cell - side, config.grid, cell, _draws(count, device, generator), jitter)
+    draws = _draws(count, config.mirror, device, generator)
+    return Cuts(count, config.tiles, side, cell - side, config.grid, cell, draws, jitter, config.mirror)
 
 
 def frame_cuts(
@@ -121,11 +142,12 @@ def frame_cuts(
     count = batch * config.frames
     rows = batch if config.shared_crop else count
     jitter = Jitter(0.0, config.gamma, config.saturation, config.hue) if config.frame_jitter else STILL
-    return Cuts(count, config.frames, side, size - side, draws=_draws(rows, device, generator), jitter=jitter)
+    draws = _draws(rows, config.mirror, device, generator)
+    return Cuts(count, config.frames, side, size - side, draws=draws, jitter=jitter, mirror=config.mirror)
 
 
-def _draws(rows: int, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
-    return None if generator is None else torch.rand(rows, 6, generator=generator, device=device)
+def _draws(rows: int, mirror: bool, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
+    return None if generator is None else torch.rand(rows, 7 if mirror else 6, generator=generator, device=device)
 
 
 CUTS = {"spatial": tile_cuts, "temporal": frame_cuts}
@@ -133,10 +155,8 @@ CUTS = {"spatial": tile_cuts, "temporal": frame_cuts}
 
 def cut(squares: Tensor, cuts: Cuts, crop_size: int) -> Tensor:
     """Crops of (B, H, W, 3) bytes before they are normalised, (N, 3, S, S) in [0, 1]: what a person can look at."""
-    owner, top, left = cuts.places(squares.device)
-    span = torch.arange(cuts.side, device=squares.device)
-    rows, columns = (top[:, None] + span)[:, :, None], (left[:, None] + span)[:, None, :]
-    crops = squares[owner[:, None, None], rows, columns].permute(0, 3, 1, 2).float() / 255
+    owner, rows, columns = cuts.places(squares.device)
+    crops = squares[owner[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).float() / 255
     crops = resize(crops, crop_size)
     if not cuts.coloured:
         return crops

@@ -19,7 +19,7 @@ class Windows:
     items: Items
     """(B,)"""
     frames: Items
-    """(B, F) in temporal order."""
+    """(B, F) in temporal order, or against it."""
     corners: Items
     """(B, 2) top and left of the square that an item's frames share."""
 

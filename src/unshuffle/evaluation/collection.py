@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
+from unshuffle.data.addresses import refuse_shards
 from unshuffle.data.images import find_images, read_image
 from unshuffle.data.media import MIN_SIDE, resize_short_side
 from unshuffle.data.source import Pixels
@@ -41,6 +42,7 @@ def open_collection(
     """The images or videos of a folder, flat or nested, or of a store; a video gives evenly spread `frames`."""
     if frames < 1:
         raise UserError(f"{frames} frames of a video make no sense: it must be at least 1")
+    refuse_shards(data)
     if Store.is_store(data):
         return _of_store(Store(data), size, frames)
     kind, paths = _find(data, kind)

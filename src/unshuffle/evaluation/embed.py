@@ -22,9 +22,11 @@ from unshuffle.data.media import BadMedia, check_short_side, explain
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.collection import Collection
-from unshuffle.evaluation.feature_file import Rows, find_writer, names_file, write_table
+from unshuffle.evaluation.feature_file import Rows, find_writer, names_file, skipped_file, write_table
 from unshuffle.evaluation.features import pool5
 from unshuffle.models import Backbone
+from unshuffle.outputs import check_new_file
+from unshuffle.wording import counted
 
 PART = 256
 """Files in a part: what a kill can cost."""
@@ -110,8 +112,7 @@ class Embedder:
 def embed(embedder: Embedder, data: Collection, out: Path, *, workers: int | None = None, bar: bool = True) -> Embedded:
     """Write the features of all of `data` to `out` (.npy, .parquet or .csv), or go on where that was broken off."""
     write = find_writer(out)
-    if out.exists():
-        raise UserError(f"{out} exists: delete it, or choose another --out")
+    check_new_file(out, "--out")
     dimensions = embedder.dimensions()
     folder = out.with_name(f"{out.name}.parts")
     _claim(folder, {"weights": embedder.fingerprint(), "files": data.fingerprint})
@@ -120,12 +121,15 @@ def embed(embedder: Embedder, data: Collection, out: Path, *, workers: int | Non
     if len(skipped) == len(data):
         shutil.rmtree(folder)
         name, reason = skipped[0]
-        raise UserError(f"none of {len(data)} {data.kind} can be read (first problem: {name}: {reason})")
+        raise UserError(
+            f"none of the {data.kind} can be read ({counted(len(data), data.kind)}; first problem: {name}: {reason})"
+        )
     draft = folder / f"whole{out.suffix}"
     filled = ((part.names, part.rows) for part in map(Part.load, files) if part.names)
     write(draft, filled, len(data) - len(skipped), dimensions)
+    skipped_file(out).unlink(missing_ok=True)  # of an earlier file of this name
     if skipped:
-        write_table(out.with_suffix(".skipped.csv"), ["file", "reason"], skipped)
+        write_table(skipped_file(out), ["file", "reason"], skipped)
     if names_file(draft).exists():
         names_file(draft).replace(names_file(out))
     draft.replace(out)  # last, so that the rest is there when it is
@@ -142,22 +146,25 @@ def _claim(folder: Path, job: dict[str, str]) -> None:
                 f"{folder} was begun with other files, weights or options: delete it, or choose another --out"
             )
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     draft = header.with_suffix(".tmp")
     draft.write_text(json.dumps(job))
     draft.replace(header)
 
 
 def _compute_all(embedder: Embedder, data: Collection, folder: Path, workers: int, bar: bool) -> list[Path]:
-    files = []
+    parts = {
+        folder / f"{start:09}.npz": range(start, min(len(data), start + PART)) for start in range(0, len(data), PART)
+    }
+    done = sum(len(items) for file, items in parts.items() if file.exists())
     with _progress(data, bar) as progress, ThreadPoolExecutor(workers) as pool:
-        for start in range(0, len(data), PART):
-            items = range(start, min(len(data), start + PART))
-            files.append(folder / f"{start:09}.npz")
-            if not files[-1].exists():
-                _compute(embedder, data, items, pool, 2 * workers).save(files[-1])
+        if done and bar:
+            progress.console.print(f"going on: {done} of {counted(len(data), data.kind)} were done before")
+        for file, items in parts.items():
+            if not file.exists():
+                _compute(embedder, data, items, pool, 2 * workers).save(file)
             progress.advance(progress.task_ids[0], len(items))
-    return files
+    return list(parts)
 
 
 def _compute(embedder: Embedder, data: Collection, items: range, pool: ThreadPoolExecutor, ahead: int) -> Part:

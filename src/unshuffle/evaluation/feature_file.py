@@ -30,6 +30,11 @@ def names_file(out: Path) -> Path:
     return out.with_suffix(".names.csv")
 
 
+def skipped_file(out: Path) -> Path:
+    """Where the files that gave no row are listed."""
+    return out.with_suffix(".skipped.csv")
+
+
 def write_table(file: Path, header: list[str], rows: Iterable[Iterable[str]]) -> None:
     """A CSV file."""
     with file.open("w", newline="", encoding="utf-8") as stream:

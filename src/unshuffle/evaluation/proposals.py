@@ -2,6 +2,7 @@
 
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,14 +38,23 @@ def read_proposals(files: Sequence[Path]) -> dict[str, Boxes]:
             raise UserError(f"there are no proposals at {file}")
         try:
             found |= _read_mat(file) if file.suffix == ".mat" else _read_npz(file)
-        except (ValueError, KeyError, IndexError, OSError, NotImplementedError, zipfile.BadZipFile) as error:
-            raise UserError(f"the proposals in {file} cannot be read: {str(error).splitlines()[0]}") from None
+        except _BadProposals as problem:
+            raise UserError(f"the proposals in {file} cannot be read: {problem}") from None
     return found
 
 
+class _BadProposals(Exception):
+    """What is wrong with a file."""
+
+
 def _read_npz(file: Path) -> dict[str, Boxes]:
-    with np.load(file) as arrays:
-        return {name: _checked(arrays[name]) for name in arrays.files}
+    if not zipfile.is_zipfile(file):
+        raise _BadProposals("it is not a whole .npz file")
+    try:
+        with np.load(file) as arrays:
+            return {name: _checked(arrays[name]) for name in arrays.files}
+    except (ValueError, KeyError, OSError, NotImplementedError, zipfile.BadZipFile, zlib.error):
+        raise _BadProposals("one of its arrays is damaged or no array of numbers") from None
 
 
 def _read_mat(file: Path) -> dict[str, Boxes]:
@@ -53,17 +63,20 @@ def _read_mat(file: Path) -> dict[str, Boxes]:
 
     try:
         content = loadmat(file)
-    except MatReadError as error:
-        raise ValueError(error) from None
-    names = [str(np.ravel(name)[0]) for name in np.ravel(content["images"])]
-    boxes = [_checked(np.asarray(some)[:, (1, 0, 3, 2)] - (1.0, 1.0, 0.0, 0.0)) for some in np.ravel(content["boxes"])]
-    return dict(zip(names, boxes, strict=True))
+    except (MatReadError, ValueError, OSError, NotImplementedError):  # the last: MATLAB's newer kind, which is HDF5
+        raise _BadProposals("it is not a whole .mat file of MATLAB 7.2 or older") from None
+    try:
+        names = [str(np.ravel(name)[0]) for name in np.ravel(content["images"])]
+        boxes = [np.asarray(some)[:, (1, 0, 3, 2)] - (1.0, 1.0, 0.0, 0.0) for some in np.ravel(content["boxes"])]
+        return {name: _checked(some) for name, some in zip(names, boxes, strict=True)}
+    except (KeyError, IndexError, ValueError, TypeError):
+        raise _BadProposals("it does not hold the cells images and boxes, of equal length") from None
 
 
 def _checked(boxes: npt.NDArray[Any]) -> Boxes:
     boxes = np.asarray(boxes, np.float32)
     if boxes.ndim != 2 or boxes.shape[1] != 4:
-        raise ValueError(f"an array has the shape {boxes.shape}, not (N, 4)")
+        raise _BadProposals(f"an array has the shape {boxes.shape}, not (N, 4)")
     return boxes
 
 
@@ -95,7 +108,10 @@ def _kept(image: VocImage, folder: Path | None, search: Callable[[Pixels], Boxes
         with draft.open("wb") as stream:
             np.save(stream, boxes)
         draft.replace(file)
-    return _checked(np.load(file))
+    try:
+        return _checked(np.load(file))
+    except (ValueError, EOFError, _BadProposals):
+        raise UserError(f"{file} is damaged: delete it, and its proposals are searched again") from None
 
 
 def selective_search() -> Callable[[Pixels], Boxes]:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from unshuffle.errors import UserError
 from unshuffle.places import class_at, first_line_at
+from unshuffle.wording import did_you_mean
 
 if TYPE_CHECKING:
     from unshuffle.evaluation.labelled import Neighbours  # needs torch, which takes seconds to import
@@ -35,7 +36,7 @@ class Evaluation:
     """Options that every evaluation has; the defaults of a subclass are the preset `paper`."""
 
     weights: str = ""
-    """A run folder, a weights file, a torchvision model name, or random (random:ARCHITECTURE)."""
+    """A run folder, a weights file, alexnet, torchvision:NAME, timm:NAME, or random (random:NAME)."""
     preset: Literal["paper", "quick"] = "paper"
     """paper: the full schedules; quick: minutes."""
     out: Path | None = None
@@ -74,7 +75,8 @@ EVALUATIONS: dict[str, str] = {
 def find_evaluation(name: str) -> type[Evaluation]:
     """The class of an evaluation."""
     if name not in EVALUATIONS:
-        raise UserError(f"there is no evaluation '{name}'; there are {', '.join(EVALUATIONS)}")
+        hint = did_you_mean(name, EVALUATIONS) or f"; there are {', '.join(EVALUATIONS)}"
+        raise UserError(f"there is no evaluation '{name}'{hint}")
     evaluation: type[Evaluation] = class_at(EVALUATIONS[name])
     return evaluation
 

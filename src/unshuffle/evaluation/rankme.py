@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 
 from unshuffle.accelerator import choose_device
+from unshuffle.data.addresses import refuse_shards
 from unshuffle.data.images import find_images
 from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone
@@ -67,6 +68,7 @@ class RankMe(Evaluation):
 
     def _chosen(self) -> list[Path]:
         assert self.images is not None
+        refuse_shards(self.images)
         paths = find_images(self.images.expanduser())
         if not paths:
             raise UserError(f"there is no image in {self.images}")

@@ -14,6 +14,7 @@ from unshuffle.data.batches import Prefetcher
 from unshuffle.errors import UserError
 from unshuffle.evaluation.items import Items
 from unshuffle.evaluation.progress import progress
+from unshuffle.wording import counted
 
 WORKERS = os.cpu_count() or 1
 
@@ -53,7 +54,7 @@ def stream(
                 found += 1
             advance(min(len(items), (number + 1) * each))
     if not found:
-        raise UserError(f"none of the {len(items)} {items.kind} of the {title} can be read")
+        raise UserError(f"none of the {title} can be read ({counted(len(items), items.kind)})")
 
 
 def _read(items: Items, begin: int, count: int) -> _Read | None:

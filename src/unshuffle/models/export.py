@@ -14,6 +14,7 @@ from unshuffle.errors import UserError
 from unshuffle.models.fold import fold_batch_norm
 from unshuffle.models.registry import Backbone
 from unshuffle.models.weights import METADATA, WEIGHTS_NAME, write_weights
+from unshuffle.outputs import check_new_file
 
 Format = Literal["safetensors", "torchvision", "onnx"]
 SUFFIXES: dict[Format, str] = {"safetensors": ".safetensors", "torchvision": ".pth", "onnx": ".onnx"}
@@ -23,14 +24,12 @@ TOLERANCE = 1e-4
 
 def export(trunk: Backbone, out: Path, form: Format, *, fold: bool = False) -> dict[str, Any]:
     """Write a trunk that is in its form for evaluation; returns what is worth telling about the file."""
-    if out.exists():
-        raise UserError(f"{out} exists: choose another --out")
+    check_new_file(out, "--out")
     if out.suffix != SUFFIXES[form]:
         raise UserError(f"the name of a file in the format {form} ends with {SUFFIXES[form]}, and {out} does not")
     if fold:
         trunk = fold_batch_norm(trunk)
     metadata = {**trunk.metadata, **_description(trunk)} | ({"batch_norm": "folded"} if fold else {})
-    out.parent.mkdir(parents=True, exist_ok=True)
     findings = _WRITERS[form](trunk, metadata, out)
     return {"file": str(out), "bytes": out.stat().st_size, **metadata, **findings}
 

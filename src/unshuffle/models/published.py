@@ -13,6 +13,7 @@ from unshuffle.errors import UserError
 from unshuffle.models.normalisation import Normalisation
 from unshuffle.models.registry import Backbone, build_backbone, register_family
 from unshuffle.models.resnet import ResNet
+from unshuffle.wording import did_you_mean
 
 _RESIDUAL = ("resnet", "resnext", "wide_resnet")
 
@@ -37,8 +38,8 @@ class Timm(Backbone):
         timm = _timm()
         try:
             self.network: Any = timm.create_model(name, pretrained=False, num_classes=0)
-        except RuntimeError as error:
-            raise UserError(f"timm has no model '{name}': {error}") from None
+        except RuntimeError:
+            raise UserError(f"timm has no model '{name}'{did_you_mean(name, timm.list_models())}") from None
         self.channels = self.network.head_hidden_size
         known = self.network.pretrained_cfg
         self.eval_size = known["input_size"][-1]

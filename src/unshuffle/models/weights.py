@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from unshuffle.errors import UserError
@@ -49,8 +50,21 @@ def write_weights(trunk: Backbone, metadata: dict[str, str], path: Path) -> None
     """Write a trunk with given metadata; a kill leaves the old file or the new one, never half of one."""
     weights = {key: value.detach().cpu().contiguous() for key, value in trunk.state_dict().items()}
     draft = path.with_suffix(".tmp")
-    save_file(weights, draft, metadata=metadata)
+    draft.write_bytes(_sorted_metadata(save(weights, metadata)))
     draft.replace(path)
+
+
+def _sorted_metadata(content: bytes) -> bytes:
+    """A safetensors file whose bytes depend on nothing but what it holds: the library writes metadata in any order.
+
+    It begins with the length of the header in 8 bytes, then the header, which is JSON padded to a multiple of 8.
+    """
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 def read_weights(path: Path) -> tuple[Weights, dict[str, str]]:
@@ -63,24 +77,33 @@ def read_weights(path: Path) -> tuple[Weights, dict[str, str]]:
     try:
         with safe_open(file, framework="pt") as stored:
             return {key: stored.get_tensor(key) for key in stored.keys()}, stored.metadata() or {}  # noqa: SIM118
-    except SafetensorError as error:
-        raise UserError(f"{file} is not a whole safetensors file: {error}") from None
+    except SafetensorError:
+        kinds = f", and a file of torch's ends with {', '.join(_PICKLED)}" if file.suffix != ".safetensors" else ""
+        raise UserError(f"{file} is not a whole safetensors file{kinds}") from None
 
 
 def _read_pickled(file: Path) -> tuple[Weights, dict[str, str]]:
     """A state dict that torch saved, alone or inside a checkpoint; a file that would run code is refused."""
     try:
-        stored = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError) as error:
-        complaint = " ".join(str(error).split())[:200]
-        raise UserError(f"{file} is not a whole state dict that torch can read safely: {complaint}") from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about kinds of pickles
+            stored = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError):
+        # what torch says here is advice on how to read the file all the same, and run the code in it
+        raise UserError(
+            f"{file} is not a whole state dict that can be read safely: it is damaged, or holds more than tensors, "
+            "which could run code; save model.state_dict() instead"
+        ) from None
     for key in ("state_dict", "model", "weights"):
         if isinstance(stored, dict) and isinstance(stored.get(key), dict):
             stored = stored[key]
     if not isinstance(stored, dict):
         raise UserError(f"{file} holds no state dict")
     metadata = getattr(stored, "_metadata", {}).get(METADATA, {})
-    return {key: value for key, value in stored.items() if isinstance(value, Tensor)}, metadata
+    weights = {key: value for key, value in stored.items() if isinstance(value, Tensor)}
+    if not weights:
+        raise UserError(f"{file} holds no tensors")
+    return weights, metadata
 
 
 def load_into(trunk: Backbone, name: str, path: Path) -> None:
@@ -137,8 +160,7 @@ def load_backbone(path: str | Path, architecture: str | None = None) -> Backbone
     name = architecture or metadata.get("architecture") or _recognised(weights)
     if name is None:
         raise UserError(
-            f"{path} does not say what architecture it is of and fits none of {', '.join(sorted(BACKBONES))}: "
-            "pass architecture=..."
+            f"{path} does not say what architecture it is of and fits none of {', '.join(sorted(BACKBONES))}"
         )
     trunk = build_backbone(name)
     if _is_folded(trunk, weights):

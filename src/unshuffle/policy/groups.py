@@ -2,12 +2,13 @@
 
 import warnings
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 
@@ -48,7 +49,12 @@ def group_permutations(state: Tensor, count: int, seed: int) -> Groups:
 
 def _cluster(rows: np.ndarray, count: int, seed: int) -> np.ndarray:
     # one thread: with more, the order of the sums and so the last bits change from one call to the next
-    with threadpool_limits(1), warnings.catch_warnings():
+    with _thread_pools().limit(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than groups: some stay empty
         labels: np.ndarray = KMeans(count, n_init=3, random_state=seed).fit_predict(rows)
     return labels
+
+
+@lru_cache(maxsize=1)  # it looks through all loaded libraries, which takes as long as a clustering
+def _thread_pools() -> ThreadpoolController:
+    return ThreadpoolController()

@@ -53,10 +53,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint onto the CPU; nothing in it is executed."""
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        raise UserError(
-            f"checkpoint {path} is damaged ({str(error).splitlines()[0]}); delete it to use the one before"
-        ) from None
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError):
+        raise UserError(f"checkpoint {path} is damaged; delete it to use the one before") from None
     return state
 
 

@@ -59,6 +59,15 @@ def size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def launcher() -> str:
+    """The words in front of a command that start as many processes again."""
+    if size() == 1:
+        return "unshuffle"
+    if os.environ.get("LOCAL_WORLD_SIZE") == str(size()):
+        return f"torchrun --standalone --nproc_per_node {size()} -m unshuffle"
+    return "torchrun [as before] -m unshuffle"
+
+
 def is_main() -> bool:
     """Whether this is the process that decides, writes and prints."""
     return rank() == 0

@@ -48,7 +48,7 @@ class Stopped(Exception):
     def __init__(self, signum: int, iteration: int, folder: Path) -> None:
         super().__init__(
             f"stopped at iteration {iteration}; a checkpoint is saved. "
-            f"Go on with: unshuffle pretrain --out {shlex.quote(str(folder))} --resume"
+            f"Go on with: {distributed.launcher()} pretrain --out {shlex.quote(str(folder))} --resume"
         )
         self.signum = signum
         self.iteration = iteration
@@ -287,8 +287,8 @@ class Trainer:
         return self.iteration % every == 0 or self.iteration == self.last
 
     def _log_training(self, log: RunLog, display: Display, tally: Tally, waited: float) -> Tally:
-        seconds = time.perf_counter() - tally.begin
         loss, accuracy = self._averages(tally.losses, tally), self._averages(tally.hits, tally)
+        seconds = time.perf_counter() - tally.begin  # after the averages, which wait for the GPU to be done
         if not np.isfinite(list(loss.values())).all():
             raise UserError(self._not_a_number())
         display.samples_per_second, display.crops_per_second = tally.samples / seconds, tally.crops / seconds
@@ -323,7 +323,7 @@ class Trainer:
         begin = time.perf_counter()
         for task in self.permutations:
             validation = self.validate(task)
-            if not validation.state.isfinite().all():
+            if not np.isfinite(validation.state.numpy()).all():  # torch would wake its threads for this
                 raise UserError(self._not_a_number())
             seen = self._observe(self.samplers[task], validation)
             with together():

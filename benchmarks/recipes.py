@@ -1,0 +1,212 @@
+"""Which recipe learns: short trainings that differ in a few options, and their errors on data of other scenes.
+
+    python benchmarks/recipes.py STUDY --images FOLDER --videos FOLDER --val_images FOLDER --val_videos FOLDER
+                                 [--variants A B] [--iterations N] [--seeds 1] [--device cuda]
+
+STUDY is one of `STUDIES`. All trainings of a study see the same data and the same validation samples, at most 434 of
+--val_images and --val_videos: as many as UCF-101 has test clips in 31 classes. Permutations are drawn uniformly. A line
+for each validation goes to results/recipes_STUDY.csv; `left_chance` is the first iteration at which the error was below
+0.98.
+"""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from table import write_table
+
+from unshuffle.assembly import build_trainer
+from unshuffle.config import Config, preset_config
+from unshuffle.config_file import merge
+from unshuffle.data.batches import Prefetcher, ahead
+from unshuffle.data.prepare import Data, prepare
+from unshuffle.training.trainer import Tally
+
+LEFT = 0.98
+CONCAT = {"model": {"temporal": {"kind": "concat", "fc6": 512, "hidden": 1024}}}
+TURNED = {"shuffle": {"mirror": True, "reverse": True}}
+
+Changes = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Study:
+    """One question: what all trainings share, and what each changes."""
+
+    preset: str
+    shared: Changes
+    variants: dict[str, list[Changes]]
+    iterations: int
+    every: int
+    drop: float = 0.8
+    """The rates drop after this share of the iterations."""
+    val_size: int = 434
+
+
+STUDIES = {
+    # how the temporal task generalises; 100 permutations
+    "temporal": Study(
+        "small",
+        {"tasks": "T"},
+        {
+            "lstm": [],
+            "concat": [CONCAT],
+            "concat, mirrored": [CONCAT, {"shuffle": {"mirror": True}}],
+            "concat, mirrored and reversed": [CONCAT, TURNED],
+            "lstm, mirrored and reversed": [TURNED],
+            "and colours": [CONCAT, TURNED, {"shuffle": {"frame_jitter": True}}],
+            "and 32 permutations a clip": [CONCAT, TURNED, {"permutations": {"per_sample": 32}}],
+            "and within 48 frames": [CONCAT, TURNED, {"data": {"frame_span": 48}}],
+            "and smaller crops": [CONCAT, TURNED, {"shuffle": {"frame_share": 0.6}}],
+            "and all of these": [
+                CONCAT,
+                TURNED,
+                {"shuffle": {"frame_jitter": True, "frame_share": 0.7}, "permutations": {"per_sample": 32}},
+            ],
+        },
+        iterations=1600,
+        every=400,
+    ),
+    # how soon 1000 permutations of tiles are told from chance
+    "leave-spatial": Study(
+        "paper",
+        {"tasks": "S"},
+        {
+            "paper": [],
+            "paper, dropout 0.5": [{"model": {"spatial": {"dropout": 0.5}}}],
+            "paper, not centred": [{"model": {"spatial": {"centre": False}}}],
+            "paper, 8 permutations an image": [{"permutations": {"per_sample": 8}}],
+            "paper, rate 0.01": [{"optim": {"trunk": {"lr": 0.01}, "spatial": {"lr": 0.01}}}],
+            "paper, rate 0.01, warm-up": [{"optim": {"trunk": {"lr": 0.01}, "spatial": {"lr": 0.01}, "warmup": 500}}],
+        },
+        iterations=2000,
+        every=250,
+        drop=1.0,
+    ),
+    # how soon 1000 permutations of frames are
+    "leave-temporal": Study(
+        "paper",
+        {"tasks": "T"},
+        {
+            "paper": [],
+            "paper, one crop a clip": [{"shuffle": {"shared_crop": True, "frame_jitter": False}}],
+            "paper, one crop, 16 permutations": [
+                {"shuffle": {"shared_crop": True, "frame_jitter": False}, "permutations": {"per_sample": 16}}
+            ],
+            "the same, head by AdamW": [
+                {
+                    "shuffle": {"shared_crop": True, "frame_jitter": False},
+                    "permutations": {"per_sample": 16},
+                    "optim": {"temporal": {"optimiser": "adamw", "lr": 5e-4, "weight_decay": 0.01}},
+                }
+            ],
+            "the same, rate 0.01": [
+                {
+                    "shuffle": {"shared_crop": True, "frame_jitter": False},
+                    "permutations": {"per_sample": 16},
+                    "optim": {
+                        "trunk": {"lr": 0.01},
+                        "temporal": {"optimiser": "adamw", "lr": 5e-4, "weight_decay": 0.01},
+                    },
+                }
+            ],
+        },
+        iterations=3000,
+        every=500,
+        drop=1.0,
+    ),
+}
+
+
+def main() -> None:
+    """Train every variant, and write a row for each validation."""
+    args = arguments()
+    study = STUDIES[args.study]
+    iterations = args.iterations or study.iterations
+    base = merge(preset_config(study.preset), {**study.shared, **given(args, study), **schedule(study, iterations)})
+    names = args.variants or list(study.variants)
+    opened: dict[Any, Data] = {}
+    rows = []
+    for name in names:
+        for seed in range(args.seeds):
+            config = merge(base, {"seed": seed})
+            for changes in study.variants[name]:
+                config = merge(config, changes)
+            curve = [
+                {"variant": name, "seed": seed, **point} for point in train(config, data_of(config, opened), study)
+            ]
+            print(name, seed, [(point["iteration"], point["error"]) for point in curve], flush=True)
+            rows += with_departure(curve)
+    write_table(f"recipes_{args.study}", rows, args.device)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=list(STUDIES))
+    parser.add_argument("--images")
+    parser.add_argument("--videos")
+    parser.add_argument("--val_images")
+    parser.add_argument("--val_videos")
+    parser.add_argument("--variants", nargs="+", help="some of the study's; all unless given")
+    parser.add_argument("--iterations", type=int)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser.parse_args()
+
+
+def given(args: argparse.Namespace, study: Study) -> Changes:
+    """Data and device, as options."""
+    return {
+        "images": args.images,
+        "videos": args.videos,
+        "device": args.device,
+        "data": {"val_images": args.val_images, "val_videos": args.val_videos, "val_size": study.val_size},
+        "policy": {"sampler": "uniform"},
+    }
+
+
+def schedule(study: Study, iterations: int) -> Changes:
+    """The length of the training, and its drop if it has one."""
+    milestones = [round(study.drop * iterations)] if study.drop < 1 else []
+    return {"optim": {"iterations": iterations, "milestones": milestones}}
+
+
+def data_of(config: Config, opened: dict[Any, Data]) -> Data:
+    """The data of a config; what the samples do not depend on is opened once."""
+    key = (config.data, config.shuffle.reverse, config.shuffle.image_share, config.seed)
+    if key not in opened:
+        opened[key] = prepare(config)
+    return opened[key]
+
+
+def train(config: Config, data: Data, study: Study) -> Iterator[dict[str, Any]]:
+    """One training, without a run folder: error and training accuracy now and then."""
+    trainer = build_trainer(config, data)
+    iterations = config.optim.iterations
+    (task,) = trainer.permutations
+    tally = Tally()
+    with closing(ahead(Prefetcher(trainer.load, 0, iterations, config.data.workers), trainer.device)) as coming:
+        for batch in coming:
+            trainer.step(batch, tally)
+            if trainer.iteration % study.every == 0 or trainer.iteration == iterations:
+                accuracy = float(tally.hits[task]) / tally.steps[task]
+                error = trainer.validate(task).error
+                yield {
+                    "iteration": trainer.iteration,
+                    "error": round(error, 4),
+                    "training_accuracy": round(accuracy, 4),
+                }
+                tally = Tally()
+
+
+def with_departure(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The points of a training, each with the iteration at which it had left chance."""
+    left = next((point["iteration"] for point in curve if point["error"] < LEFT), "")
+    return [{**point, "left_chance": left} for point in curve]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""Small words of the sentences that people read."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def counted(number: int, things: str) -> str:
+    """`1 image`, `2 images`: the number and its things, which are given in the plural."""
+    return f"{number} {things.removesuffix('s') if number == 1 else things}"
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """` (did you mean ...?)` with the known name nearest to a misspelt one, or nothing if none is near."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f" (did you mean {prefix}{close[0]}?)" if close else ""
