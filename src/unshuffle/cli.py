@@ -344,14 +344,14 @@ def report(args: Sequence[str]) -> int:
     if not command.runs:
         raise UserError("name a run folder, or several; see unshuffle report --help")
     from unshuffle.report.page import write_report
-    from unshuffle.report.subjects import check_file, default_file, find_subjects, find_tables
+    from unshuffle.report.subjects import check_page, default_file, find_subjects, find_tables
 
     folders = [folder.expanduser() for folder in command.runs]
     out = default_file(folders) if command.out is None else command.out.expanduser()
     subjects = find_subjects(folders)
-    check_file(out)
+    check_page(out)
     write_report(subjects, out, tables=find_tables(folders))
-    print(f"{len(subjects)} {'run' if len(subjects) == 1 else 'runs'} in {out}, {out.stat().st_size / 1e6:.1f} MB")
+    print(f"{counted(len(subjects), 'runs')} in {out}, {out.stat().st_size / 1e6:.1f} MB")
     return 0
 
 

@@ -39,7 +39,7 @@ def test_several_runs_have_a_chart_for_each_task(run: Run, uniform_run: Run) -> 
     found = {chart.title: chart for chart in charts(find_subjects([run.folder, uniform_run.folder]))}
     assert [len(found[f"Validation error, {task}"].series) for task in ("spatial", "temporal")] == [2, 1]
     names = [series.name for series in found["Retrieval"].series]
-    assert names == ["finished (policy)", "uniform (uniform)"]
+    assert names == ["finished (policy)", "uniform"]
     assert len({series.colour for series in found["Retrieval"].series}) == 2
 
 

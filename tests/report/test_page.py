@@ -15,7 +15,7 @@ from unshuffle.config_file import write_config
 from unshuffle.pretraining import run_pretraining
 from unshuffle.report import page as page_module
 from unshuffle.report.page import differing, read_table, write_report
-from unshuffle.report.subjects import check_file, find_subjects
+from unshuffle.report.subjects import check_page, find_subjects
 from unshuffle.run import Run
 
 
@@ -44,7 +44,7 @@ def written(folders: list[Path], out: Path) -> str:
 
 
 def test_pretrain_writes_it(run: Run) -> None:
-    check_file(run.report)
+    check_page(run.report)
     page = run.report.read_text(encoding="utf-8")
     words = " ".join(Seen(page).texts)
     last = {entry["task"]: entry["error"] for entry in run.metrics("validation")}

@@ -5,7 +5,7 @@ import pytest
 from unshuffle.config import demo
 from unshuffle.config_file import write_config
 from unshuffle.errors import UserError
-from unshuffle.report.subjects import check_file, default_file, find_subjects, find_tables
+from unshuffle.report.subjects import check_page, default_file, find_subjects, find_tables
 
 
 def make_run(folder: Path) -> Path:
@@ -54,13 +54,13 @@ def test_what_is_no_run_is_one_sentence(tmp_path: Path, place: str) -> None:
 
 def test_only_reports_are_written_over(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    check_file(page)
+    check_page(page)
     page.write_text('<!doctype html><meta name="generator" content="unshuffle 0.1.0">')
-    check_file(page)
+    check_page(page)
     page.write_text("my thesis")
     with pytest.raises(UserError, match="not a report"):
-        check_file(page)
+        check_page(page)
     with pytest.raises(UserError, match="is a folder"):
-        check_file(tmp_path)
+        check_page(tmp_path)
     with pytest.raises(UserError, match="there is no folder"):
-        check_file(tmp_path / "nowhere" / "page.html")
+        check_page(tmp_path / "nowhere" / "page.html")

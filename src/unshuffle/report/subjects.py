@@ -6,6 +6,7 @@ from pathlib import Path
 
 from unshuffle.analysis.history import run_labels
 from unshuffle.errors import UserError
+from unshuffle.outputs import check_file
 from unshuffle.run import Run
 
 COLOURS = 8  # that the page's style has
@@ -60,12 +61,9 @@ def default_file(folders: Sequence[Path]) -> Path:
     return folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
 
 
-def check_file(path: Path) -> None:
-    """Refuse to write over what is not a report."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder, and --out must be a file")
-    if not path.parent.is_dir():
-        raise UserError(f"there is no folder {path.parent} to write the report into")
+def check_page(path: Path) -> None:
+    """Refuse a place that cannot be written, and to write over what is not a report."""
+    check_file(path, "--out")
     if path.is_file():
         with path.open("rb") as file:
             if GENERATOR_TAG.encode() not in file.read(2000):
