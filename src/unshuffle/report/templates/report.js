@@ -201,14 +201,15 @@
     const now = make("p", {class: "now"});
     const examples = make("div", {class: `examples ${element.dataset.task}`});
     element.append(
-      make("div", {class: "maplabels"}, make("span", {}, "hardest group"), make("span", {}, key("less", "less often than chance"), " ", key("more", "more often"))),
-      stage,
-      make("div", {class: "maplabels"}, make("span", {}, "easiest group"), make("span", {}, "training →")),
+      make("div", {class: "map"},
+        make("div", {class: "maplabels"}, make("span", {}, "hardest group"), make("span", {}, key("less", "less often than chance"), " ", key("more", "more often"))),
+        stage,
+        make("div", {class: "maplabels"}, make("span", {}, "easiest group"), make("span", {}, "training →"))),
       make("div", {class: "slider"}, slider, label), now, examples,
     );
     const draw = () => drawMap(canvas, columns, rows, (column, row) => {
-      const row_ = task.preferences[column];
-      return row_ === null || row >= row_.length ? ["less", 0] : strength(row_[row]);
+      const preferences = task.preferences[column];
+      return preferences === null || row >= preferences.length ? ["less", 0] : strength(preferences[row]);
     });
 
     function show() {
