@@ -102,6 +102,9 @@ def photos(folder: Path, count: int) -> Path:
         ("embed . --weights random:tiny --out f.npy", "there are no images or videos in ."),
         ("embed . --weights random:tiny --out f.npy --size 3", "short side of 3 pixels is too small"),
         ("embed . --weights random:tiny --out f.npy --frames 0", "0 frames"),
+        ("report", "name a run folder"),
+        ("report nowhere", "nowhere is not a run folder"),
+        ("report .", "is not a run folder"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(
@@ -255,7 +258,7 @@ def test_help_shows_the_values_of_the_preset(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_surface_of_the_command_line_is_a_contract() -> None:
-    commands = "pretrain doctor permutations pack evaluate analyze ablate bench export embed"
+    commands = "pretrain doctor permutations pack evaluate analyze ablate report bench export embed"
     assert list(cli.COMMANDS) == commands.split()
     sections = {"data", "synthetic", "permutations", "shuffle", "model", "optim", "policy", "monitor", "log"}
     top = {"preset", "images", "videos", "out", "init", "tasks", "seed", "device"}

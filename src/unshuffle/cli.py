@@ -152,6 +152,16 @@ class AnalyzeCommand:
 
 
 @dataclass(frozen=True)
+class ReportCommand:
+    """Write one HTML page about a run, finished or not, or about several side by side."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folders, or the folder of an ablation."""
+    out: Path | None = None
+    """The page to write; by default report.html in the folder, or here if there are several."""
+
+
+@dataclass(frozen=True)
 class ExportCommand:
     """Write a trained backbone for use elsewhere."""
 
@@ -400,6 +410,23 @@ def evaluate(args: Sequence[str]) -> int:
     return 0
 
 
+def report(args: Sequence[str]) -> int:
+    """`unshuffle report`."""
+    command = _parse(ReportCommand, "report", args)
+    if not command.runs:
+        raise UserError("name a run folder, or several; see unshuffle report --help")
+    from unshuffle.report.page import write_report
+    from unshuffle.report.subjects import check_page, default_file, find_subjects, find_tables
+
+    folders = [folder.expanduser() for folder in command.runs]
+    out = default_file(folders) if command.out is None else command.out.expanduser()
+    subjects = find_subjects(folders)
+    check_page(out)
+    write_report(subjects, out, tables=find_tables(folders))
+    print(f"{counted(len(subjects), 'runs')} in {out}, {out.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
 def _evaluations() -> str:
     from unshuffle.evaluation.protocol import describe_evaluations
 
@@ -447,6 +474,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], type[Any]]] = {
     "evaluate": (evaluate, EvaluateCommand),
     "analyze": (analyze, AnalyzeCommand),
     "ablate": (ablate, AblateCommand),
+    "report": (report, ReportCommand),
     "bench": (bench, BenchCommand),
     "export": (export, ExportCommand),
     "embed": (embed, EmbedCommand),
