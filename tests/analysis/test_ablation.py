@@ -195,7 +195,7 @@ def test_the_papers_figures_stand_beside_its_evaluations(tmp_path: Path, tiny: d
     evaluations = {"voc-classification": {"preset": "quick", "voc": str(tmp_path)}}
     plan = make_plan(out, merge(preset_config("demo"), tiny), arms, 1, evaluations)
     for job in plan.jobs:  # as if they had been evaluated
-        result = Result("by hand", "", {"mAP area": 40.0})
+        result = Result("by hand", "", {"mAP_area": 40.0})
         job.keep("voc-classification", job.evaluation("voc-classification"), result)
     found = ablate(out, arms=arms, evaluations=evaluations, **tiny)
     words = [line.split() for line in found.table.text().splitlines()]

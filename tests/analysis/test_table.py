@@ -8,13 +8,13 @@ import pytest
 from unshuffle.analysis.table import PUBLISHED, Cell, Table, latex_escaped
 
 TABLE = Table(
-    columns=["error.spatial", "voc-classification.mAP area"],
+    columns=["error.spatial", "voc-classification.mAP_area"],
     rows={
-        "S&T": {"error.spatial": Cell((0.25, 0.5)), "voc-classification.mAP area": Cell((50.0, 60.0))},
+        "S&T": {"error.spatial": Cell((0.25, 0.5)), "voc-classification.mAP_area": Cell((50.0, 60.0))},
         "my_arm | 50%": {"error.spatial": Cell((0.125,))},
     },
     seeds={"S&T": "2", "my_arm | 50%": "1/2"},
-    published={"voc-classification.mAP area": {"S&T": 69.8}},
+    published={"voc-classification.mAP_area": {"S&T": 69.8}},
     notes=["a note of 100 %"],
 )
 
@@ -29,7 +29,7 @@ def test_mean_and_deviation_against_the_obvious() -> None:
 
 def test_text_is_aligned() -> None:
     assert TABLE.text().splitlines() == [
-        "              seeds  error spatial  voc-classification mAP area  published, other data",
+        "              seeds  error spatial  voc-classification mAP_area  published, other data",
         "S&T               2  0.375 ± 0.177                   55.0 ± 7.1                   69.8",
         "my_arm | 50%    1/2          0.125                            -                      -",
         "",
@@ -40,9 +40,9 @@ def test_text_is_aligned() -> None:
 def test_csv_is_unrounded_and_has_a_column_for_the_deviation() -> None:
     one, other = csv.DictReader(io.StringIO(TABLE.csv()))
     assert one["arm"] == "S&T" and float(one["error.spatial std"]) == Cell((0.25, 0.5)).std
-    assert one[f"voc-classification.mAP area {PUBLISHED}"] == "69.8"
+    assert one[f"voc-classification.mAP_area {PUBLISHED}"] == "69.8"
     assert other["arm"] == "my_arm | 50%" and other["error.spatial mean"] == "0.125"
-    assert other["error.spatial std"] == "" and other["voc-classification.mAP area mean"] == ""
+    assert other["error.spatial std"] == "" and other["voc-classification.mAP_area mean"] == ""
 
 
 def test_markdown_has_as_many_cells_in_every_row() -> None:

@@ -34,8 +34,8 @@ HEADLINES = {
     "finetune": ("top1",),
     "action": ("mean_class_accuracy",),
     "rankme": ("rankme",),
-    "voc-classification": ("mAP area",),
-    "voc-detection": ("mAP 11-point",),
+    "voc-classification": ("mAP_area",),
+    "voc-detection": ("mAP_11_point",),
     "voc-segmentation": ("mIoU",),
 }
 """The metrics of each evaluation that have a column of the table unless others are asked for."""
