@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from unshuffle.analysis.table import PUBLISHED, Cell, Table, latex_escaped
+from unshuffle.analysis.table import PUBLISHED, Cell, Table, latex_escaped, numbers, read_cells
 
 TABLE = Table(
     columns=["error.spatial", "voc-classification.mAP_area"],
@@ -65,3 +65,19 @@ def test_latex_is_escaped() -> None:
 def test_all_forms_are_written(tmp_path: Path) -> None:
     assert [path.name for path in TABLE.write(tmp_path)] == ["table.txt", "table.csv", "table.md", "table.tex"]
     assert (tmp_path / "table.txt").read_text(encoding="utf-8") == TABLE.text()
+
+
+def test_cells_are_read_back(tmp_path: Path) -> None:
+    TABLE.write(tmp_path)
+    assert read_cells(tmp_path / "table.csv") == TABLE.cells()
+
+
+@pytest.mark.parametrize("text", ["", "arm\nS\n", "name,price\ntea,cheap\n", "arm,seeds,error.x mean\nS,1,0.5\nT,1\n"])
+def test_what_is_no_table_has_no_cells(text: str, tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text(text)
+    assert read_cells(tmp_path / "table.csv") == []
+
+
+def test_numbers_under_dotted_names() -> None:
+    nested = {"a": 1, "b": {"c": 0.5, "d": {"e": 2}, "name": "x", "flag": True}, "none": None}
+    assert numbers(nested) == {"a": 1, "b.c": 0.5, "b.d.e": 2}

@@ -10,6 +10,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
+
+from unshuffle.analysis.ablation import HEADLINES
+from unshuffle.analysis.table import numbers
+from unshuffle.evaluation.protocol import EVALUATIONS, Evaluation, Result
 
 COLOURS = {"aeroplane": (230, 30, 30), "bicycle": (30, 200, 30), "bird": (40, 60, 240)}
 Object = tuple[str, tuple[int, int, int, int], bool]
@@ -186,3 +191,18 @@ def slow_nearest(
         ]
 
     return nearest
+
+
+@pytest.fixture(autouse=True)
+def headlines_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is evaluated here has a metric that the ablation makes a column of."""
+    names = {place.partition(":")[2]: name for name, place in EVALUATIONS.items()}
+    evaluate = Evaluation.run
+
+    def run(self: Evaluation, console: Console) -> Result:
+        result = evaluate(self, console)
+        found = numbers(result.metrics)
+        assert any(name in found for name in HEADLINES[names[type(self).__name__]]), list(found)
+        return result
+
+    monkeypatch.setattr(Evaluation, "run", run)

@@ -14,7 +14,7 @@ from unshuffle.config import Config
 from unshuffle.config_file import write_config
 from unshuffle.pretraining import run_pretraining
 from unshuffle.report import page as page_module
-from unshuffle.report.page import differing, read_table, write_report
+from unshuffle.report.page import differing, write_report
 from unshuffle.report.subjects import check_page, find_subjects
 from unshuffle.run import Run
 
@@ -132,18 +132,6 @@ def test_differing_names_only_what_differs() -> None:
     configs = [{"seed": 0, "out": "a", "tasks": "S"}, {"seed": 1, "out": "b", "tasks": "S"}]
     assert differing(configs) == ["seed"]
     assert differing(configs[:1]) == []
-
-
-def test_the_table_of_an_ablation_for_people(tmp_path: Path) -> None:
-    path = tmp_path / "table.csv"
-    path.write_text("arm,seeds,error.x mean,error.x std,top1 mean,top1 std,paper\nS,2,0.5,0.0123,71.26,,70\nT,1,,,,,\n")
-    assert read_table(path) == [
-        ["arm", "seeds", "error x", "top1", "paper"],
-        ["S", "2", "0.500 ± 0.012", "71.3", "70"],
-        ["T", "1", "–", "–", "–"],
-    ]
-    path.write_text("")
-    assert read_table(path) == []
 
 
 def test_a_report_that_fails_does_not_fail_the_run(

@@ -1,8 +1,7 @@
 """The ablation: arms × seeds, each trained and evaluated, and the table of them (Tab. 5 of the paper)."""
 
-import csv
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +13,8 @@ from unshuffle.accelerator import choose_device
 from unshuffle.analysis.arms import KIND, PAPER_ARMS, Values, find_arms, find_evaluations, plain
 from unshuffle.analysis.launcher import Failures, Launcher, places, run_here, run_processes, run_slurm
 from unshuffle.analysis.plan import LOGS, Job, Plan
-from unshuffle.analysis.table import PUBLISHED, Cell, Table
+from unshuffle.analysis.result import Row, write_rows
+from unshuffle.analysis.table import PUBLISHED, Cell, Table, numbers
 from unshuffle.config import Config, preset_config
 from unshuffle.config_file import merge
 from unshuffle.data.prepare import prepare
@@ -64,6 +64,16 @@ class Ablation:
     def metrics(self) -> dict[str, Any]:
         """All figures by arm and metric: their mean, standard deviation and the value of each seed."""
         return {arm: _summary(by_seed) for arm, by_seed in self.figures.items()}
+
+    @property
+    def rows(self) -> list[Row]:
+        """A line for each figure."""
+        return [
+            {"arm": arm, "seed": seed, "metric": name, "value": value}
+            for arm, by_seed in self.figures.items()
+            for seed, figures in by_seed.items()
+            for name, value in figures.items()
+        ]
 
 
 def ablate(
@@ -129,7 +139,7 @@ def run_ablation(
     failures = _launch(plan, left, launcher, jobs, slurm or {}, console)
     found = _collect(plan, failures, columns)
     found.table.write(plan.out)
-    _write_figures(found, plan.out / "results.csv")
+    write_rows(plan.out / "results.csv", found.rows)
     console.print("", found.table.text(), sep="\n", highlight=False, soft_wrap=True, markup=False, end="")
     return found
 
@@ -182,7 +192,7 @@ def _collect(plan: Plan, failures: Failures, columns: Sequence[str]) -> Ablation
     finished = [job for job in plan.jobs if job.is_trained]
     figures: dict[str, dict[int, dict[str, float]]] = {arm: {} for arm in plan.arms}
     for job in finished:
-        figures[job.arm][job.seed] = dict(_figures(job))
+        figures[job.arm][job.seed] = _figures(job)
     rows = {arm: _cells(by_seed) for arm, by_seed in figures.items()}
     chosen = list(columns) or _default_columns(plan, rows)
     table = Table(
@@ -204,30 +214,21 @@ def _count(found: int, wanted: int) -> str:
     return str(wanted) if found == wanted else f"{found}/{wanted}"
 
 
-def _figures(job: Job) -> Iterator[tuple[str, float]]:
+def _figures(job: Job) -> dict[str, float]:
     """The last figures that the run has logged, and those of its evaluations."""
-    for entry in job.run.metrics("validation"):
-        yield f"error.{entry['task']}", entry["error"]
+    figures = {f"error.{entry['task']}": entry["error"] for entry in job.run.metrics("validation")}
     for entry in job.run.metrics("monitor"):
-        yield from _monitored(entry)
+        figures |= _monitored(entry)
     missing = list(job.missing_evaluations())
     for name in job.plan.evaluations:
         document = job.evaluated(name)
         if document is not None and name not in missing:
-            yield from _numbers(document["metrics"], name)
+            figures |= numbers({name: document["metrics"]})
+    return figures
 
 
-def _monitored(entry: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    return _numbers({key: value for key, value in entry.items() if key not in ("iteration", "kind")}, "monitor")
-
-
-def _numbers(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
-    """All numbers of nested dicts, under dotted names."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _numbers(value, f"{prefix}.{key}")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{prefix}.{key}", value
+def _monitored(entry: dict[str, Any]) -> dict[str, float]:
+    return numbers({"monitor": {key: value for key, value in entry.items() if key not in ("iteration", "kind")}})
 
 
 def _beginnings(jobs: Sequence[Job]) -> dict[int, dict[str, float]]:
@@ -239,7 +240,7 @@ def _beginnings(jobs: Sequence[Job]) -> dict[int, dict[str, float]]:
             if entry["iteration"] == 0 and entry["kind"] == "validation":
                 by_name.setdefault(f"error.{entry['task']}", []).append(entry["error"])
             elif entry["iteration"] == 0 and entry["kind"] == "monitor":
-                for name, value in _monitored(entry):
+                for name, value in _monitored(entry).items():
                     by_name.setdefault(name, []).append(value)
     return {seed: {name: fmean(values) for name, values in by_name.items()} for seed, by_name in found.items()}
 
@@ -288,12 +289,3 @@ def _notes(plan: Plan, finished: Sequence[Job], columns: Sequence[str]) -> list[
     if any(kind in IN_TABLE_5 for kind in _kinds(plan).values()):
         notes.append(f"{PUBLISHED}: Tab. 5 of the paper, of its networks and its data")
     return notes
-
-
-def _write_figures(found: Ablation, path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(("arm", "seed", "metric", "value"))
-        for arm, by_seed in found.figures.items():
-            for seed, figures in by_seed.items():
-                writer.writerows((arm, seed, name, value) for name, value in figures.items())

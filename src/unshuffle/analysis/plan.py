@@ -11,8 +11,10 @@ from typing import Any
 from unshuffle.analysis.arms import KIND, Values, build_evaluation, check_data, folder_name, plain
 from unshuffle.config import Config, check, preset_config
 from unshuffle.config_file import differences, merge, read_yaml, to_dict, write_yaml
+from unshuffle.drafts import draft_of
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import Evaluation, Result
+from unshuffle.measurement import write_measurement
 from unshuffle.outputs import check_folder
 from unshuffle.pretraining import CHANGEABLE_ON_RESUME
 from unshuffle.run import Run
@@ -178,18 +180,10 @@ class Job:
 
     def keep(self, name: str, evaluation: Evaluation, result: Result) -> None:
         """Write the document of an evaluation, whole or not at all."""
-        kind = self.plan.evaluations[name].get(KIND, name)
-        document = {
-            "command": f"evaluate {kind}",
-            "protocol": result.protocol,
-            "config": to_dict(evaluation),
-            "metrics": result.metrics,
-        }
-        file = self._evaluation_file(name)
+        kind, file = self.plan.evaluations[name].get(KIND, name), self._evaluation_file(name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_suffix(".tmp")
-        draft.write_text(json.dumps(document, indent=1, default=str) + "\n")
-        draft.replace(file)
+        with draft_of(file) as draft:
+            write_measurement(draft, f"evaluate {kind}", result.protocol, to_dict(evaluation), result.metrics)
 
     def _evaluation_file(self, name: str) -> Path:
         return self.folder / "evaluations" / f"{folder_name(name)}.json"

@@ -14,6 +14,7 @@ from unshuffle.analysis.figures import INK, QUIET, TASK_COLOURS, name_axes, pane
 from unshuffle.analysis.history import open_run, tasks_of
 from unshuffle.analysis.question import Question
 from unshuffle.analysis.result import Analysis
+from unshuffle.analysis.table import plus_minus
 from unshuffle.errors import UserError
 from unshuffle.run import Run
 
@@ -122,15 +123,9 @@ def _table(summary: Mapping[str, Mapping[str, Mapping[str, float | int | None]]]
     for column in ("relative accuracy [%]", *summary, "paper"):
         table.add_column(column, justify="left" if column == "relative accuracy [%]" else "right", no_wrap=True)
     for method in COMPARED:
-        mine = (_plus_minus(tasks[method]["mean"], tasks[method]["std"]) for tasks in summary.values())
-        table.add_row(method, *mine, _plus_minus(*PUBLISHED[method]))
+        mine = (plus_minus(tasks[method]["mean"], tasks[method]["std"]) for tasks in summary.values())
+        table.add_row(method, *mine, plus_minus(*PUBLISHED[method]))
     return table
-
-
-def _plus_minus(mean: float | None, std: float | None) -> str:
-    if mean is None:
-        return "-"
-    return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
 
 
 @styled

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 PUBLISHED = "published, other data"
 LATEX = {
@@ -67,10 +68,10 @@ class Table:
     def _words(self, arm: str) -> list[str]:
         words = [arm, self.seeds.get(arm, "")]
         for column in self.columns:
-            words.append(_figure(self.rows[arm].get(column), digits(column)))
+            cell = self.rows[arm].get(column)
+            words.append("-" if cell is None else plus_minus(cell.mean, cell.std, digits(column)))
             if column in self.published:
-                theirs = self.published[column].get(arm)
-                words.append("-" if theirs is None else f"{theirs:.{digits(column)}f}")
+                words.append(plus_minus(self.published[column].get(arm), None, digits(column)))
         return words
 
     def text(self) -> str:
@@ -123,16 +124,49 @@ class Table:
         return [folder / f"table.{suffix}" for suffix in forms]
 
 
+def read_cells(path: Path) -> list[list[str]]:
+    """The cells of a table.csv as `Table.cells` had them; none if it is no such table."""
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        header, *rows = [*csv.reader(file)] or [[]]
+    if header[:2] != ["arm", "seeds"] or any(len(row) != len(header) for row in rows):
+        return []
+    columns = [name for name in header[2:] if not name.endswith(" std")]
+    names = [
+        PUBLISHED if name.endswith(PUBLISHED) else name.removesuffix(" mean").replace(".", " ") for name in columns
+    ]
+    found = [["", "seeds", *names]]
+    for row in rows:
+        figures = {name: float(text) for name, text in zip(header[2:], row[2:], strict=True) if text}
+        found.append([*row[:2], *(_read_figure(figures, name) for name in columns)])
+    return found
+
+
+def _read_figure(figures: Mapping[str, float], column: str) -> str:
+    std = figures.get(f"{column.removesuffix(' mean')} std")
+    return plus_minus(figures.get(column), std, digits(column))
+
+
+def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """All numbers of nested dicts, under dotted names."""
+    found: dict[str, float] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found |= numbers(value, f"{prefix}{key}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[f"{prefix}{key}"] = value
+    return found
+
+
 def digits(column: str) -> int:
     """Decimals of a metric: errors are shares, all else is percent or larger."""
     return 3 if column.startswith("error.") else 1
 
 
-def _figure(cell: Cell | None, decimals: int) -> str:
-    if cell is None:
+def plus_minus(mean: float | None, std: float | None, decimals: int = 1) -> str:
+    """A mean and its standard deviation, if there are such."""
+    if mean is None:
         return "-"
-    spread = "" if cell.std is None else f" ± {cell.std:.{decimals}f}"
-    return f"{cell.mean:.{decimals}f}{spread}"
+    return f"{mean:.{decimals}f}" if std is None else f"{mean:.{decimals}f} ± {std:.{decimals}f}"
 
 
 def latex_escaped(text: str) -> str:

@@ -1,7 +1,6 @@
 """`unshuffle report`: one HTML file about one run or several, which needs nothing beside it."""
 
 import base64
-import csv
 import hashlib
 import importlib.metadata
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,8 @@ import jinja2
 from markupsafe import Markup
 
 import unshuffle
+from unshuffle.analysis.table import read_cells
+from unshuffle.drafts import draft_of
 from unshuffle.report.curves import Chart, charts
 from unshuffle.report.snapshot import Snapshot
 from unshuffle.report.subjects import Subject
@@ -44,10 +45,9 @@ def write_report(
             run = subject.run
             illustrate(view, run, (snapshots or {}).get(run.folder) or Snapshot.newest(run))
     drawn = charts(subjects)
-    page = _render(views, drawn, [table for file in tables if (table := read_table(file))])
-    draft = path.with_suffix(".tmp")
-    draft.write_text(page, encoding="utf-8", errors="backslashreplace")  # file names need not be valid text
-    draft.replace(path)
+    page = _render(views, drawn, [table for file in tables if (table := read_cells(file))])
+    with draft_of(path) as draft:
+        draft.write_text(page, encoding="utf-8", errors="backslashreplace")  # file names need not be valid text
 
 
 def _render(views: Sequence[View], drawn: Sequence[Chart], tables: Sequence[Table]) -> str:
@@ -91,21 +91,3 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names under which not all runs have the same value; a folder of its own each of them has anyway."""
     names = list(dict.fromkeys(name for config in configs for name in config))
     return [name for name in names if name != "out" and len({str(config.get(name)) for config in configs}) > 1]
-
-
-def read_table(path: Path) -> Table:
-    """The table of an ablation, names first: columns "X mean" and "X std" become one for people to read."""
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        rows = [row for row in csv.DictReader(file) if None not in row]
-    columns = [name for name in rows[0] if not name.endswith(" std")] if rows else []
-    header = [name.removesuffix(" mean").replace(".", " ") for name in columns]
-    return [header, *([_cell(row, name) for name in columns] for row in rows)] if columns else []
-
-
-def _cell(row: Mapping[str, str | None], name: str) -> str:
-    value = row[name] or "–"
-    if not name.endswith(" mean") or not row[name]:
-        return value
-    decimals = 3 if name.startswith("error.") else 1
-    std = row.get(f"{name.removesuffix(' mean')} std")
-    return f"{float(value):.{decimals}f}" + (f" ± {float(std):.{decimals}f}" if std else "")
