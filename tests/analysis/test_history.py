@@ -45,7 +45,8 @@ def test_labels_tell_runs_apart(run: Run, copied: Run, tmp_path: Path) -> None:
     assert run_labels([run, copied]) == ["policy", "copied (policy)"]
     other = Run(copied.folder.rename(tmp_path / "policy"))
     assert run_labels([run, other]) == [f"{one.folder.parent.name}/policy" for one in (run, other)]
-    assert run_labels([run, run]) == ["policy", "policy"]
+    with pytest.raises(ValueError, match="the same is given twice"):
+        run_labels([run, run])
 
 
 def test_open_run_wants_a_run(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ def test_as_few_parts_as_tell_paths_apart(tmp_path: Path) -> None:
     assert short_names([tmp_path / "a/run", tmp_path / "c/other"]) == ["run", "other"]
     assert short_names([tmp_path / "a/run", tmp_path / "b/run"]) == ["a/run", "b/run"]
     assert short_names([str(tmp_path / "a/run"), "random:tiny"]) == ["run", "random:tiny"]
+    assert short_names([]) == []
     with pytest.raises(ValueError, match="twice"):
         short_names(["random", "random"])
 

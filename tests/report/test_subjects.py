@@ -37,6 +37,15 @@ def test_seeds_of_an_arm_share_a_colour(tmp_path: Path) -> None:
     assert find_tables([tmp_path]) == [tmp_path / "table.csv"]
 
 
+def test_arms_of_two_ablations_are_told_apart(tmp_path: Path) -> None:
+    for place in ("one/S/seed-0", "two/S/seed-0", "single"):
+        make_run(tmp_path / place)
+    subjects = find_subjects([tmp_path / "one", tmp_path / "single", tmp_path / "two"])
+    assert [one.name for one in subjects] == ["single", "one/S/seed-0", "two/S/seed-0"]
+    assert [one.arm for one in subjects] == ["single", "one/S", "two/S"]
+    assert len({one.colour for one in subjects}) == 3
+
+
 def test_a_run_that_holds_runs_is_itself_the_subject(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     make_run(tmp_path / "run" / "inner")

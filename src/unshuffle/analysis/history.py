@@ -9,6 +9,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
+from unshuffle.analysis.names import short_names
 from unshuffle.errors import UserError
 from unshuffle.run import Run
 
@@ -85,10 +86,5 @@ def read_history(run: Run, task: str) -> History:
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
     """A name for each run: its folder's, with as many parents as it takes to tell them apart, and its sampler's."""
-    paths = [run.folder.absolute() for run in runs]
-    depth = 1
-    while len({path.parts[-depth:] for path in paths}) < len(set(paths)):
-        depth += 1
-    names = ["/".join(path.parts[-depth:]) for path in paths]
-    samplers = [run.config.policy.sampler for run in runs]
+    names, samplers = short_names([run.folder for run in runs]), [run.config.policy.sampler for run in runs]
     return [name if sampler in name else f"{name} ({sampler})" for name, sampler in zip(names, samplers, strict=True)]

@@ -9,7 +9,7 @@ from unshuffle.errors import UserError
 def short_names(given: Sequence[str | Path]) -> list[str]:
     """The last parts of paths, as few as tell them apart; what is no path stays as it is."""
     whole = [_parts(one) for one in given]
-    for length in range(1, max(map(len, whole)) + 1):
+    for length in range(1, max(map(len, whole), default=1) + 1):
         names = ["/".join(parts[-length:]) for parts in whole]
         if len(set(names)) == len(names):
             return names

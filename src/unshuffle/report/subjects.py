@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unshuffle.analysis.history import run_labels
+from unshuffle.analysis.names import short_names
 from unshuffle.errors import UserError
 from unshuffle.outputs import check_file
 from unshuffle.run import Run
@@ -29,8 +30,9 @@ def find_subjects(folders: Sequence[Path]) -> list[Subject]:
     """The runs that are meant: run folders, or folders of runs such as an ablation."""
     runs = [Run.open(folder) for folder in folders if not _holds_runs(folder)]
     found = [(run, name, name) for run, name in zip(runs, _names(runs), strict=True)]
-    for folder in folders:
-        found += [(Run.open(path), name, name.partition("/")[0]) for name, path in _runs_in(folder).items()]
+    for prefix, folder in _prefixed([folder for folder in folders if _holds_runs(folder)]):
+        for name, path in _runs_in(folder).items():
+            found.append((Run.open(path), prefix + name, prefix + name.partition("/")[0]))
     arms = list(dict.fromkeys(arm for _, _, arm in found))
     return [Subject(run, name, arm, f"c{arms.index(arm) % COLOURS}") for run, name, arm in found]
 
@@ -39,8 +41,14 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return [run.folder.resolve().name for run in runs] if len(runs) == 1 else run_labels(runs)
 
 
+def _prefixed(folders: Sequence[Path]) -> list[tuple[str, Path]]:
+    """Folders of runs, and what tells the runs of one from those of another."""
+    prefixes = [f"{name}/" for name in short_names(folders)] if len(folders) > 1 else [""] * len(folders)
+    return list(zip(prefixes, folders, strict=True))
+
+
 def _holds_runs(folder: Path) -> bool:
-    return not (folder / "config.yaml").is_file() and bool(_runs_in(folder))
+    return bool(_runs_in(folder))
 
 
 def _runs_in(folder: Path) -> dict[str, Path]:
