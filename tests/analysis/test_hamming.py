@@ -7,16 +7,15 @@ from PIL import Image
 
 from unshuffle.analysis.hamming import (
     GAP,
-    Likelihood,
+    acting,
     arrange,
     cut_tiles,
     distances,
+    extremes,
     hamming_rows,
-    likelihoods,
     shares_by_distance,
-    spread,
 )
-from unshuffle.analysis.history import History, read_states
+from unshuffle.analysis.history import History
 from unshuffle.analysis.result import Analysis
 from unshuffle.run import Run
 
@@ -38,23 +37,16 @@ def test_rows_begin_with_the_set_itself() -> None:
     assert (draws["iteration"], draws["mean_distance"], draws["distance_2_percent"]) == (5, 2.5, 75)
 
 
-def test_likelihoods_sum_to_those_of_uniform_draws(run: Run, uniform_run: Run) -> None:
-    found = likelihoods(run, "spatial")
-    assert [moment.iteration for moment in found] == [0, 2, 4, 6, 8, 10, 12]
-    for moment, state in zip(found, read_states(run, "spatial", ("groups", "probabilities")), strict=True):
-        assert moment.relative.mean() == pytest.approx(1)
-        for group, probability in enumerate(state["probabilities"]):
-            assert moment.relative[state["groups"] == group].sum() / 6 == pytest.approx(probability)
-    assert likelihoods(uniform_run, "spatial") == []
-
-
 def test_extremes() -> None:
-    likely, unlikely = Likelihood(0, np.array([1.0, 0.2, 1.8, 1.0])).extremes(2)
+    likely, unlikely = extremes(np.array([1.0, 0.2, 1.8, 1.0]), 2)
     assert likely.tolist() == [2, 0] and unlikely.tolist() == [1, 3]
 
 
-def test_spread() -> None:
-    assert spread(range(3), 3) == [0, 1, 2] and spread(range(9), 3) == [0, 4, 8]
+def test_moments_without_a_preference_are_not_shown(run: Run, uniform_run: Run) -> None:
+    shown = [moment.iteration for moment in acting(run, "spatial")]
+    assert shown and all(np.ptp(moment.likelihoods) > 0.01 for moment in acting(run, "spatial"))
+    assert 0 not in shown, "a new policy draws all alike"
+    assert acting(uniform_run, "spatial") == []
 
 
 def test_tiles_are_cut_and_put_together_again() -> None:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from rich.console import Console
 
 from unshuffle.analysis.figures import INK, MAP, name_axes, styled
-from unshuffle.analysis.history import Floats, History, choose_tasks, open_run, read_history, read_states
+from unshuffle.analysis.history import Floats, History, choose_tasks, open_run, read_history
+from unshuffle.analysis.moments import Moment, read_moments, spread
 from unshuffle.analysis.question import Question
 from unshuffle.analysis.result import Analysis
 from unshuffle.data.images import read_image
@@ -83,47 +84,16 @@ def hamming_rows(history: History, permutations: Ints, task: str) -> list[dict[s
     return rows
 
 
-@dataclass(frozen=True)
-class Likelihood:
-    """How likely each permutation was from some validation on."""
-
-    iteration: int
-    relative: Floats
-    """(|Ψ|,) beside a uniform draw, which is 1."""
-
-    @property
-    def prefers(self) -> bool:
-        """A new policy does not."""
-        return bool(np.ptp(self.relative) > 0.01)
-
-    def extremes(self, count: int) -> tuple[Ints, Ints]:
-        """The likeliest permutations and the unlikeliest ones, the most extreme first."""
-        order = np.argsort(-self.relative, kind="stable")
-        return order[:count], order[::-1][:count]
+def acting(run: Run, task: str) -> list[Moment]:
+    """The validations since the policy started; without those at which it had no preference, unless all are such."""
+    moments = [moment for moment in read_moments(run, task) if moment.groups is not None]
+    return [moment for moment in moments if np.ptp(moment.likelihoods) > 0.01] or moments
 
 
-def likelihoods(run: Run, task: str) -> list[Likelihood]:
-    """q(ψ) · |Ψ| after every validation since the policy started: a group's probability shared by its members."""
-    found = []
-    for state in read_states(run, task, ("groups", "probabilities")):
-        if "probabilities" in state:
-            groups = state["groups"].astype(np.int64)
-            sizes = np.bincount(groups, minlength=len(state["probabilities"]))
-            relative = (state["probabilities"] / np.maximum(sizes, 1))[groups] * len(groups)
-            found.append(Likelihood(int(state["iteration"]), relative.astype(np.float64)))
-    return found
-
-
-def spread(items: Sequence[Any], count: int) -> list[Any]:
-    """At most so many of them, evenly spread, the first and the last among them."""
-    if len(items) <= count:
-        return list(items)
-    return [items[round(place)] for place in np.linspace(0, len(items) - 1, count)]
-
-
-def _preferring(moments: Sequence[Likelihood]) -> Sequence[Likelihood]:
-    """Without those at which all permutations were equally likely, unless there are no others."""
-    return [moment for moment in moments if moment.prefers] or moments
+def extremes(likelihoods: Floats, count: int) -> tuple[Ints, Ints]:
+    """The likeliest permutations and the unlikeliest ones, the most extreme first."""
+    order = np.argsort(-likelihoods, kind="stable")
+    return order[:count], order[::-1][:count]
 
 
 def analyse_hamming(run: Run, tasks: Sequence[str], picture: Pixels | None = None) -> Analysis:
@@ -139,11 +109,9 @@ def analyse_hamming(run: Run, tasks: Sequence[str], picture: Pixels | None = Non
     )
 
     def figure() -> "Figure":
-        sheets = {
-            task: Sheet(task, rows[task], sets[task], spread(_preferring(likelihoods(run, task)), MOMENTS), picture)
-            for task in metrics
-        }
-        return draw(list(sheets.values()))
+        return draw(
+            [Drawing(task, rows[task], sets[task], spread(acting(run, task), MOMENTS), picture) for task in metrics]
+        )
 
     return Analysis("hamming", statement, metrics, [row for some in rows.values() for row in some], figure)
 
@@ -188,13 +156,13 @@ def arrange(parts: Pixels, order: Ints, columns: int) -> Pixels:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class Drawing:
     """What is drawn of one task."""
 
     task: str
     rows: Sequence[Mapping[str, Any]]
     permutations: Ints
-    moments: Sequence[Likelihood]
+    moments: Sequence[Moment]
     picture: Pixels | None
 
     @property
@@ -214,67 +182,69 @@ class Sheet:
 
 
 @styled
-def draw(sheets: Sequence[Sheet]) -> "Figure":
+def draw(drawings: Sequence[Drawing]) -> "Figure":
     """For each task the draws by distance, and beside them pictures if there was a policy."""
     from matplotlib.figure import Figure
 
-    halves = 2 if any(sheet.moments for sheet in sheets) else 1
-    figure = Figure(figsize=(7 * halves, 4.6 * len(sheets)), facecolor="white", layout="constrained")
-    for parts, sheet in zip(figure.subfigures(len(sheets), halves, squeeze=False), sheets, strict=True):
-        _draw_shares(parts[0].subplots(), sheet)
-        if sheet.moments:
-            _draw_pictures(parts[1], sheet)
+    halves = 2 if any(drawing.moments for drawing in drawings) else 1
+    figure = Figure(figsize=(7 * halves, 4.6 * len(drawings)), facecolor="white", layout="constrained")
+    for parts, drawing in zip(figure.subfigures(len(drawings), halves, squeeze=False), drawings, strict=True):
+        _draw_shares(parts[0].subplots(), drawing)
+        if drawing.moments:
+            _draw_pictures(parts[1], drawing)
     return figure
 
 
-def _draw_shares(axes: "Axes", sheet: Sheet) -> None:
+def _draw_shares(axes: "Axes", drawing: Drawing) -> None:
     from matplotlib import colormaps
 
-    parts = sheet.permutations.shape[1]
-    present = [d for d in range(parts + 1) if any(row[f"distance_{d}_percent"] for row in sheet.rows)]
-    places = np.arange(len(sheet.rows), dtype=np.float64)
+    parts = drawing.permutations.shape[1]
+    present = [d for d in range(parts + 1) if any(row[f"distance_{d}_percent"] for row in drawing.rows)]
+    places = np.arange(len(drawing.rows), dtype=np.float64)
     places[0] -= max(1.0, 0.05 * len(places))  # Ψ stands apart
     width = np.where(np.arange(len(places)) == 0, max(0.92, 0.04 * len(places)), 0.92)
     bottom = np.zeros(len(places))
     for distance in present:
-        shares = np.array([row[f"distance_{distance}_percent"] for row in sheet.rows])
+        shares = np.array([row[f"distance_{distance}_percent"] for row in drawing.rows])
         colour = colormaps[MAP](distance / parts)
         axes.bar(places, shares, width, bottom, color=colour, label=str(distance))
         bottom += shares
-    few = spread(range(1, len(sheet.rows)), 5)
+    few = spread(range(1, len(drawing.rows)), 5)
     ticks = [places[0], *(places[place] for place in few)]
-    axes.set_xticks(ticks, ["Ψ", *(f"{sheet.rows[place]['iteration']:,}" for place in few)])
+    axes.set_xticks(ticks, ["Ψ", *(f"{drawing.rows[place]['iteration']:,}" for place in few)])
     axes.set_ylim(0, 100)
-    name_axes(axes, f"{sheet.task} task", "all of Ψ; draws up to iteration", "permutations drawn [%]", grid=False)
+    name_axes(axes, f"{drawing.task} task", "all of Ψ; draws up to iteration", "permutations drawn [%]", grid=False)
     handles, names = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], names[::-1], title="parts\nmoved", loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def _draw_pictures(figure: Any, sheet: Sheet) -> None:
+def _draw_pictures(figure: Any, drawing: Drawing) -> None:
     """Rows for each moment: likely permutations to the left, unlikely ones to the right."""
-    across, down = (3, 1) if sheet.task == "spatial" else (1, 2)
-    grid = figure.subplots(down * len(sheet.moments), 2 * across, squeeze=False)
-    for number, moment in enumerate(sheet.moments):
+    across, down = (3, 1) if drawing.task == "spatial" else (1, 2)
+    grid = figure.subplots(down * len(drawing.moments), 2 * across, squeeze=False)
+    for number, moment in enumerate(drawing.moments):
         block = grid[number * down : (number + 1) * down]
-        for half, chosen in zip((block[:, :across], block[:, across:]), moment.extremes(across * down), strict=True):
+        for half, chosen in zip(
+            (block[:, :across], block[:, across:]), extremes(moment.likelihoods, across * down), strict=True
+        ):
             for axes, permutation in zip(half.flat, chosen, strict=False):
-                _draw_permutation(axes, sheet, moment, int(permutation))
+                _draw_permutation(axes, drawing, moment, int(permutation))
         block[0, 0].set_ylabel(f"{moment.iteration:,}", color=INK)
     figure.supylabel("after iteration", fontsize=10)
     figure.suptitle("likely permutations to the left, unlikely ones to the right; 1 × is a uniform draw", fontsize=10)
 
 
-def _draw_permutation(axes: "Axes", sheet: Sheet, moment: Likelihood, permutation: int) -> None:
+def _draw_permutation(axes: "Axes", drawing: Drawing, moment: Moment, permutation: int) -> None:
     """A sample in this order, each part with its number in the true one."""
-    order = sheet.permutations[permutation]
-    axes.imshow(arrange(sheet.parts, order, sheet.columns), interpolation="none")  # an SVG keeps its pixels
-    step = sheet.parts.shape[1] + 2 * GAP
+    order = drawing.permutations[permutation]
+    axes.imshow(arrange(drawing.parts, order, drawing.columns), interpolation="none")  # an SVG keeps its pixels
+    step = drawing.parts.shape[1] + 2 * GAP
     for place, part in enumerate(order):
-        x, y = place % sheet.columns * step, place // sheet.columns * step
+        x, y = place % drawing.columns * step, place // drawing.columns * step
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8}
         axes.text(x + 0.1 * step, y + 0.1 * step, str(part + 1), fontsize=6.5, va="top", color=INK, bbox=box)
     moved = int(distances(order[None])[0])
-    axes.set_title(f"{moment.relative[permutation]:.2f} ×, {moved} moved", fontsize=8, pad=4, loc="center")
+    axes.set_title(f"{moment.likelihoods[permutation]:.2f} ×, {moved} moved", fontsize=8, pad=4, loc="center")
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():

@@ -1,71 +1,11 @@
 """The policy's story: what it preferred, when, and how that was rewarded."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from unshuffle.analysis.history import read_states
+from unshuffle.analysis.moments import Moment
 from unshuffle.run import Run
-
-MOMENTS = 120  # of a slider; a finer one cannot be held by a finger
-Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Moment:
-    """What the policy saw at a validation, and what it would draw from then on."""
-
-    iteration: int
-    errors: Floats
-    """(|Ψ|,) share of X_val on which each permutation was not recognised."""
-    groups: npt.NDArray[np.int64] | None
-    """(|Ψ|,) the group of each permutation, the hardest first; None as long as it draws from all alike."""
-    probabilities: Floats | None
-    """(|C|,) of the groups."""
-
-    @property
-    def sizes(self) -> Floats:
-        """|c_j| / |Ψ|."""
-        assert self.groups is not None and self.probabilities is not None
-        return np.bincount(self.groups, minlength=len(self.probabilities)) / len(self.groups)
-
-    @property
-    def preferences(self) -> Floats:
-        """(|C|,) how many times as often as by a uniform draw a permutation of each group is drawn."""
-        assert self.probabilities is not None
-        return np.divide(self.probabilities, self.sizes, out=np.zeros_like(self.probabilities), where=self.sizes > 0)
-
-    @property
-    def lean(self) -> float | None:
-        """How many times as often the hardest third of Ψ is drawn as the easiest third."""
-        if self.groups is None:
-            return None
-        weights = self.preferences[self.groups][np.argsort(-self.errors, kind="stable")]
-        third = max(1, len(weights) // 3)
-        easy = weights[-third:].mean()
-        return float(weights[:third].mean() / easy) if easy > 0 else None
-
-
-def read_moments(run: Run, task: str, most: int = MOMENTS) -> list[Moment]:
-    """The validations of a task, evenly thinned if there are more than so many; the last one is always there."""
-    states = list(read_states(run, task, ("permutation_errors", "groups", "probabilities")))
-    chosen = np.linspace(0, len(states) - 1, min(most, len(states))).round().astype(int).tolist()
-    return [_moment(states[position]) for position in chosen]
-
-
-def _moment(state: dict[str, npt.NDArray[Any]]) -> Moment:
-    groups, probabilities = state.get("groups"), state.get("probabilities")
-    if groups is None or probabilities is None:
-        groups = probabilities = None
-    return Moment(
-        int(state["iteration"]),
-        state["permutation_errors"].astype(np.float64),
-        None if groups is None else groups.astype(np.int64),
-        None if probabilities is None else probabilities.astype(np.float64),
-    )
 
 
 def tell(run: Run, task: str, moments: Sequence[Moment]) -> list[str]:

@@ -14,6 +14,7 @@ import yaml
 from unshuffle.analysis.cost import training_seconds
 from unshuffle.analysis.error_map import by_mean_error
 from unshuffle.analysis.history import read_history, tasks_of
+from unshuffle.analysis.moments import Moment, read_moments, spread
 from unshuffle.config_file import to_dict
 from unshuffle.permutations import load_permutations
 from unshuffle.report.attempts import attempt
@@ -23,7 +24,7 @@ from unshuffle.report.likeness import find_alike
 from unshuffle.report.repeat import repeat_command
 from unshuffle.report.results import errors, retrieval
 from unshuffle.report.snapshot import Snapshot
-from unshuffle.report.story import Moment, read_moments, tell
+from unshuffle.report.story import tell
 from unshuffle.report.subjects import Subject
 from unshuffle.run import Run
 
@@ -31,6 +32,7 @@ SAMPLES = {"spatial": 6, "temporal": 4}  # to be put together
 SIDES = {"spatial": 80, "temporal": 64}  # pixels of a part; multiples of 16, so that no JPEG block has two parts in it
 THUMBNAIL = 96
 SKIPPED = 20  # names that are listed
+MOMENTS = 120  # of a slider; a finer one cannot be held by a finger
 
 View = dict[str, Any]
 
@@ -66,7 +68,7 @@ def describe(subject: Subject) -> View:
 def illustrate(view: View, run: Run, snapshot: Snapshot | None) -> None:
     """Add what is to be looked at; under "data" what the page's scripts need for it."""
     for task in view["tasks"]:
-        moments = read_moments(run, task)
+        moments = spread(read_moments(run, task), MOMENTS)
         if moments:
             view["stories"][task] = tell(run, task, moments)
             view["data"]["tasks"][task] = _policy_data(run, task, moments, snapshot)
