@@ -404,7 +404,7 @@ def evaluate(args: Sequence[str]) -> int:
     if command.out is not None and result.neighbours is not None:
         from unshuffle.report.pictures import draw_evaluation
 
-        for picture in draw_evaluation(result, command.out.expanduser()):
+        for picture in draw_evaluation(result, command.weights, command.out.expanduser()):
             console.print(f"a picture: {picture}", highlight=False, soft_wrap=True)
     _write_json(command.json, f"evaluate {name}", result.protocol, to_dict(command), rounded(result.metrics))
     return 0

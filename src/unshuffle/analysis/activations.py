@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unshuffle.accelerator import choose_device
+from unshuffle.analysis.figures import INK
 from unshuffle.analysis.names import chosen_names
 from unshuffle.analysis.question import Question
 from unshuffle.analysis.result import Analysis, Row
@@ -224,7 +225,7 @@ def rows(found: Sequence[Excited]) -> list[Row]:
 
 def draw(found: Sequence[Excited], datasets: Sequence[str]) -> "Figure":
     """A row for each unit, and in it the pictures of each dataset."""
-    from unshuffle.analysis.sheet import INK, Sheet, room_for, shortened
+    from unshuffle.analysis.sheet import Sheet, room_for, shortened
 
     units, most = list(dict.fromkeys(one.unit for one in found)), max(len(one.pictures) for one in found)
     side, gap, between, left, head = 92, 5, 26, 78, 92

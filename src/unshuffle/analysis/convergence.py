@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
-from unshuffle.analysis.figures import COLOURS, QUIET, name_axes, panels, styled, thousands
+from unshuffle.analysis.figures import COLOURS, LEVELS, QUIET, name_axes, panels, styled, thousands
 from unshuffle.analysis.forward_passes import total_passes
 from unshuffle.analysis.history import open_run, run_labels
 from unshuffle.analysis.question import Question
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Scores = Mapping[str, Any]
 """An iteration and the top-k accuracies there [%], as the monitor logs them."""
 MARKERS = "osD^vPX"
-LEVELS = ("-.", ":", (0, (6, 2)))
 
 
 @dataclass(frozen=True)

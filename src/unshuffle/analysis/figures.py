@@ -17,6 +17,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 TASK_COLOURS = {"spatial": COLOURS[0], "temporal": COLOURS[1]}
 DIFFICULTIES = ("#440154", "#31688e", "#35b779", "#fde725")
 """Four steps from hard to easy, which also differ in lightness."""
+LEVELS: tuple[Any, ...] = ("--", "-.", ":", (0, (6, 2)))
+"""Styles of lines that curves are held against."""
 MAP = "viridis"
 """The colours of heat maps."""
 DPI = 150

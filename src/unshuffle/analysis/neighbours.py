@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from unshuffle.analysis.figures import INK
 from unshuffle.analysis.names import chosen_names
 from unshuffle.analysis.question import Question
 from unshuffle.analysis.result import Analysis, Row
@@ -107,7 +108,7 @@ def class_of(images: LabelledImages, place: int) -> str:
 
 def draw(found: Mapping[str, Neighbours]) -> "Figure":
     """A row for each query: itself, then what each model finds, framed in green if it is of the same class."""
-    from unshuffle.analysis.sheet import INK, Sheet, room_for, shortened
+    from unshuffle.analysis.sheet import Sheet, room_for, shortened
 
     queries = next(iter(found.values())).queries
     step, height, margin, head = SIDE + GAP, SIDE + 30, 18, 84
@@ -138,7 +139,7 @@ def draw(found: Mapping[str, Neighbours]) -> "Figure":
 
 def _place(sheet: "Sheet", images: LabelledImages, place: int, left: int, top: int, wanted: str | None = None) -> None:
     """An image below the name of its class."""
-    from unshuffle.analysis.sheet import INK, RIGHT, WRONG, shortened
+    from unshuffle.analysis.sheet import RIGHT, WRONG, shortened
 
     name = class_of(images, place)
     frame = None if wanted is None else RIGHT if name == wanted else WRONG

@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import Tensor
 
 from unshuffle.accelerator import choose_device
+from unshuffle.analysis.figures import INK, QUIET
 from unshuffle.analysis.names import chosen_names
 from unshuffle.analysis.question import Question
 from unshuffle.analysis.result import Analysis, Row
@@ -200,7 +201,7 @@ def rows(found: Sequence[Salience]) -> list[Row]:
 
 def draw(found: Sequence[Salience], models: Sequence[str]) -> "Figure":
     """A row for each image, a column for each network."""
-    from unshuffle.analysis.sheet import INK, QUIET, RIGHT, WRONG, Sheet, room_for, shortened
+    from unshuffle.analysis.sheet import RIGHT, WRONG, Sheet, room_for, shortened
 
     files = list(dict.fromkeys(one.file for one in found))
     side, gap, margin, head, below = 150, 14, 18, 98, 24

@@ -7,12 +7,14 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from unshuffle.analysis.figures import QUIET
+
 Picture: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 """(height, width, 3) in [0, 1] or in bytes."""
 
 DPI = 100
 PAD = 3  # between a picture and its frame
-INK, QUIET, RIGHT, WRONG = "#222222", "#777777", "#2a8a57", "#c9453b"
+RIGHT, WRONG = "#2a8a57", "#c9453b"
 
 
 def room_for(title: str) -> int:

@@ -51,7 +51,7 @@ def charts(subjects: Sequence[Subject]) -> list[Chart]:
         ),
         Chart("Retrieval", "nearest neighbour of the same class [%]", percent, _shared(map(_baselines, runs)), 1),
         *_by_task(Chart("Training loss", "cross-entropy [nats]", (), {}), subjects, tasks, _losses, _chance_losses),
-        Chart("Effective rank", "of the features (RankMe)", rank, {}, 1),
+        Chart("Effective rank", "dimensions of the features (RankMe)", rank, {}, 1),
     ]
     return [chart for chart in drawn if chart.series]
 

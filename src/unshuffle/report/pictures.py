@@ -1,38 +1,48 @@
 """Pictures of a run: what the network does with puzzles and clips, what it finds alike, and how it came to that."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from torch import Tensor
 from torch.nn import functional as F
 
-from unshuffle.analysis.sheet import DPI, INK, QUIET, RIGHT, WRONG, Picture, Sheet, shortened
-from unshuffle.evaluation.labelled import LabelledImages, Neighbours, one_of_each
+from unshuffle.analysis.figures import (
+    INK,
+    LEVELS,
+    QUIET,
+    TASK_COLOURS,
+    legend_below,
+    name_axes,
+    panels,
+    styled,
+    thousands,
+)
+from unshuffle.analysis.names import short_names
+from unshuffle.analysis.neighbours import draw as draw_neighbours
+from unshuffle.analysis.sheet import DPI, RIGHT, WRONG, Picture, Sheet
+from unshuffle.evaluation.labelled import Neighbours, one_of_each
 from unshuffle.evaluation.monitor import RetrievalMonitor
 from unshuffle.evaluation.protocol import Result
 from unshuffle.report.attempts import Attempts, attempt
+from unshuffle.report.curves import Chart, charts
 from unshuffle.report.snapshot import Snapshot
+from unshuffle.report.subjects import find_subjects
 from unshuffle.run import Run
 from unshuffle.training.trainer import Monitor
 
 PUZZLES, CLIPS, QUERIES, NEIGHBOURS = 6, 6, 8, 5
-NAME = 14  # letters of a class that fit over a picture
 # In pixels. A block is one sample with what became of it.
 BLOCK, MARGIN, BETWEEN = 648, 32, 56  # width of a block, space around all blocks and between two
 HEAD = 84  # above the first blocks: a title and names of columns
 GUTTER = 15  # between pictures of a block
 LABELS = 126  # names to the left of a clip
-TASK_COLOURS = {"spatial": "#2b6cb0", "temporal": "#dd7a1e"}
-BASELINE_STYLES = ((0, (6, 2)), (0, (1, 2)), (0, (5, 2, 1, 2)))
+DOTTED = 40  # points of a curve, or fewer, that are marked
 
 
 def draw_pictures(snapshot: Snapshot, monitor: Monitor | None, run: Run) -> list[Path]:
@@ -42,7 +52,7 @@ def draw_pictures(snapshot: Snapshot, monitor: Monitor | None, run: Run) -> list
         "puzzles": _puzzles(snapshot) if "spatial" in snapshot.permutations else None,
         "clips": _clips(snapshot) if "temporal" in snapshot.permutations else None,
         "neighbours": _neighbours(snapshot, monitor) if isinstance(monitor, RetrievalMonitor) else None,
-        "curves": _curves(snapshot, run),
+        "curves": draw_charts(drawn) if (drawn := charts(find_subjects([run.folder]))) else None,
     }
     paths = []
     for name, figure in figures.items():
@@ -173,119 +183,46 @@ def _neighbours(snapshot: Snapshot, monitor: RetrievalMonitor) -> Figure:
     nearest = monitor.neighbours(snapshot.network.trunk).cpu()[:, :NEIGHBOURS]
     chosen = one_of_each(monitor.queries.labels, QUERIES)
     shown = Neighbours(monitor.queries.some(chosen), monitor.gallery.some(nearest[chosen].flatten().tolist()))
-    words = f"Images and their nearest neighbours, the nearest first, after {snapshot.iteration:,} iterations"
-    return neighbour_sheet(shown, words)
+    return draw_neighbours({f"this network, after {snapshot.iteration:,} iterations": shown})
 
 
-def draw_evaluation(result: Result, folder: Path) -> list[Path]:
-    """Draw what can be drawn of an evaluation into a folder; returns the files."""
+def draw_evaluation(result: Result, weights: str, folder: Path) -> list[Path]:
+    """Draw what can be drawn of an evaluation of some weights into a folder; returns the files."""
     if result.neighbours is None:
         return []
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "neighbours.png"
-    neighbour_sheet(result.neighbours, "Queries and their nearest neighbours, the nearest first").savefig(path, dpi=DPI)
+    draw_neighbours({short_names([weights])[0]: result.neighbours}).savefig(path, dpi=DPI)
     return [path]
-
-
-def neighbour_sheet(shown: Neighbours, words: str) -> Figure:
-    """Each query, and beside it what was found for it: framed in green if it is of the same class."""
-    queries, found = shown.queries, shown.found
-    each = len(found) // len(queries)
-    step = (BLOCK - GUTTER) // (NEIGHBOURS + 1)
-    sheet, corners = _sheet(words, step + 28, len(queries))
-    for row, left, top in corners:
-        _labelled(sheet, queries, row, left, top, None)
-        for rank in range(each):
-            place = row * each + rank
-            frame = _colour(bool(found.labels[place] == queries.labels[row]))
-            _labelled(sheet, found, place, left + GUTTER + (rank + 1) * step, top, frame)
-    return sheet.figure
-
-
-def _labelled(sheet: Sheet, images: LabelledImages, index: int, left: int, top: int, frame: str | None) -> None:
-    """An image below the name of its class."""
-    side = (BLOCK - GUTTER) // (NEIGHBOURS + 1) - GUTTER
-    sheet.picture(_whole(images.pixels[index : index + 1], side)[0], left, top, frame)
-    name = images.classes[int(images.labels[index])]
-    sheet.text(shortened(name, NAME), left, top - 13, frame or INK, fontsize=8.5)
 
 
 # ---- curves
 
 
-def _curves(snapshot: Snapshot, run: Run) -> Figure | None:
-    kinds = {kind: list(run.metrics(kind)) for kind in ("train", "validation", "monitor", "baseline")}
-    panels = [kind for kind in ("train", "validation", "monitor") if kinds[kind]]
-    if not panels:
-        return None
-    layout = ConstrainedLayoutEngine(w_pad=0.2, h_pad=0.15, wspace=0.02)
-    figure = Figure(figsize=(5 * len(panels), 4.6), dpi=DPI, facecolor="white", layout=layout)
-    for axes, kind in zip(figure.subplots(1, len(panels), sharex=True, squeeze=False)[0], panels, strict=True):
-        if kind == "train":
-            sizes = {task: len(rows) for task, rows in snapshot.permutations.items()}
-            _draw_losses(axes, kinds["train"], sizes)
-        elif kind == "validation":
-            _draw_errors(axes, kinds["validation"])
-        else:
-            _draw_retrieval(axes, kinds["monitor"], kinds["baseline"])
+@styled
+def draw_charts(drawn: Sequence[Chart]) -> Figure:
+    """The report's charts, two beside each other."""
+    figure, grid = panels(math.ceil(len(drawn) / 2), min(2, len(drawn)))
+    for axes, chart in zip(grid.flat, drawn, strict=False):
+        _draw_chart(axes, chart)
+    for axes in grid.flat[len(drawn) :]:
+        axes.remove()
     return figure
 
 
-def _draw_losses(axes: Axes, entries: Sequence[dict[str, Any]], sizes: Mapping[str, int]) -> None:
-    for task in sizes:
-        points = [(entry["iteration"], entry["loss"][task]) for entry in entries if task in entry["loss"]]
-        _line(axes, points, task, TASK_COLOURS[task])
-    _chance(axes, {task: math.log(size) for task, size in sizes.items()}, "guessing: ln |Ψ|")
-    _finish(axes, "Training loss", "cross-entropy [nats]")
-
-
-def _draw_errors(axes: Axes, entries: Sequence[dict[str, Any]]) -> None:
-    chances = {entry["task"]: entry["chance"] for entry in entries}
-    for task in chances:
-        points = [(entry["iteration"], entry["error"]) for entry in entries if entry["task"] == task]
-        _line(axes, points, task, TASK_COLOURS[task], marker="o")
-    _chance(axes, chances, "guessing")
-    _finish(axes, "Validation error", "orders not recognised [share]")
-
-
-def _draw_retrieval(axes: Axes, entries: Sequence[dict[str, Any]], baselines: Sequence[dict[str, Any]]) -> None:
-    _line(axes, [(entry["iteration"], entry["top1"]) for entry in entries], "this network", INK, marker="o")
-    levels = {entry["name"]: entry["top1"] for entry in baselines}
-    for (name, level), style in zip(levels.items(), BASELINE_STYLES, strict=False):
+def _draw_chart(axes: Axes, chart: Chart) -> None:
+    for series in chart.series:
+        marker = "o" if len(series.points) <= DOTTED else None
+        axes.plot(
+            *zip(*series.points, strict=True),
+            color=TASK_COLOURS.get(series.name, INK),
+            marker=marker,
+            label=series.name,
+        )
+    for (name, level), style in zip(chart.levels.items(), LEVELS, strict=False):
         axes.axhline(level, color=QUIET, linewidth=1.2, linestyle=style, label=name)
-    _finish(axes, "Retrieval", "nearest neighbour of the same class [%]")
-
-
-def _line(axes: Axes, points: Sequence[tuple[int, float]], label: str, colour: str, marker: str | None = None) -> None:
-    if len(points) == 1:
-        marker = "o"  # a line through one point is invisible
-    if points:
-        x, y = zip(*points, strict=True)
-        axes.plot(x, y, color=colour, linewidth=1.6, label=label, marker=marker, markersize=4, clip_on=False)
-
-
-def _chance(axes: Axes, levels: Mapping[str, float], name: str) -> None:
-    """Dashed lines where blind guessing would be: one if the tasks agree on it."""
-    if len(set(levels.values())) == 1:
-        axes.axhline(next(iter(levels.values())), color=QUIET, linewidth=1.2, linestyle="--", label=name)
-        return
-    for task, level in levels.items():
-        axes.axhline(level, color=TASK_COLOURS[task], linewidth=1.2, linestyle="--", label=f"{name}, {task}")
-
-
-def _finish(axes: Axes, title: str, unit: str) -> None:
-    """Names, a calm grid from zero, and a legend below, where it covers nothing."""
-    axes.set_title(title, fontsize=11.5, color=INK, loc="left", pad=10)
-    axes.set_xlabel("iteration", fontsize=9.5, color=INK)
-    axes.set_ylabel(unit, fontsize=9.5, color=INK, labelpad=8)
+    name_axes(axes, chart.title, "iteration", chart.unit)
     axes.set_xlim(left=min(0, axes.get_xlim()[0]))
     axes.set_ylim(0, 1.02 * axes.get_ylim()[1])
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.tick_params(labelsize=9, color=QUIET, labelcolor=INK)
-    axes.grid(color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#bbbbbb")
-    columns = 3 if len(axes.get_lines()) <= 3 else 2
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=columns, frameon=False, fontsize=9)
+    thousands(axes.xaxis)
+    legend_below(axes)
