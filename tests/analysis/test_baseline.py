@@ -4,6 +4,7 @@ import pytest
 
 from unshuffle.analysis.baseline import baseline_rows, extrapolate, reward_statistics
 from unshuffle.analysis.result import Analysis
+from unshuffle.config_file import merge, write_config
 from unshuffle.run import Run
 
 
@@ -48,3 +49,9 @@ def test_of_runs(run: Run, uniform_run: Run, ask: Callable[..., Analysis]) -> No
     without = ask("baseline", run=uniform_run.folder, task="temporal")
     assert without.metrics["temporal"]["episodes"] == 0 and without.metrics["temporal"]["rewards"] == 3
     assert len(analysis.figure().axes) == 4 and len(without.figure().axes) == 2
+
+
+def test_a_policy_that_learns_otherwise_is_told(copied: Run, ask: Callable[..., Analysis]) -> None:
+    assert "learns from what a draw" not in ask("baseline", run=copied.folder).statement
+    write_config(merge(copied.config, {"policy": {"reward": "progress"}}), copied.config_file)
+    assert "learns from what a draw of each group is worth" in ask("baseline", run=copied.folder).statement

@@ -63,6 +63,13 @@ def uniform_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="session")
+def progress_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished run whose policy learns from what draws are worth."""
+    config = tiny_config(out=tmp_path_factory.mktemp("report") / "progress")
+    return run_pretraining(replace(config, policy=replace(config.policy, reward="progress")))
+
+
+@pytest.fixture(scope="session")
 def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A finished run in a folder, and on images, with names that a page must not take for HTML; one cannot be read."""
     folder = tmp_path_factory.mktemp("report")

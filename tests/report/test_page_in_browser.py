@@ -61,6 +61,26 @@ def test_a_run(page: Page, run: Run) -> None:
         "canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some((value) => value > 0))"
     )
     assert painted == [True] * 4
+    coloured = page.run(
+        "[...document.querySelectorAll('.story canvas')].map((canvas) => {"
+        "const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;"
+        "return d3.range(0, data.length, 4).filter((place) => data[place + 3] > 2)"
+        ".map((place) => data[place] !== data[place + 2]); })"
+    )
+    assert all(cells and all(cells) for cells in coloured), "orange and blue, not grey"
+
+
+def test_what_draws_were_worth(page: Page, progress_run: Run) -> None:
+    page.open(progress_run.report)
+    all_is_well(page, progress_run.report)
+    assert page.run("document.querySelectorAll('.story canvas').length") == 4
+    page.hover(".story > h5 + .map canvas")  # the third of four columns, the second of two rows
+    episodes = [entry for entry in progress_run.metrics("episode") if entry["task"] == "spatial"]
+    (worth,) = [entry["draw_value"][1] for entry in episodes if entry["iteration"] == 4]
+    told = page.run("document.getElementById('tip').textContent")
+    assert told == f"iteration 4, group 2a draw was worth {worth:.2f} average ones"
+    page.click(".story > h5 + .map canvas")
+    assert page.run("document.querySelector('.story output').textContent") == "iteration 4"
 
 
 def test_names_that_are_html_stay_text(page: Page, hostile_run: Run) -> None:

@@ -1,11 +1,14 @@
 """The policy's story: what it preferred, when, and how that was rewarded."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from unshuffle.analysis.moments import Moment
 from unshuffle.run import Run
+
+LEAST_WORTH = 0.05  # of an average draw, between two groups that are told apart
 
 
 def tell(run: Run, task: str, moments: Sequence[Moment]) -> list[str]:
@@ -22,6 +25,7 @@ def tell(run: Run, task: str, moments: Sequence[Moment]) -> list[str]:
         f"{len(acting[0].sizes)} groups of equally hard permutations.",
         *_leans(acting),
         *_rewards(run, task),
+        *_worths(run, task),
     ]
     warnings = [entry for entry in run.metrics("warning") if entry.get("task") == task]
     if warnings:
@@ -60,4 +64,23 @@ def _rewards(run: Run, task: str) -> list[str]:
     return [
         f"In {good} of {len(rewards)} episodes the error fell below its extrapolation: "
         f"the mean reward is {np.mean(rewards):+.4f}.".replace("-", "−")
+    ]
+
+
+def progress_episodes(run: Run, task: str) -> list[dict[str, Any]]:
+    """The episodes of a policy that learned from what draws were worth, and not from the rewards."""
+    policy = run.config.policy
+    if policy.reward != "progress" or policy.sampler not in ("policy", "inverse"):
+        return []
+    return [entry for entry in run.metrics("episode") if entry["task"] == task]
+
+
+def _worths(run: Run, task: str) -> list[str]:
+    episodes = progress_episodes(run, task)
+    if not episodes:
+        return []
+    told = sum(np.ptp(entry["draw_value"]) > LEAST_WORTH for entry in episodes)
+    return [
+        "It learned from what a draw of each group was worth, not from these rewards: "
+        f"in {told} of {len(episodes)} episodes draws of some groups were worth more than those of others."
     ]

@@ -24,7 +24,7 @@ from unshuffle.report.likeness import find_alike
 from unshuffle.report.repeat import repeat_command
 from unshuffle.report.results import errors, retrieval
 from unshuffle.report.snapshot import Snapshot
-from unshuffle.report.story import tell
+from unshuffle.report.story import progress_episodes, tell
 from unshuffle.report.subjects import Subject
 from unshuffle.run import Run
 
@@ -152,9 +152,21 @@ def _policy_data(run: Run, task: str, moments: Sequence[Moment], snapshot: Snaps
         "preferences": [moment and moment.preferences.round(4).tolist() for moment in acting],
         "sizes": [moment and moment.sizes.round(4).tolist() for moment in acting],
         "rewards": [rewards.get(moment.iteration) for moment in moments],
+        "worths": _worths(run, task, moments),
         "difficulty": asdict(difficulty_chart(history, task)),
         "sample": _sample(snapshot, task),
     }
+
+
+def _worths(run: Run, task: str, moments: Sequence[Moment]) -> list[list[float] | None] | None:
+    """What a draw of each group was worth in the episodes that ended at some moments, if the policy learned from it."""
+    by_iteration = {entry["iteration"]: entry["draw_value"] for entry in progress_episodes(run, task)}
+    if not by_iteration:
+        return None
+    return [
+        [round(value, 3) for value in by_iteration[m.iteration]] if m.iteration in by_iteration else None
+        for m in moments
+    ]
 
 
 def _sample(snapshot: Snapshot | None, task: str) -> dict[str, str] | None:

@@ -137,7 +137,7 @@
     canvas.width = columns;
     canvas.height = rows;
     const context = canvas.getContext("2d");
-    const style = getComputedStyle(canvas);
+    const style = getComputedStyle(document.documentElement);
     const colours = {};
     for (const name of ["more", "less", "error"]) colours[name] = style.getPropertyValue(`--${name}`).split(",").map(Number);
     const image = context.createImageData(columns, rows);
@@ -168,11 +168,12 @@
 
   // ---- the policy's story
 
-  // A preference of 1 is as often as chance; strength is its logarithm, full at four times or a quarter.
-  function strength(preference) {
-    const doublings = preference > 0 ? Math.log2(preference) : -2;
-    return [doublings >= 0 ? "more" : "less", Math.min(1, Math.abs(doublings) / 2)];
-  }
+  // A preference of 1 is as often as chance. Its logarithm is drawn, in one scale for all maps of the page.
+  const doublings = (preference) => preference > 0 ? Math.max(-2, Math.min(2, Math.log2(preference))) : -2;
+  const filled = (task) => task.preferences.flatMap((row, moment) => row === null ? [] : row.filter((_, group) => task.sizes[moment][group] > 0));
+  const everyTask = data.runs.flatMap((run) => Object.values(run.tasks));
+  const fullest = Math.max(Math.log2(1.25), d3.max(everyTask.flatMap(filled), (preference) => Math.abs(doublings(preference))) || 0);
+  const strength = (preference) => [preference >= 1 ? "more" : "less", Math.min(1, Math.abs(doublings(preference)) / fullest)];
 
   function key(name, words) {
     const colours = `linear-gradient(to ${name === "more" ? "right" : "left"}, transparent, rgb(var(--${name})))`;
@@ -190,32 +191,60 @@
     drawChart(figure, task.difficulty);
   }
 
-  function showPreferences(element, task) {
-    const columns = task.iterations.length;
-    const rows = d3.max(task.preferences, (row) => row === null ? 0 : row.length);
-    const canvas = make("canvas", {"aria-label": "preference for each group over the training"});
+  // A row for each group, the hardest at the top, and a column for each moment; null is a moment without groups.
+  function groupMap(task, values, name, keys, cell, words) {
+    const columns = values.length;
+    const rows = d3.max(values, (row) => row === null ? 0 : row.length);
+    const canvas = make("canvas", {"aria-label": name});
     const needle = make("div", {class: "needle"});
-    const stage = make("div", {class: "stage"}, canvas, needle);
-    const slider = make("input", {type: "range", min: 0, max: columns - 1, step: 1, "aria-label": "moment of the training"});
+    const labels = (left, ...right) => make("div", {class: "maplabels"}, make("span", {}, left), make("span", {}, ...right));
+    const map = make("div", {class: "map"},
+      labels("hardest group", ...keys), make("div", {class: "stage"}, canvas, needle), labels("easiest group", "training →"));
+    const at = (event) => cellAt(canvas, event, columns, rows);
+    const has = (column, row) => values[column] !== null && row < values[column].length;
+    const draw = () => drawMap(canvas, columns, rows, (column, row) => has(column, row) ? cell(values[column][row]) : ["less", 0]);
+    canvas.addEventListener("pointermove", (event) => {
+      const [column, row] = at(event);
+      if (!has(column, row)) { hideTip(); return; }
+      showTip(event.pageX, event.pageY, [make("div", {}, `iteration ${number.format(task.iterations[column])}, group ${row + 1}`),
+        make("div", {}, words(column, row))]);
+    });
+    canvas.addEventListener("pointerleave", hideTip);
+    redraws.push(draw);
+    draw();
+    const point = (moment) => Object.assign(needle.style, {left: `${moment * 100 / columns}%`, width: `${100 / columns}%`});
+    return {map, point, chosen: (choose) => canvas.addEventListener("click", (event) => choose(at(event)[0]))};
+  }
+
+  function preferenceMap(task) {
+    return groupMap(task, task.preferences, "preference for each group over the training",
+      [key("less", `${(2 ** -fullest).toFixed(2)} times as often as chance`), " ", key("more", `${(2 ** fullest).toFixed(2)} times`)], strength,
+      (column, row) => `${Math.round(task.sizes[column][row] * task.permutations.length)} permutations, ${task.preferences[column][row].toFixed(2)} × chance`);
+  }
+
+  // What a draw was worth lies around 1, the average, and may be negative.
+  function worthMap(task) {
+    return groupMap(task, task.worths, "what a draw of each group was worth over the training",
+      [key("less", "worth less than the average draw"), " ", key("more", "worth more")],
+      (worth) => [worth >= 1 ? "more" : "less", Math.min(1, Math.abs(worth - 1))],
+      (column, row) => `a draw was worth ${task.worths[column][row].toFixed(2)} average ones`);
+  }
+
+  function showPreferences(element, task) {
+    const maps = [preferenceMap(task)];
+    const slider = make("input", {type: "range", min: 0, max: task.iterations.length - 1, step: 1, "aria-label": "moment of the training"});
     const label = make("output");
     const now = make("p", {class: "now"});
     const examples = make("div", {class: `examples ${element.dataset.task}`});
-    element.append(
-      make("div", {class: "map"},
-        make("div", {class: "maplabels"}, make("span", {}, "hardest group"), make("span", {}, key("less", "less often than chance"), " ", key("more", "more often"))),
-        stage,
-        make("div", {class: "maplabels"}, make("span", {}, "easiest group"), make("span", {}, "training →"))),
-      make("div", {class: "slider"}, slider, label), now, examples,
-    );
-    const draw = () => drawMap(canvas, columns, rows, (column, row) => {
-      const preferences = task.preferences[column];
-      return preferences === null || row >= preferences.length ? ["less", 0] : strength(preferences[row]);
-    });
+    element.append(maps[0].map, make("div", {class: "slider"}, slider, label), now, examples);
+    if (task.worths !== null) {
+      maps.push(worthMap(task));
+      element.append(make("h5", {}, "What a draw was worth, in the episode that ended there"), maps[1].map);
+    }
 
     function show() {
       const moment = Number(slider.value);
-      needle.style.left = `${moment * 100 / columns}%`;
-      needle.style.width = `${100 / columns}%`;
+      maps.forEach((one) => one.point(moment));
       label.textContent = `iteration ${number.format(task.iterations[moment])}`;
       const preferences = task.preferences[moment];
       if (preferences === null) {
@@ -245,19 +274,9 @@
       }
     }
 
-    slider.value = columns - 1;
+    slider.value = task.iterations.length - 1;
     slider.addEventListener("input", show);
-    canvas.addEventListener("click", (event) => { [slider.value] = cellAt(canvas, event, columns, rows); show(); });
-    canvas.addEventListener("pointermove", (event) => {
-      const [column, row] = cellAt(canvas, event, columns, rows);
-      const preferences = task.preferences[column];
-      if (preferences === null || row >= preferences.length) { hideTip(); return; }
-      showTip(event.pageX, event.pageY, [make("div", {}, `iteration ${number.format(task.iterations[column])}, group ${row + 1}`),
-        make("div", {}, `${Math.round(task.sizes[column][row] * task.permutations.length)} permutations, ${preferences[row].toFixed(2)} × chance`)]);
-    });
-    canvas.addEventListener("pointerleave", hideTip);
-    redraws.push(draw);
-    draw();
+    maps.forEach((one) => one.chosen((moment) => { slider.value = moment; show(); }));
     show();
   }
 
