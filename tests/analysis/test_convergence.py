@@ -45,6 +45,12 @@ def test_of_the_monitor(run: Run, uniform_run: Run, ask: Callable[..., Analysis]
     assert len(analysis.figure().axes) == 3
 
 
+def test_a_folder_may_be_called_anything(copied: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:
+    folder = copied.folder.rename(tmp_path / "a $\\frac$ \udcff")
+    paths = ask("convergence", runs=(folder,)).write(tmp_path / "out")
+    assert r"a $\frac$ \udcff (policy)" in paths[2].read_text(encoding="utf-8")
+
+
 def test_of_checkpoints(run: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for side in ("gallery", "queries"):

@@ -109,7 +109,9 @@ def test_of_a_run(run: Run, ask: Ask) -> None:
     assert "spatial task" in analysis.statement and "iterations 6, 8, 12" in analysis.statement
     assert len(analysis.rows) == 3 * (1 + 3)
     assert sum(analysis.metrics["histogram"]["share"]) == pytest.approx(1)
-    assert analysis.metrics["recommended"] in (None, 2, 3)
+    found = analysis.metrics["pairs_alike"].values()
+    distinct = [not any(one[count]["alike"] or one[count]["empty"] for one in found) for count in (2, 3)]
+    assert analysis.metrics["recommended"] == {(True, True): 3, (True, False): 2}.get(tuple(distinct))
     temporal = ask("groups", run=run.folder, task="temporal", counts=(5,), iterations=(4, 2))
     assert [*temporal.metrics["pairs_alike"]] == [2, 4] and [*temporal.metrics["pairs_alike"][2]] == [2, 3, 4, 5]
     assert len(analysis.figure().axes) == 2 + 6 + 1

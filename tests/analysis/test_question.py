@@ -1,4 +1,6 @@
 import json
+import re
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,15 +47,24 @@ def test_a_mistake_is_one_sentence(
     assert said.startswith("unshuffle: ") and sentence in said and said.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["difficulty", "error-map", "convergence", "baseline", "hamming", "cost"])
-def test_every_analysis_of_a_run_leaves_its_four_files(name: str, run: Run, tmp_path: Path) -> None:
-    assert cli.run(["analyze", name, str(run.folder), "--out", str(tmp_path)]) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"{name}.{end}" for end in ("csv", "json", "png", "svg")
-    ]
-    document = json.loads((tmp_path / f"{name}.json").read_text())
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, []) for name in ("difficulty", "error-map", "convergence", "baseline", "hamming", "cost")),
+        ("groups", ["--counts", "2", "3"]),
+        ("valset", ["--sizes", "2", "3", "--pool", "6", "--device", "cpu"]),
+        ("selection", ["--checkpoints", "4", "--iterations", "2", "--device", "cpu"]),
+    ],
+)
+def test_every_analysis_of_a_run_leaves_its_four_files(name: str, options: list[str], run: Run, tmp_path: Path) -> None:
+    assert cli.run(["analyze", name, str(run.folder), "--out", str(tmp_path), *options]) == 0
+    files = {path.suffix: path for path in tmp_path.iterdir() if path.is_file()}
+    assert {path.name for path in files.values()} == {f"{name}.{end}" for end in ("csv", "json", "png", "svg")}
+    document = json.loads(files[".json"].read_text())
     assert document["command"] == f"analyze {name}" and document["metrics"]
-    assert min(Image.open(tmp_path / f"{name}.png").size) > 300
+    assert min(Image.open(files[".png"]).size) > 300
+    words = [*ElementTree.parse(files[".svg"]).getroot().itertext()]
+    assert any(re.search(r"\[(%|share|batches|groups|samples)\]", word) for word in words), "no axis has a unit"
 
 
 def test_the_command_prints_and_writes(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -107,7 +107,7 @@ def _draw_errors(axes: "Axes", task: str, rows: Sequence[Mapping[str, Any]]) -> 
     known = [row for row in rows if row["baseline"] is not None]
     where = [row["iteration"] for row in known]
     axes.plot(
-        where, [row["baseline"] for row in known], "_", color=QUIET, markersize=9, label="extrapolated error $E_{BL}$"
+        where, [row["baseline"] for row in known], "_", color=QUIET, markersize=9, label="extrapolated error E_BL"
     )
     for sign, colour, name in ((1, GOOD, "reward > 0"), (-1, BAD, "reward < 0")):
         some = [row for row in known if sign * row["reward"] > 0]
@@ -130,5 +130,5 @@ def _draw_rewards(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
     colours = [GOOD if row["reward"] > 0 else BAD for row in known]
     axes.bar([row["iteration"] for row in known], [row["reward"] for row in known], width, color=colours)
     axes.axhline(0, color=QUIET, linewidth=1)
-    name_axes(axes, "", "iteration", "reward $E_{BL}$ − E [share]")
+    name_axes(axes, "", "iteration", "reward E_BL − E [share]")
     thousands(axes.xaxis)

@@ -156,4 +156,5 @@ def _draw_curves(axes: "Axes", rows: Mapping[str, Sequence[Mapping[str, Any]]], 
             marker=MARKERS[place % len(MARKERS)],
             color=COLOURS[place % len(COLOURS)],
             label=label,
+            clip_on=False,  # the first point lies on the axis
         )

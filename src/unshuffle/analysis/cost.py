@@ -119,7 +119,7 @@ def _derived(run: Run, tasks: Mapping[str, Validations], rows: Sequence[Mapping[
 @styled
 def draw_cost(costs: Mapping[str, float]) -> "Figure":
     """A dot for each cost on a logarithmic axis: they differ by orders of magnitude."""
-    from matplotlib.ticker import StrMethodFormatter
+    from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
     figure, ((axes,),) = panels(height=0.75 + 0.55 * len(costs), width=8)
     names = list(costs)[::-1]
@@ -141,5 +141,6 @@ def draw_cost(costs: Mapping[str, float]) -> "Figure":
     axes.set_title("What the policy's validations cost")
     axes.set_xlabel("cost beside the training [%]")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid()
     return figure

@@ -26,6 +26,7 @@ STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 10,
     "text.color": INK,
+    "text.parse_math": False,  # names of folders may hold a $
     "axes.edgecolor": "#bbbbbb",
     "axes.labelcolor": INK,
     "axes.titlelocation": "left",

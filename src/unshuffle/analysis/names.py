@@ -7,7 +7,7 @@ from unshuffle.errors import UserError
 
 
 def short_names(given: Sequence[str | Path]) -> list[str]:
-    """The last parts of paths, as few as tell them apart; what is no path stays as it is."""
+    """The last parts of paths, as few as tell them apart; what is no path stays as it is. All of it is valid text."""
     whole = [_parts(one) for one in given]
     for length in range(1, max(map(len, whole), default=1) + 1):
         names = ["/".join(parts[-length:]) for parts in whole]
@@ -18,7 +18,8 @@ def short_names(given: Sequence[str | Path]) -> list[str]:
 
 def _parts(one: str | Path) -> tuple[str, ...]:
     path = Path(one).expanduser()
-    return path.absolute().parts if path.exists() else (str(one),)
+    parts = path.absolute().parts if path.exists() else (str(one),)
+    return tuple(part.encode(errors="backslashreplace").decode() for part in parts)
 
 
 def chosen_names(names: Sequence[str], given: Sequence[str | Path]) -> list[str]:
