@@ -37,6 +37,15 @@ def test_seeds_of_an_arm_share_a_colour(tmp_path: Path) -> None:
     assert find_tables([tmp_path]) == [tmp_path / "table.csv"]
 
 
+def test_arms_have_their_names_and_order(tmp_path: Path) -> None:
+    for place in ("S-and-T/seed-0", "S/seed-0", "S/seed-1", "A/seed-0"):
+        make_run(tmp_path / place)
+    (tmp_path / "ablation.yaml").write_text("arms: {S&T: {}, S: {}}")
+    subjects = find_subjects([tmp_path])
+    assert [one.name for one in subjects] == ["S&T/seed-0", "S/seed-0", "S/seed-1", "A/seed-0"]
+    assert [one.arm for one in subjects] == ["S&T", "S", "S", "A"]
+
+
 def test_arms_of_two_ablations_are_told_apart(tmp_path: Path) -> None:
     for place in ("one/S/seed-0", "two/S/seed-0", "single"):
         make_run(tmp_path / place)

@@ -285,7 +285,9 @@ def _notes(plan: Plan, finished: Sequence[Job], columns: Sequence[str]) -> list[
     for name in plan.evaluations:
         documents = [document for job in finished if (document := job.evaluated(name)) is not None]
         if documents:
-            notes.append(f"{name}: {documents[0]['protocol']} (preset {documents[0]['config']['preset']})")
+            protocol = documents[0]["protocol"]
+            named = protocol if protocol.startswith(name) else f"{name}: {protocol}"
+            notes.append(f"{named} (preset {documents[0]['config']['preset']})")
     if any(kind in IN_TABLE_5 for kind in _kinds(plan).values()):
         notes.append(f"{PUBLISHED}: Tab. 5 of the paper, of its networks and its data")
     return notes

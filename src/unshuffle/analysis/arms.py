@@ -15,6 +15,8 @@ Values = dict[str, Any]
 """Keys and values as a YAML file has them; sections are dicts."""
 DATA = sorted(PLACES - {"weights"})
 """Options that name what an evaluation measures on."""
+PLAN = "ablation.yaml"
+"""The file of an ablation's folder that names its arms."""
 KIND = "evaluation"
 """The key that says which evaluation the options are of, where its own name does not."""
 
@@ -115,3 +117,10 @@ def folder_name(name: str) -> str:
     if not safe.strip("._-") or safe.startswith((".", "-")):
         raise UserError(f"'{name}' is no name for an arm or an evaluation: begin it with a letter or a digit")
     return safe
+
+
+def arms_in(folder: Path) -> dict[str, str]:
+    """The arms of an ablation's folder in their order, by the names of their own folders; none if it is no ablation."""
+    file = folder / PLAN
+    arms = read_yaml(file, "ablation").get("arms") if file.is_file() else None
+    return {folder_name(name): name for name in arms or {}}

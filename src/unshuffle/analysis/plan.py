@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from unshuffle.analysis.arms import KIND, Values, build_evaluation, check_data, folder_name, plain
+from unshuffle.analysis.arms import KIND, PLAN, Values, build_evaluation, check_data, folder_name, plain
 from unshuffle.config import Config, check, preset_config
 from unshuffle.config_file import differences, merge, read_yaml, to_dict, write_yaml
 from unshuffle.drafts import draft_of
@@ -20,7 +20,6 @@ from unshuffle.pretraining import CHANGEABLE_ON_RESUME
 from unshuffle.run import Run
 from unshuffle.training.checkpoint import list_checkpoints
 
-PLAN = "ablation.yaml"
 LOGS = "logs"
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from unshuffle.analysis.arms import arms_in
 from unshuffle.analysis.history import run_labels
 from unshuffle.analysis.names import short_names
 from unshuffle.errors import UserError
@@ -52,11 +53,23 @@ def _holds_runs(folder: Path) -> bool:
 
 
 def _runs_in(folder: Path) -> dict[str, Path]:
-    """Runs below a folder that is none itself, by their paths from there: RUN, or ARM/seed-0 as `ablate` has them."""
+    """Runs below a folder that is none itself, by their paths from there: RUN, or ARM/seed-0 as `ablate` has them.
+
+    An ablation's arms have their own names and order.
+    """
     if (folder / "config.yaml").is_file():
         return {}
-    found = sorted(path.parent for pattern in ("*/config.yaml", "*/*/config.yaml") for path in folder.glob(pattern))
-    return {path.relative_to(folder).as_posix(): path for path in found}
+    arms, found = arms_in(folder), {}
+    for pattern in ("*/config.yaml", "*/*/config.yaml"):
+        for path in sorted(folder.glob(pattern)):
+            first, *rest = path.relative_to(folder).parts[:-1]
+            found["/".join([arms.get(first, first), *rest])] = path.parent
+    order = list(arms.values())
+    return dict(sorted(found.items(), key=lambda one: _place(one[0].partition("/")[0], order)))
+
+
+def _place(name: str, order: Sequence[str]) -> int:
+    return order.index(name) if name in order else len(order)
 
 
 def find_tables(folders: Sequence[Path]) -> list[Path]:

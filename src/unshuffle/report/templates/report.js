@@ -28,7 +28,7 @@
 
   // ---- curves
 
-  const HEIGHT = 250, LEFT = 44, RIGHT = 12, TOP = 10, BOTTOM = 28;
+  const HEIGHT = 260, LEFT = 44, RIGHT = 12, TOP = 10, BOTTOM = 38;
 
   let drawn = 0;
 
@@ -65,6 +65,7 @@
       svg.append("g").attr("class", "axis").attr("transform", `translate(0, ${HEIGHT - BOTTOM})`)
         .call(d3.axisBottom(x).ticks(Math.min(6, width / 90)).tickFormat(number.format).tickSizeOuter(0));
       svg.append("g").attr("class", "axis").attr("transform", `translate(${LEFT}, 0)`).call(d3.axisLeft(y).ticks(4).tickSize(0).tickPadding(8));
+      svg.append("text").attr("class", "axisname").attr("x", width - RIGHT).attr("y", HEIGHT - 4).text("iteration");
       const inside = svg.append("g").attr("clip-path", `url(#${clip})`);
       for (const [, level] of levels) {
         inside.append("line").attr("class", "level").attr("x1", LEFT).attr("x2", width - RIGHT).attr("y1", y(level)).attr("y2", y(level));
