@@ -177,6 +177,7 @@ def test_print_is_light_and_whole(page: Page, run: Run) -> None:
     page.open(run.report)
     page.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     assert page.run("getComputedStyle(document.documentElement).getPropertyValue('--ink').trim()") == "#1f2328"
+    assert page.run("getComputedStyle(document.documentElement).colorScheme") == "light"  # paper that nobody paints
     assert page.run("getComputedStyle(document.querySelector('.slider input')).display") == "none"
     page.run("window.dispatchEvent(new Event('beforeprint'))")
     assert page.run("[...document.querySelectorAll('details')].every((details) => details.open)")
