@@ -241,7 +241,7 @@ def mirrored(pixels: Pixels, rng: np.random.Generator) -> Pixels:
 def accuracy(scores: Tensor, labels: Tensor, k: int = 1) -> float:
     """Percent of the rows whose label is among their k highest scores; a tie with a wrong class does not count."""
     own = scores.gather(1, labels[:, None])
-    others_above = (scores >= own).sum(dim=1) - 1
+    others_above = (~(scores < own)).sum(dim=1) - 1  # NaN, which compares with nothing, is above
     return 100 * float((others_above < k).double().mean())
 
 

@@ -119,6 +119,8 @@ def _fill(trunk: Backbone, name: str, weights: Weights, metadata: dict[str, str]
     for form in trunk.forms().values():
         fitting = _fitting(weights, form.state_dict())
         if fitting is not None:
+            if bad := [key for key, value in fitting.items() if not value.isfinite().all()]:
+                raise UserError(f"{path} holds numbers that are not finite, first in {bad[0]}: its training diverged")
             form.load_state_dict(fitting, strict=False)  # all is there but for counts that old files do not have
             return
     raise UserError(f"{path} does not fit {name}: {_misfit(weights, trunk.state_dict())}")
