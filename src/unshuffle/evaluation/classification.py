@@ -187,10 +187,7 @@ class Classification(Evaluation):
         kept: Kept | None = None,
     ) -> tuple[Tensor, Tensor]:
         """`compute` on the centre crops of all readable images, on the CPU, and their labels."""
-        on_cpu = stream(
-            items, lambda some: compute(some).cpu(), device, console, title, workers=self.workers, kept=kept
-        )
-        chunks = list(on_cpu)
+        chunks = list(stream(items, compute, device, console, title, workers=self.workers, kept=kept))
         labels = torch.tensor(items.labels)[torch.cat([chunk.items for chunk in chunks])]
         return torch.cat([chunk.values for chunk in chunks]), labels
 

@@ -84,7 +84,7 @@ def embed(embedder: Embedder, data: Collection, out: Path, *, workers: int | Non
             kept=kept,
             means=True,
         )
-        return (([data.names[item] for item in chunk.items.tolist()], chunk.values.cpu().numpy()) for chunk in chunks)
+        return (([data.names[item] for item in chunk.items.tolist()], chunk.values.numpy()) for chunk in chunks)
 
     skipped: list[Skipped] = []
     try:

@@ -52,7 +52,7 @@ class RankMe(Evaluation):
         items = Items([Item(path, 0) for path in self._chosen()], ["image"], "images", trunk.eval_size)
         chunks = stream(
             items,
-            lambda pixels: pool5(trunk, pixels, trunk.eval_size).cpu(),
+            lambda pixels: pool5(trunk, pixels, trunk.eval_size),
             device,
             console,
             "images",
