@@ -37,11 +37,17 @@ def test_some_layers_only() -> None:
 
 
 def test_a_probe_normalises_without_learning_to_and_is_linear() -> None:
-    probes = LinearProbes({"a": torch.zeros(1, 4, 2, 2), "b": torch.zeros(1, 6, 1, 1)}, classes=3)
+    probes = LinearProbes({"blocks.0": torch.zeros(1, 4, 2, 2), "b": torch.zeros(1, 6, 1, 1)}, classes=3)
     assert sorted(name for name, _ in probes.named_parameters()) == [
-        f"probes.{layer}.2.{kind}" for layer in "ab" for kind in ("bias", "weight")
+        f"probes.{layer}.2.{kind}" for layer in "01" for kind in ("bias", "weight")
     ]
-    assert probes({"a": torch.randn(5, 4, 2, 2), "b": torch.randn(5, 6, 1, 1)}).shape == (5, 2, 3)
+    maps = {"b": torch.randn(5, 6, 1, 1), "blocks.0": 3 + 2 * torch.randn(5, 4, 2, 2)}
+    scores = probes(maps)
+    assert scores.shape == (5, 2, 3)
+    mean, variance = maps["blocks.0"].mean(dim=(0, 2, 3)), maps["blocks.0"].var(dim=(0, 2, 3), correction=0)
+    standard = (maps["blocks.0"] - mean[:, None, None]) / (variance[:, None, None] + 1e-5).sqrt()
+    weight, bias = probes.get_parameter("probes.0.2.weight"), probes.get_parameter("probes.0.2.bias")
+    torch.testing.assert_close(scores[:, 0], standard.flatten(1) @ weight.T + bias)
 
 
 def test_two_hidden_layers() -> None:

@@ -53,7 +53,8 @@ class LinearProbes(nn.Module):
 
     def __init__(self, maps: Mapping[str, Tensor], classes: int) -> None:
         super().__init__()
-        self.probes = nn.ModuleDict({name: self._probe(some, classes) for name, some in maps.items()})
+        self.names = list(maps)  # which may have dots in them, as those of a ModuleDict must not
+        self.probes = nn.ModuleList(self._probe(some, classes) for some in maps.values())
 
     @staticmethod
     def _probe(maps: Tensor, classes: int) -> nn.Module:
@@ -62,7 +63,7 @@ class LinearProbes(nn.Module):
 
     def forward(self, maps: Mapping[str, Tensor]) -> Tensor:
         """(N, layers, classes)"""
-        return torch.stack([probe(maps[name]) for name, probe in self.probes.items()], dim=1)
+        return torch.stack([probe(maps[name]) for name, probe in zip(self.names, self.probes, strict=True)], dim=1)
 
 
 @dataclass(frozen=True)
