@@ -168,7 +168,7 @@ def _next_folder(preset: str) -> Path:
 def _try_parts(config: Config) -> None:
     """What is misspelt or cannot fit should be found before the data is read."""
     choose_device(config.device)
-    trunk_features(build_trunk(config), config.shuffle.crop_size)
+    trunk_features(build_trunk(config), config.shuffle.crop_size, "shuffle.crop_size")
 
 
 def _start_folder(run: Run, config: Config, permutations: PermutationSets) -> None:

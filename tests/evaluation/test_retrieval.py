@@ -115,7 +115,7 @@ def test_objects_of_voc(devkit: Callable[..., Path]) -> None:
         ("--weights random:tiny --top 0", "must be 1 or more"),
         ("--weights random:tiny --json no/such.json", "no folder no"),
         (f"--weights random:tiny --out {__file__}", "--out must be a folder"),
-        ("--weights random:caffenet --size 20", "images of 20 x 20 are too small"),
+        ("--weights random:caffenet --size 20", "size 20 does not suit this backbone: "),
         ("--weights random:tiny --limit -1", "not negative"),
         ("--weights random:tiny --preset best", "--preset"),
         ("--weights random:tiny --gallery x", "--gallery"),

@@ -21,6 +21,7 @@ from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.skips import tell_skipped
 from unshuffle.models import Backbone
+from unshuffle.models.ordering import trunk_features
 from unshuffle.randomness import torch_generator
 
 DIMENSIONS = 9216  # about so many of every layer
@@ -99,7 +100,9 @@ class Linear(Classification):
     def measure(self, console: Console) -> Result:
         """Train all classifiers together, or one after another with --fast."""
         setting = self.prepare(console)
-        blank = frozen_maps(setting.trunk, _blank(setting.trunk, setting.device), self.layers)
+        side = setting.trunk.eval_size
+        black = torch.zeros(1, side, side, 3, dtype=torch.uint8, device=setting.device)
+        blank = frozen_maps(setting.trunk, black, self.layers)
         fit = self._fit_fast if self.fast else self._fit
         scores, labels, trained_on = fit(setting, blank, console)
         figures = {name: accuracies(scores[:, number], labels) for number, name in enumerate(blank)}
@@ -214,7 +217,7 @@ class NonLinear(Classification):
             raise UserError("epochs must grow, and there must be one of rates for each of them")
         setting = self.readable(self.prepare(console), console)
         trunk, training = setting.trunk, setting.training
-        features = frozen_maps(trunk, _blank(trunk, setting.device), ("pool5",))["pool5"][0].numel()
+        features = trunk_features(trunk, trunk.eval_size)
         network = two_hidden_layers(features, self.hidden, len(training.classes)).to(setting.device)
 
         def scores_of(pixels: Tensor) -> Tensor:
@@ -250,7 +253,3 @@ def two_hidden_layers(features: int, hidden: int, classes: int) -> nn.Module:
         nn.ReLU(inplace=True),
         nn.Linear(hidden, classes),
     )
-
-
-def _blank(trunk: Backbone, device: torch.device) -> Tensor:
-    return torch.zeros(1, trunk.eval_size, trunk.eval_size, 3, dtype=torch.uint8, device=device)

@@ -25,7 +25,7 @@ from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.search import GALLERY, Search, top_k_accuracy
 from unshuffle.evaluation.skips import skipped_figures, tell_skipped
 from unshuffle.evaluation.streaming import WORKERS, Chunk, stream
-from unshuffle.models import Backbone
+from unshuffle.models.ordering import trunk_features
 
 EXAMPLES, NEIGHBOURS = 8, 5
 
@@ -95,7 +95,7 @@ class Retrieval(Evaluation):
         device = choose_device(self.device)
         trunk = find_backbone(self.weights, self.seed).to(device)
         size = self.size or trunk.eval_size
-        check_size(trunk, size, device)
+        trunk_features(trunk, size)  # or the size is said to be wrong before anything is read
         gallery_items, query_items = (self._prepared(items, size) for items in self._sources())
         shared = len(shared_files(*({item.path for item in items.items} for items in (gallery_items, query_items))))
         tell_shared(console, shared)
@@ -215,15 +215,6 @@ def _pictures(side: Side, rows: list[int]) -> LabelledImages:
     first = torch.searchsorted(side.owners, side.owners[rows]).tolist()
     pixels = [side.items.read(owner)[row - start] for owner, row, start in zip(owners, rows, first, strict=True)]
     return LabelledImages(np.stack(pixels), side.labels[rows], side.items.classes)
-
-
-@torch.no_grad()
-def check_size(trunk: Backbone, size: int, device: torch.device) -> None:
-    """Refuse images that shrink to nothing on their way through a trunk."""
-    try:
-        trunk(torch.zeros(1, 3, size, size, device=device))
-    except RuntimeError:
-        raise UserError(f"images of {size} x {size} are too small for this trunk") from None
 
 
 def merged(chunks: Iterable[Chunk], rows: int) -> Iterator[Chunk]:

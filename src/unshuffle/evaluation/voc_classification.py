@@ -30,6 +30,7 @@ from unshuffle.evaluation.voc_task import (
     to_floats,
 )
 from unshuffle.models import Backbone
+from unshuffle.models.ordering import trunk_features
 from unshuffle.randomness import numpy_rng
 
 SCALES = (0.5, 2.0)
@@ -135,11 +136,9 @@ class Classifier(nn.Module):
     def __init__(self, trunk: Backbone, hidden: int, deviation: float) -> None:
         super().__init__()
         self.trunk, self.size = trunk, trunk.eval_size
-        with torch.no_grad():
-            features = trunk(torch.zeros(1, 3, self.size, self.size)).numel()
         self.head = nn.Sequential(
             nn.Flatten(),
-            new_layer(nn.Linear(features, hidden), deviation, 0.1),
+            new_layer(nn.Linear(trunk_features(trunk, self.size), hidden), deviation, 0.1),
             nn.ReLU(inplace=True),
             nn.Dropout(),
             new_layer(nn.Linear(hidden, hidden), deviation, 0.1),
