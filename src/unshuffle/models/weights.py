@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from unshuffle.drafts import draft_of
 from unshuffle.errors import UserError
 from unshuffle.models.fold import absorb
 from unshuffle.models.normalisation import Normalisation
@@ -49,9 +50,8 @@ def save_backbone(
 def write_weights(trunk: Backbone, metadata: dict[str, str], path: Path) -> None:
     """Write a trunk with given metadata; a kill leaves the old file or the new one, never half of one."""
     weights = {key: value.detach().cpu().contiguous() for key, value in trunk.state_dict().items()}
-    draft = path.with_suffix(".tmp")
-    draft.write_bytes(_sorted_metadata(save(weights, metadata)))
-    draft.replace(path)
+    with draft_of(path) as draft:
+        draft.write_bytes(_sorted_metadata(save(weights, metadata)))
 
 
 def _sorted_metadata(content: bytes) -> bytes:
