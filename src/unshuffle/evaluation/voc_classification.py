@@ -16,6 +16,7 @@ from unshuffle.data.batches import Prefetcher
 from unshuffle.data.images import read_image
 from unshuffle.data.source import Pixels
 from unshuffle.evaluation.average_precision import eleven_point, ranked_curve, step_area
+from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
 from unshuffle.evaluation.progress import progress
 from unshuffle.evaluation.protocol import Result
@@ -27,7 +28,6 @@ from unshuffle.evaluation.voc_task import (
     class_table,
     new_layer,
     percent,
-    to_floats,
 )
 from unshuffle.models import Backbone
 from unshuffle.models.ordering import trunk_features
@@ -149,7 +149,7 @@ class Classifier(nn.Module):
 
     def forward(self, crops: Tensor) -> Tensor:
         """(N, size, size, 3) bytes to (N, 20) logits."""
-        logits: Tensor = self.head(self.trunk(self.trunk.normalise(to_floats(crops))))
+        logits: Tensor = self.head(self.trunk(network_input(self.trunk, crops)))
         return logits
 
 

@@ -115,11 +115,6 @@ class VocTask(Evaluation):
         }
 
 
-def to_floats(pixels: Tensor) -> Tensor:
-    """(N, H, W, 3) bytes to (N, 3, H, W) in [0, 1]."""
-    return pixels.permute(0, 3, 1, 2).float() / 255
-
-
 def as_tensor(pixels: Pixels) -> Tensor:
     """Bytes that may be mirrored views."""
     return torch.from_numpy(np.ascontiguousarray(pixels))
