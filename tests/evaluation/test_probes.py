@@ -178,7 +178,7 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     line = ["linear", "--preset", "quick", "--weights", "random:tiny", "--train", train, "--test", test]
     assert cli.run(["evaluate", *line, "--device", "cpu", "--layers", "pool5", "--json", str(tmp_path / "a.json")]) == 0
     said = capsys.readouterr().out
-    assert "logistic regression" in said and "published, top 1, other data (ImageNet)" in said and "36.5" in said
+    assert "logistic regression" in said and "published, other data (ImageNet, top 1)" in said and "36.5" in said
     assert "only 24 training images for 3 classes, 8 of each" in said and "train/down/broken.jpg: " in said
     assert "not as in the preset paper: limit 2000, layers pool5" in said
     document = json.loads((tmp_path / "a.json").read_text())

@@ -31,6 +31,14 @@ def test_departures_from_the_paper_are_named(name: str) -> None:
     assert kind.quick().departures() != []
 
 
+@pytest.mark.parametrize("name", ["voc-classification", "voc-detection", "voc-segmentation"])
+def test_only_whole_image_sets_stand_beside_the_papers(name: str) -> None:
+    kind = find_evaluation(name)
+    assert kind(hidden=7).has_usual_images()  # type: ignore[call-arg, attr-defined]
+    for other in ({"year": 2010}, {"limit": 5}, {"train_set": "some"}, {"test_set": "some"}):
+        assert not kind(**other).has_usual_images()  # type: ignore[arg-type, attr-defined]
+
+
 def test_rounded() -> None:
     figures = {"a": 33.33333333, "b": {"c": [1.000001, None]}, "n": 7, "s": "x"}
     assert rounded(figures) == {"a": 33.3333, "b": {"c": [1.0, None]}, "n": 7, "s": "x"}

@@ -122,7 +122,7 @@ class Linear(Classification):
             "linear classifiers on frozen layers" + (", logistic regression" if self.fast else ""),
             self.statement(setting, trained_on, labels, how) + " whose class is the first guess, or among five",
             {**figures, **common},
-            published_table("2", ours, "top 1, other data (ImageNet)", {"pool5": "linear"}),
+            published_table("2", ours, "ImageNet, top 1", {"pool5": "linear"}),
         )
 
     def _fit(self, setting: Setting, blank: Maps, console: Console) -> tuple[Tensor, Tensor, int]:
@@ -237,7 +237,7 @@ class NonLinear(Classification):
             "non-linear classifier on frozen pool5",
             self.statement(setting, len(training), labels, how) + " whose class is the first guess, or among five",
             {**figures, **common},
-            published_table("2", ours, "top 1, other data (ImageNet)"),
+            published_table("2", ours, "ImageNet, top 1"),
         )
 
 

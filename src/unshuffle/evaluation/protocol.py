@@ -90,13 +90,17 @@ class Evaluation:
         """The options that decide the figures, besides weights and data."""
         return {name: value for name, value in asdict(self).items() if name not in self.incidental | PLACES}
 
+    def unchanged(self, *names: str) -> bool:
+        """Whether these options are as the preset paper has them."""
+        usual = type(self)()
+        return all(getattr(self, name) == getattr(usual, name) for name in names)
+
     def departures(self) -> list[str]:
         """The options that are not as the preset paper has them, in words."""
-        usual = type(self)()
         return [
             f"{name} {_words(value)}"
             for name, value in self.options().items()
-            if value != getattr(usual, name) and name not in self.stated
+            if name not in self.stated and not self.unchanged(name)
         ]
 
 

@@ -179,11 +179,11 @@ class Retrieval(Evaluation):
 
     def _table(self, accuracies: dict[str, float], kind: str) -> Table:
         on = "UCF-101" if kind == "videos" else "VOC 2007"
-        same = kind == "objects" and self.year == 2007
+        same = kind == "objects" and self.unchanged("year", "train_set", "test_set", "limit")
         titles = {key: key.replace("top", "top ") for key in accuracies}
         theirs = {title: f"{on} {key}" for key, title in titles.items()}
         ours = {"this network": {titles[key]: value for key, value in accuracies.items()}}
-        return published_table("1", ours, on if same else f"other data ({on})", theirs)
+        return published_table("1", ours, on, theirs, same=same)
 
     def _unit(self, kind: str) -> str:
         if kind == "videos":

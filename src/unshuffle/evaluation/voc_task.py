@@ -99,6 +99,10 @@ class VocTask(Evaluation):
         remark = f", {sharing(shared)}" if shared else ""
         return f"trained on {train.name} ({len(train)} images), tested on {test.name} ({len(test)}){remark}"
 
+    def has_usual_images(self) -> bool:
+        """Whether the image sets are those of the paper's figures, and whole."""
+        return self.unchanged("year", "train_set", "test_set", "limit")
+
     def length(self, usual: Recipe) -> str:
         """How long the fine-tuning is, and how long it should be."""
         if self.iterations is None or self.iterations == usual.iterations:
