@@ -160,6 +160,11 @@ def test_the_same_folder_twice_is_remarked_on(
     assert result.metrics["shared_files"] == 25
 
 
+def test_a_limit_below_the_number_of_classes_is_of_fewer_classes(classes: tuple[Path, Path]) -> None:
+    result = replace(EVALUATIONS["fast"], train=classes[0], test=classes[1], limit=2).run(QUIET)
+    assert result.metrics["chance"] == 50 and ", 2 classes;" in result.statement
+
+
 @pytest.mark.parametrize("name", EVALUATIONS)
 def test_an_empty_class_is_refused(name: str, classes: tuple[Path, Path], tmp_path: Path) -> None:
     train = shutil.copytree(classes[0], tmp_path / "train")

@@ -39,9 +39,9 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     assert (tmp_path / "out" / "neighbours.png").stat().st_size > 1000
 
 
-def test_training_images_find_themselves(classes: tuple[Path, Path]) -> None:
+def test_training_images_find_themselves(classes: tuple[Path, Path], tmp_path: Path) -> None:
     train, _ = classes
-    result = Retrieval(**TINY, train=train, test=train, batch_size=3, out=Path("unused")).run(QUIET)
+    result = Retrieval(**TINY, train=train, test=train, batch_size=3, out=tmp_path).run(QUIET)
     assert result.metrics["top1"] == 100
     shown = result.neighbours
     assert shown is not None and len(shown.queries) == 3 and len(shown.found) == 15
@@ -81,13 +81,13 @@ def test_a_class_that_cannot_be_read_is_refused(classes: tuple[Path, Path], tmp_
         Retrieval(**TINY, train=train, test=classes[1]).run(QUIET)
 
 
-def test_videos_frame_by_frame_and_as_a_whole(class_clips: tuple[Path, Path]) -> None:
+def test_videos_frame_by_frame_and_as_a_whole(class_clips: tuple[Path, Path], tmp_path: Path) -> None:
     train, test = class_clips
     options = {**TINY, "train": train, "test": test, "frames": 4}
     frames = Retrieval(**options).run(QUIET)
     assert frames.protocol == "retrieval, per frame" and frames.metrics["top1"] > 80
     assert (frames.metrics["queries"], frames.metrics["gallery"], frames.metrics["skipped"]["count"]) == (24, 36, 2)
-    videos = Retrieval(**options, per_video=True, out=Path("unused")).run(QUIET)
+    videos = Retrieval(**options, per_video=True, out=tmp_path).run(QUIET)
     assert (videos.metrics["queries"], videos.metrics["gallery"]) == (6, 9) and videos.metrics["top1"] > 80
     assert "top10" not in videos.metrics, "there are nine videos"
 

@@ -54,6 +54,11 @@ class Setting(NamedTuple):
     shared: int
     """Test images that are also learned from."""
 
+    @property
+    def learned(self) -> int:
+        """Classes that there are training images of: a low --limit leaves some out."""
+        return len(set(self.training.labels))
+
 
 @dataclass(frozen=True)
 class Classification(Evaluation):
@@ -193,7 +198,7 @@ class Classification(Evaluation):
 
     def statement(self, setting: Setting, trained_on: int, labels: Tensor, how: str) -> str:
         """What is measured on what, by the number of training images and the labels of the test images."""
-        tested, classes = len(labels.unique()), len(setting.training.classes)
+        tested, classes = len(labels.unique()), setting.learned
         lacking = f", {tested} of which are tested" if tested < classes else ""
         shared = f" ({sharing(setting.shared)})" if setting.shared else ""
         side = setting.testing.side
@@ -206,7 +211,7 @@ class Classification(Evaluation):
     def figures(self, setting: Setting, trained_on: int, labels: Tensor) -> dict[str, Any]:
         """What every such evaluation puts beside its accuracies."""
         return {
-            "chance": 100 / len(setting.training.classes),
+            "chance": 100 / setting.learned,
             "train_images": trained_on,
             "test_images": len(labels),
             "shared_files": setting.shared,

@@ -124,7 +124,8 @@ class Retrieval(Evaluation):
         gallery = Side(gallery_items, torch.cat(owners))
         for side, title in ((queries, "queries"), (gallery, "gallery")):
             tell_skipped(console, side.items.skipped, title)
-        check_covered(gallery.labels.tolist(), gallery_items.labels, gallery_items.classes, f"file in {self.train}")
+        place = self._side_name(self.train, self.train_set)
+        check_covered(gallery.labels.tolist(), gallery_items.labels, gallery_items.classes, f"file in {place}")
         lost = len(set(queries.labels.tolist()) - set(gallery.labels.tolist()))
         if lost:
             note(console, f"{lost} of the classes of the queries are not in the gallery: they cannot be found")
