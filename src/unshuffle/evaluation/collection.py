@@ -18,7 +18,7 @@ from unshuffle.data.source import Pixels
 from unshuffle.data.store import Kind, Store
 from unshuffle.data.videos import find_videos
 from unshuffle.errors import UserError
-from unshuffle.evaluation.identity import digest
+from unshuffle.evaluation.identity import digest, stamp
 from unshuffle.evaluation.items import video_frames
 from unshuffle.evaluation.labelled import centre_square
 from unshuffle.evaluation.skips import Skipped
@@ -58,10 +58,9 @@ def open_collection(
         return _of_store(Store(data), size, frames)
     kind, paths = _find(data, kind)
     read = partial(_read_image, size=size) if kind == "images" else partial(_read_video, size=size, frames=frames)
-    stamps = (f"{path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths)
     names = [_printable(path.relative_to(data).as_posix()) for path in paths]
-    stamp = digest([f"{kind} {size} {frames}", *names, *stamps])
-    return Collection(kind, names, stamp, lambda item: read(paths[item]), frames if kind == "videos" else 1)
+    job = digest([f"{kind} {size} {frames}", *names, *map(stamp, paths)])
+    return Collection(kind, names, job, lambda item: read(paths[item]), frames if kind == "videos" else 1)
 
 
 def _of_store(store: Store, size: int, frames: int) -> Collection:

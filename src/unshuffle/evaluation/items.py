@@ -14,7 +14,7 @@ from unshuffle.data.media import MIN_SIDE, BadMedia, check_sides, resize_short_s
 from unshuffle.data.source import Pixels
 from unshuffle.data.videos import VIDEO_SUFFIXES, find_videos, read_frames
 from unshuffle.errors import UserError
-from unshuffle.evaluation.identity import digest
+from unshuffle.evaluation.identity import digest, stamp
 from unshuffle.evaluation.labelled import centre_square
 from unshuffle.evaluation.skips import Skipped
 from unshuffle.evaluation.voc import CLASSES, Devkit
@@ -88,7 +88,7 @@ class Items:
     def fingerprint(self) -> str:
         """Tells these items, and how they are read, from others, or from themselves after a change."""
         how = (self.kind, self.side, self.fit, self.margin, self.frames, *self.classes)
-        return digest([*how, *(f"{item.path} {_stamp(item.path)} {item.label} {item.box}" for item in self.items)])
+        return digest([*how, *(f"{item.path} {stamp(item.path)} {item.label} {item.box}" for item in self.items)])
 
     def _square(self, image: Image.Image) -> Pixels:
         if self.fit == "squash":
@@ -98,11 +98,6 @@ class Items:
     @property
     def _short_side(self) -> int | None:
         return round(self.side * self.margin) if self.fit == "crop" else None
-
-
-def _stamp(path: Path) -> str:
-    status = path.stat()
-    return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def _cut(pixels: Pixels, box: Box) -> Image.Image:

@@ -19,7 +19,7 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone
 from unshuffle.evaluation.coverage import FEW, note, shared_files, sharing, tell_shared
 from unshuffle.evaluation.fine_tuning import Recipe, Workshop
-from unshuffle.evaluation.identity import digest, fingerprint
+from unshuffle.evaluation.identity import digest, fingerprint, stamp
 from unshuffle.evaluation.protocol import Evaluation
 from unshuffle.evaluation.skips import skipped_figures, tell_skipped
 from unshuffle.evaluation.voc import CLASSES, Devkit, ImageSet
@@ -90,7 +90,8 @@ class VocTask(Evaluation):
 
     def workshop(self, console: Console, weights: str, train: ImageSet) -> Workshop:
         """Where and how the fine-tuning goes on."""
-        identity = digest([self.options(), weights, *(image.name for image in train.images)])
+        files = (image.mask or image.path for image in train.images)
+        identity = digest([self.options(), weights, *train.images, *map(stamp, files)])
         return Workshop(console, self.seed, self.workers, self.folder("checkpoints"), identity, self.save_every)
 
     def sides(self, train: ImageSet, test: ImageSet) -> str:
