@@ -122,14 +122,18 @@ class Retrieval(Evaluation):
             search.add(chunk.values)
             owners.append(chunk.items)
         gallery = Side(gallery_items, torch.cat(owners))
+        self._check_sides(queries, gallery, console)
+        return self._result(queries, gallery, search.neighbours.cpu(), size, shared)
+
+    def _check_sides(self, queries: Side, gallery: Side, console: Console) -> None:
+        """Say what was left out; a class of the gallery without a readable file is refused, a lacking one noted."""
         for side, title in ((queries, "queries"), (gallery, "gallery")):
             tell_skipped(console, side.items.skipped, title)
-        place = self._side_name(self.train, self.train_set)
-        check_covered(gallery.labels.tolist(), gallery_items.labels, gallery_items.classes, f"file in {place}")
-        lost = len(set(queries.labels.tolist()) - set(gallery.labels.tolist()))
+        found, place = gallery.labels.tolist(), self._side_name(self.train, self.train_set)
+        check_covered(found, gallery.items.labels, gallery.items.classes, f"file in {place}")
+        lost = len(set(queries.labels.tolist()) - set(found))
         if lost:
             note(console, f"{lost} of the classes of the queries are not in the gallery: they cannot be found")
-        return self._result(queries, gallery, search.neighbours.cpu(), size, shared)
 
     def _sources(self) -> tuple[Items, Items]:
         """Gallery and queries."""
