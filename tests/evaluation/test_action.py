@@ -317,7 +317,7 @@ def test_unreadable_videos_are_counted_and_said(folders: dict[str, Path], tmp_pa
         ({"test": None}, "give --train and --test"),
         ({"list": Path("x")}, "give --train and --test"),
         ({"train": Path("absent")}, "absent does not exist"),
-        ({"epochs": 0}, "--epochs 0 makes no sense"),
+        ({"epochs": 0}, "--epochs is 0, but must be above 0"),
         ({"classes": 1}, "--classes 1 is too few"),
         ({"dropout": (0.5, 1.0)}, "--dropout"),
     ],

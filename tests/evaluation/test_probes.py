@@ -197,9 +197,9 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
         ("nonlinear --weights random:tiny --epochs 3 2 --rates 0.1 0.01", "epochs must grow"),
         ("finetune --weights random:tiny --train nowhere --test nowhere", "nowhere is not a folder"),
         ("finetune --weights random:tiny --train a --test a --batch_size 1", "two images or more"),
-        ("linear --weights random:tiny --train a --test a --drop_every 0", "drop_every is 0, but must be 1 or more"),
+        ("linear --weights random:tiny --train a --test a --drop_every 0", "--drop_every is 0, but must be above 0"),
         ("linear --weights random:tiny --train a --test a --c -1", "c is -1.0, but must not be negative"),
-        ("nonlinear --weights random:tiny --train a --test a --epochs 0 --rates 1", "must be 1 or more"),
+        ("nonlinear --weights random:tiny --train a --test a --epochs 0 --rates 1", "must be above 0"),
         ("quadratic", "there is no evaluation 'quadratic'"),
     ],
 )

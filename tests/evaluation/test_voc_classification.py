@@ -123,12 +123,6 @@ def test_nothing_to_measure(devkit: MakeDevkit, annotate: Callable) -> None:
         tiny_run(root, iterations=1).run(Console(quiet=True))
 
 
-@pytest.mark.parametrize("option", ["crops", "batch_size", "iterations", "lr", "hidden"])
-def test_options_must_be_positive(option: str) -> None:
-    with pytest.raises(UserError, match=f"--{option} is 0: it must be more than 0"):
-        VocClassification(**{option: 0})  # type: ignore[arg-type]
-
-
 def test_it_is_registered_and_wants_a_devkit() -> None:
     assert find_evaluation("voc-classification") is VocClassification
     with pytest.raises(UserError, match="give --voc"):

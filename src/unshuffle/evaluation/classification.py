@@ -81,11 +81,12 @@ class Classification(Evaluation):
     save_every: int = 1000
     """Iterations between checkpoints in --out."""
 
+    may_be_zero = Evaluation.may_be_zero | {"limit", "momentum", "weight_decay"}
+
     def prepare(self, console: Console) -> Setting:
         """The trunk on its device, and the images to learn from and to measure on; draws are seeded."""
         if self.train is None or self.test is None:
             raise UserError("say what to classify: give --train and --test, folders with a subfolder for each class")
-        self._check()
         if self.batch_size < 2:
             raise UserError(f"batch_size is {self.batch_size}, but batch normalisation needs two images or more")
         device = choose_device(self.device)
@@ -115,15 +116,6 @@ class Classification(Evaluation):
         tell_skipped(console, training.skipped, "training images")
         check_covered(labels, training.labels, training.classes, f"image in {self.train}")
         tell_few(console, labels, training.classes, "training images")
-
-    def _check(self) -> None:
-        """Refuse numbers that nothing can be done with; not every evaluation has all of them."""
-        for name in ("iterations", "epochs", "drop_every", "save_every", "hidden"):
-            if np.min(getattr(self, name, 1)) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}, but must be 1 or more")
-        for name in ("lr", "rates", "c", "limit", "weight_decay"):
-            if np.min(getattr(self, name, 0)) < 0:
-                raise UserError(f"{name} is {getattr(self, name)}, but must not be negative")
 
     def workshop(self, setting: Setting, console: Console) -> Workshop:
         """Where and how the training goes on."""

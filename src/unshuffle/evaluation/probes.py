@@ -86,6 +86,7 @@ class Linear(Classification):
     """Iterations after which the rate becomes a tenth."""
 
     stated = Classification.stated | {"fast", "c"}
+    may_be_zero = Classification.may_be_zero | {"c"}
 
     @classmethod
     def quick(cls) -> Self:

@@ -87,11 +87,12 @@ class Retrieval(Evaluation):
 
     incidental = Evaluation.incidental | {"batch_size"}
     stated = Evaluation.stated | {"year", "train_set", "test_set"}
+    may_be_zero = Evaluation.may_be_zero | {"min_pixels", "size", "limit"}
 
     def measure(self, console: Console) -> Result:
         """Search the gallery for the nearest neighbours of every query."""
-        if not self.top or min(*self.top, self.frames, self.batch_size) < 1 or min(self.limit, self.size) < 0:
-            raise UserError("top, frames and batch_size must be 1 or more, limit and size not negative")
+        if not self.top:
+            raise UserError("--top needs a number, or several")
         device = choose_device(self.device)
         trunk = find_backbone(self.weights, self.seed).to(device)
         size = self.size or trunk.eval_size

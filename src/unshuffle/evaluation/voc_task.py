@@ -58,11 +58,6 @@ class VocTask(Evaluation):
     incidental = Evaluation.incidental | {"proposals_cache"}
     stated = Evaluation.stated | {"year", "train_set", "test_set", "masks", "schedule", "iterations", "proposals"}
 
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, int | float) and name != "seed" and value <= 0:
-                raise UserError(f"--{name} is {value}: it must be more than 0")
-
     def devkit(self) -> Devkit:
         """The devkit that the options name."""
         if self.voc is None:
