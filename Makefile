@@ -1,9 +1,10 @@
 # make demo: learned features from nothing, in minutes.   make test: all tests.   make check: before a commit.
+# make gallery: the pictures of docs/gallery.md, from a new demo run; wants chromium.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format gallery clean
 
 demo: $(READY)
 	$(BIN)/unshuffle pretrain --preset demo
@@ -20,6 +21,9 @@ check: $(READY)
 format: $(READY)
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+gallery: $(READY)
+	$(BIN)/python tools/gallery.py
 
 # Made once, and again only when the dependencies change.
 $(READY): pyproject.toml

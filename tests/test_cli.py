@@ -86,11 +86,25 @@ def photos(folder: Path, count: int) -> Path:
         ("export a.yaml --format tflite", "tflite"),
         ("export a.yaml --out b.safetensors", "a.yaml is not a whole safetensors file"),
         ("export random:tiny --format onnx --out b.pth", "ends with .onnx"),
+        ("ablate --arms X", "there is no arm 'X'"),
+        ("ablate --arms a.yaml", "a.yaml: seed must hold keys and values"),
+        ("ablate --seeds 1 2 1", "a seed is named twice"),
+        ("ablate --seeds many", "--seeds"),
+        ("ablate --evaluations guess", "there is no evaluation 'guess'"),
+        ("ablate --evaluations retrieval", "say what to measure on"),
+        ("ablate --evaluations retrieval --train no --test no", "no does not exist"),
+        ("ablate --images nowhere --arms S", "arm S: nowhere does not exist"),
+        ("ablate --json no/such/p.json", "there is no folder no/such"),
+        ("ablate --launcher slurm --slurm no.yaml", "there is no slurm file no.yaml"),
+        ("ablate --out a.yaml", "a.yaml is a file"),
         ("embed . --out f.npy", "still missing: --weights"),
         ("embed nowhere --weights random:tiny --out f.npy", "nowhere does not exist"),
         ("embed . --weights random:tiny --out f.npy", "there are no images or videos in ."),
         ("embed . --weights random:tiny --out f.npy --size 3", "short side of 3 pixels is too small"),
         ("embed . --weights random:tiny --out f.npy --frames 0", "0 frames"),
+        ("report", "name a run folder"),
+        ("report nowhere", "nowhere is not a run folder"),
+        ("report .", "is not a run folder"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(
@@ -244,7 +258,8 @@ def test_help_shows_the_values_of_the_preset(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_surface_of_the_command_line_is_a_contract() -> None:
-    assert list(cli.COMMANDS) == ["pretrain", "doctor", "permutations", "pack", "evaluate", "bench", "export", "embed"]
+    commands = "pretrain doctor permutations pack evaluate analyze ablate report bench export embed"
+    assert list(cli.COMMANDS) == commands.split()
     sections = {"data", "synthetic", "permutations", "shuffle", "model", "optim", "policy", "monitor", "log"}
     top = {"preset", "images", "videos", "out", "init", "tasks", "seed", "device"}
     assert set(cli.Config.__dataclass_fields__) == sections | top

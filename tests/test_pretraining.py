@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 import unshuffle
 from unshuffle import pretraining
@@ -59,6 +60,17 @@ def test_resume_from_python(tmp_path: Path) -> None:
     assert run.config.synthetic == SyntheticConfig(images=16, clips=12, gallery=12, queries=6)
     with pytest.raises(unshuffle.UserError, match="give out"):
         unshuffle.pretrain(resume=True)
+
+
+def test_a_run_that_has_no_checkpoint_yet_starts_again_from_its_init(tmp_path: Path) -> None:
+    warm = unshuffle.pretrain(out=tmp_path / "warm", **TINY)
+    run = unshuffle.pretrain(out=tmp_path / "run", init=str(warm.folder), **TINY)
+    ended = load_file(run.weights)
+    for checkpoint in (run.folder / "checkpoints").iterdir():  # as if it had been killed before the first
+        checkpoint.unlink()
+    unshuffle.pretrain(out=run.folder, resume=True)
+    again = load_file(run.weights)
+    assert all(torch.equal(again[key], ended[key]) for key in ended)
 
 
 def test_runs_that_start_at_once_take_different_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

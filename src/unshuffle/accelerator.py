@@ -1,6 +1,8 @@
 """The device: which one it is, and what it can do beyond plain torch."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
 
@@ -60,6 +62,17 @@ def prefer_speed() -> None:
     """Let the libraries search for their fastest ways, for training in bf16 on a GPU."""
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")  # for the validations, which stay in fp32
+
+
+@contextmanager
+def settings_restored() -> Iterator[None]:
+    """Undo `prefer_speed` afterwards: what comes next in this process should compute as it would in a new one."""
+    benchmark, precision = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = benchmark
+        torch.set_float32_matmul_precision(precision)
 
 
 def wait_for(device: torch.device) -> None:

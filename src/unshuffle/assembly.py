@@ -33,18 +33,10 @@ def build_trainer(
     seed_everything(config.seed)
     if permutations is None:
         permutations = permutation_sets(config, list(data.training))
-    trunk = build_trunk(config)
-    if config.model.sync_bn:
-        synchronise(trunk)
-    features = trunk_features(trunk, config.shuffle.crop_size, "shuffle.crop_size")
-    heads = {
-        task: build_head(features, rows.shape[1], len(rows), getattr(config.model, task))
-        for task, rows in permutations.items()
-    }
     return Trainer(
         config,
         data,
-        OrderingNetwork(trunk, heads),
+        build_network(config, permutations),
         {task: torch.from_numpy(rows) for task, rows in permutations.items()},
         {
             task: build_sampler(config.policy, len(rows), _seed(config, "policy", task))
@@ -53,6 +45,19 @@ def build_trainer(
         device,
         monitor,
     )
+
+
+def build_network(config: Config, permutations: PermutationSets) -> OrderingNetwork:
+    """A new network with a head for each set of permutations."""
+    trunk = build_trunk(config)
+    if config.model.sync_bn:
+        synchronise(trunk)
+    features = trunk_features(trunk, config.shuffle.crop_size, "shuffle.crop_size")
+    heads = {
+        task: build_head(features, rows.shape[1], len(rows), getattr(config.model, task))
+        for task, rows in permutations.items()
+    }
+    return OrderingNetwork(trunk, heads)
 
 
 def build_trunk(config: Config) -> Backbone:

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,8 +13,9 @@ import tyro
 
 from unshuffle import __version__
 from unshuffle.config import Config, preset_config
-from unshuffle.config_file import read_config, to_dict
+from unshuffle.config_file import read_config, read_yaml, to_dict
 from unshuffle.errors import SaidByAnother, UserError
+from unshuffle.measurement import write_measurement
 from unshuffle.options import OPTIONAL, complaint, describe_sections, main_options
 from unshuffle.outputs import check_file, check_folder, check_new_file
 from unshuffle.permutations import Criterion
@@ -68,6 +68,40 @@ class BenchCommand(Config):
 
 
 @dataclass(frozen=True)
+class AblateCommand(Config):
+    """Train and evaluate arms with several seeds, and print their table; started again, it goes on."""
+
+    out: Path | None = None
+    """The folder of the ablation; by default runs/ablation."""
+    arms: tuple[str, ...] = ()
+    """S, S+P, T, T+P, 'S&T', S+T, S+T+P; by default all. Files .yaml hold yours, NAME: {policy: {sampler: inverse}}."""
+    seeds: tuple[int, ...] = (1,)
+    """One number: so many seeds, from --seed on. Several: these."""
+    evaluations: tuple[str, ...] = ()
+    """Names as in `unshuffle evaluate`, and .yaml files with options: NAME: {evaluation: retrieval, train: ...}."""
+    evaluation_preset: Literal["quick", "paper"] = "quick"
+    """Preset of the evaluations: paper is the full schedules."""
+    train: Path | None = None
+    """--train of the evaluations that have one."""
+    test: Path | None = None
+    """--test of the evaluations that have one."""
+    voc: Path | None = None
+    """--voc of the evaluations that have one."""
+    columns: tuple[str, ...] = ()
+    """Metrics to show, such as linear.conv5.top1; results.csv has the names of all."""
+    jobs: int = 0
+    """Runs at a time; 0: one for each GPU, without GPUs one for each 4 cores."""
+    launcher: Literal["local", "slurm"] = "local"
+    """local: processes on this machine; slurm: a job array, by submitit."""
+    slurm: Path | None = None
+    """A .yaml file with submitit's parameters, such as slurm_partition, timeout_min, cpus_per_task."""
+    config: Path | None = None
+    """Start from the config.yaml of another run, or your own; options given beside it win."""
+    json: Path | None = None
+    """Write the figures there."""
+
+
+@dataclass(frozen=True)
 class PermutationsCommand:
     """Choose a diverse set of permutations and write it as .npy."""
 
@@ -111,6 +145,20 @@ class PackCommand:
 
 class EvaluateCommand:
     """What features are worth: each evaluation of the paper, and some more."""
+
+
+class AnalyzeCommand:
+    """How a run came to what it learned: each analysis of the paper, as numbers and a figure."""
+
+
+@dataclass(frozen=True)
+class ReportCommand:
+    """Write one HTML page about a run, finished or not, or about several side by side."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folders, or the folder of an ablation."""
+    out: Path | None = None
+    """The page to write; by default report.html in the folder, or here if there are several."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +253,36 @@ def bench(args: Sequence[str]) -> int:
     ran = {**to_dict(config), "iterations": command.iterations}
     _write_json(command.json, "bench", "whole iterations, then each part alone", ran, figures)
     return 0
+
+
+def ablate(args: Sequence[str]) -> int:
+    """`unshuffle ablate`."""
+    command = _parse_run(AblateCommand, args)
+    from unshuffle.analysis.ablation import make_plan, run_ablation
+    from unshuffle.analysis.arms import find_arms, find_evaluations
+
+    given = {"train": command.train, "test": command.test, "voc": command.voc}
+    common = {"preset": command.evaluation_preset, **{key: value for key, value in given.items() if value is not None}}
+    plan = make_plan(
+        command.out or Path("runs", "ablation"),
+        _config_of(command),
+        find_arms(command.arms),
+        command.seeds if len(command.seeds) != 1 else command.seeds[0],
+        find_evaluations(command.evaluations, common),
+    )
+    slurm = read_yaml(command.slurm.expanduser(), "slurm") if command.slurm is not None else {}
+    try:
+        with stopping_at_once():
+            found = run_ablation(
+                plan, jobs=command.jobs, launcher=command.launcher, slurm=slurm, columns=command.columns
+            )
+    except Stopped as stop:
+        print("stopped, and saved. Start the same command again to go on", file=sys.stderr)
+        return 128 + stop.signum
+    _write_json(command.json, "ablate", found.protocol, plan.to_dict(), found.metrics)
+    for job, problem in found.failures.items():
+        print(f"unshuffle: {job} failed: {problem}", file=sys.stderr)
+    return 1 if found.failures else 0
 
 
 def permutations(args: Sequence[str]) -> int:
@@ -332,6 +410,23 @@ def evaluate(args: Sequence[str]) -> int:
     return 0
 
 
+def report(args: Sequence[str]) -> int:
+    """`unshuffle report`."""
+    command = _parse(ReportCommand, "report", args)
+    if not command.runs:
+        raise UserError("name a run folder, or several; see unshuffle report --help")
+    from unshuffle.report.page import write_report
+    from unshuffle.report.subjects import check_page, default_file, find_subjects, find_tables
+
+    folders = [folder.expanduser() for folder in command.runs]
+    out = default_file(folders) if command.out is None else command.out.expanduser()
+    subjects = find_subjects(folders)
+    check_page(out)
+    write_report(subjects, out, tables=find_tables(folders))
+    print(f"{counted(len(subjects), 'runs')} in {out}, {out.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
 def _evaluations() -> str:
     from unshuffle.evaluation.protocol import describe_evaluations
 
@@ -340,12 +435,46 @@ def _evaluations() -> str:
     return "\n".join([*lines, "", "unshuffle evaluate NAME --help lists the options of an evaluation."])
 
 
+def analyze(args: Sequence[str]) -> int:
+    """`unshuffle analyze`."""
+    from rich.console import Console
+
+    from unshuffle.analysis.question import find_question
+
+    if not args or args[0] in HELP:
+        print(_analyses())
+        return 0 if args else 2
+    name, *options = args
+    command = _parse(find_question(name), f"analyze {name}", options, positional=True)
+    check_folder(command.out.expanduser(), "--out")
+    console = Console()
+    analysis = command.answer(console)
+    console.print(analysis.statement, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+    if analysis.table is not None:
+        console.print(analysis.table)
+    for path in analysis.write(command.out.expanduser(), to_dict(command)):
+        console.print(f"  {path}", highlight=False, markup=False, soft_wrap=True)
+    _write_json(command.json, f"analyze {name}", analysis.statement, to_dict(command), analysis.metrics)
+    return 0
+
+
+def _analyses() -> str:
+    from unshuffle.analysis.question import describe_questions
+
+    lines = ["usage: unshuffle analyze NAME ... [OPTIONS] [--out FOLDER] [--json FILE]", ""]
+    lines += [f"  {name:14}{line}" for name, line in describe_questions().items()]
+    return "\n".join([*lines, "", "unshuffle analyze NAME --help lists the options of an analysis."])
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], type[Any]]] = {
     "pretrain": (pretrain, PretrainCommand),
     "doctor": (doctor, DoctorCommand),
     "permutations": (permutations, PermutationsCommand),
     "pack": (pack, PackCommand),
     "evaluate": (evaluate, EvaluateCommand),
+    "analyze": (analyze, AnalyzeCommand),
+    "ablate": (ablate, AblateCommand),
+    "report": (report, ReportCommand),
     "bench": (bench, BenchCommand),
     "export": (export, ExportCommand),
     "embed": (embed, EmbedCommand),
@@ -458,14 +587,22 @@ def _option(args: Sequence[str], name: str) -> str | None:
     return None
 
 
-def _parse(command: type[T], name: str, args: Sequence[str], default: T | None = None) -> T:
-    """tyro's parse, with its box of complaints turned into one sentence."""
+def _parse(
+    command: type[T], name: str, args: Sequence[str], default: T | None = None, *, positional: bool = False
+) -> T:
+    """tyro's parse, with its box of complaints turned into one sentence; what must be given may be positional."""
     complaints = io.StringIO()
     extra: dict[str, Any] = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(complaints):
             parsed: T = tyro.cli(
-                command, prog=f"unshuffle {name}", args=list(args), use_underscores=True, registry=OPTIONAL, **extra
+                command,
+                prog=f"unshuffle {name}",
+                args=list(args),
+                use_underscores=True,
+                config=(tyro.conf.PositionalRequiredArgs,) if positional else (),
+                registry=OPTIONAL,
+                **extra,
             )
     except SystemExit as stop:
         if not stop.code:
@@ -481,7 +618,5 @@ def _parse(command: type[T], name: str, args: Sequence[str], default: T | None =
 def _write_json(
     path: Path | None, command: str, protocol: str, config: dict[str, Any], metrics: dict[str, Any]
 ) -> None:
-    if path is None:
-        return
-    document = {"command": command, "protocol": protocol, "config": config, "metrics": metrics}
-    path.expanduser().write_text(json.dumps(document, indent=1, default=str) + "\n")
+    if path is not None:
+        write_measurement(path.expanduser(), command, protocol, config, metrics)

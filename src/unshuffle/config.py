@@ -275,7 +275,7 @@ class LogConfig:
     keep_checkpoints: int = 2
     """Older ones are deleted."""
     pictures: bool = True
-    """Draw pictures at the end of the run."""
+    """Draw pictures and write report.html at the end of the run, and keep some held-out samples for that."""
 
 
 @dataclass(frozen=True)

@@ -30,23 +30,36 @@ def _plain(value: Any) -> Any:
 
 def write_config(config: Config, path: Path) -> None:
     """Write the whole config."""
-    path.write_text(yaml.safe_dump(to_dict(config), sort_keys=False), encoding="utf-8")
+    write_yaml(path, to_dict(config))
+
+
+def write_yaml(path: Path, values: dict[str, Any]) -> None:
+    """Write plain values; a kill leaves the old file or the new one, never half of one."""
+    draft = path.with_suffix(".tmp")
+    draft.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    draft.replace(path)
 
 
 def read_config(path: Path) -> Config:
     """Read a config that `write_config` wrote or a person did; missing keys take the preset's values."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"there is no config file {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path} must hold keys and values, like the config.yaml of a run")
+    values = read_yaml(path, "config")
     try:
         return merge(preset_config(values.get("preset", "demo")), values)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def read_yaml(path: Path, what: str) -> dict[str, Any]:
+    """Keys and values of a file that a person may have written; `what` it is, to name it if it is not there."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no {what} file {path}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} must hold keys and values")
+    return values
 
 
 def merge(config: T, values: dict[str, Any], where: str = "") -> T:

@@ -3,6 +3,7 @@
 import csv
 import os
 import platform
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from unshuffle.assembly import (
 )
 from unshuffle.config import Config, OptimConfig, check, preset_config
 from unshuffle.config_file import differences, merge, write_config
+from unshuffle.data.held_out import KEPT, save_held_out
 from unshuffle.data.prepare import Data, prepare
 from unshuffle.errors import UserError
 from unshuffle.evaluation.monitor import RetrievalMonitor
@@ -29,7 +31,10 @@ from unshuffle.models.ordering import trunk_features
 from unshuffle.models.weights import save_backbone
 from unshuffle.outputs import check_folder
 from unshuffle.permutations import save_permutations
+from unshuffle.report.page import write_report
 from unshuffle.report.pictures import draw_pictures
+from unshuffle.report.snapshot import Snapshot, hold_out
+from unshuffle.report.subjects import find_subjects
 from unshuffle.report.tables import error_table, retrieval_table
 from unshuffle.run import Run
 from unshuffle.training import distributed
@@ -89,7 +94,7 @@ def _run_pretraining(config: Config, resume: bool, console: Console) -> Run:
         distributed.check_shares(config.optim.batch_size, config.data.val_size)
         if is_main():
             _check_out(config, resume)
-        if resume:
+        if resume and config.out is not None and list_checkpoints(Run(config.out).checkpoints):
             config = replace(config, init=None)  # the checkpoint has what became of those weights
         _try_parts(config)
     data = _prepare(config)
@@ -168,6 +173,11 @@ def _next_folder(preset: str) -> Path:
 def _try_parts(config: Config) -> None:
     """What is misspelt or cannot fit should be found before the data is read."""
     choose_device(config.device)
+    try_trunk(config)
+
+
+def try_trunk(config: Config) -> None:
+    """Build the trunk, fill it with the weights it is to start from and show it a crop; an error if that fails."""
     trunk_features(build_trunk(config), config.shuffle.crop_size, "shuffle.crop_size")
 
 
@@ -183,7 +193,7 @@ def _start_folder(run: Run, config: Config, permutations: PermutationSets) -> No
 
 def _list_skipped(run: Run, data: Data) -> None:
     # file names need not be valid text
-    with (run.folder / "skipped.csv").open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+    with run.skipped.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
         writer.writerow(("file", "reason"))
         writer.writerows(data.skipped)
@@ -231,13 +241,15 @@ def _schedule_notes(optim: OptimConfig) -> list[str]:
 
 def _open_log(trainer: Trainer, run: Run, data: Data) -> RunLog:
     _list_skipped(run, data)
+    if trainer.config.log.pictures:
+        save_held_out(run.held_out, hold_out(trainer, KEPT))
     log = RunLog(run, trainer.iteration)
     if trainer.iteration == 0:
-        _log_start(trainer, log)
+        _log_start(trainer, data, log)
     return log
 
 
-def _log_start(trainer: Trainer, log: RunLog) -> None:
+def _log_start(trainer: Trainer, data: Data, log: RunLog) -> None:
     versions = {
         "unshuffle": unshuffle.__version__,
         "python": platform.python_version(),
@@ -245,7 +257,8 @@ def _log_start(trainer: Trainer, log: RunLog) -> None:
     }
     device = torch.cuda.get_device_name(trainer.device) if trainer.device.type == "cuda" else platform.machine()
     machine = {"device": device, "cpus": os.cpu_count(), "threads": torch.get_num_threads()}
-    log.write("start", 0, versions=versions, processes=trainer.share.of, **machine)
+    samples = {task: len(some) for task, some in data.training.items()}
+    log.write("start", 0, versions=versions, processes=trainer.share.of, **machine, data=data.found, samples=samples)
     if isinstance(trainer.monitor, RetrievalMonitor):
         for name, scores in trainer.monitor.baselines().items():
             log.write("baseline", 0, name=name, **scores)
@@ -260,10 +273,23 @@ def _finish(trainer: Trainer, run: Run, console: Console) -> None:
         crop_size=config.shuffle.crop_size,
         permutations={task: rows.cpu().numpy() for task, rows in trainer.permutations.items()},
     )
-    pictures = draw_pictures(trainer, run) if config.log.pictures else []
+    pages = _draw(trainer, run, console) if config.log.pictures else []
     console.print(error_table(run))
     if trainer.monitor is not None:
         console.print("", retrieval_table(run), sep="\n")
     console.print("\nOpen these:", highlight=False)
-    for path in (*pictures, run.weights, run.metrics_file):
+    for path in (*pages, run.weights, run.metrics_file):
         console.print(f"  {path}", highlight=False, soft_wrap=True)
+
+
+def _draw(trainer: Trainer, run: Run, console: Console) -> list[Path]:
+    """The report and the pictures."""
+    snapshot = Snapshot.of(trainer, hold_out(trainer, KEPT))
+    pictures = draw_pictures(snapshot, trainer.monitor, run)
+    try:
+        write_report(find_subjects([run.folder]), run.report, snapshots={run.folder: snapshot})
+    except Exception as error:  # whatever it is: the training is done, and a page can be written again
+        again = f"unshuffle report {shlex.quote(str(run.folder))}"
+        console.print(f"no report was written ({error}); try again with: {again}", highlight=False, soft_wrap=True)
+        return pictures
+    return [run.report, *pictures]

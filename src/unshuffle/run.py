@@ -59,6 +59,21 @@ class Run:
         return self.folder / "pictures"
 
     @property
+    def held_out(self) -> Path:
+        """Some validation samples, for the report."""
+        return self.folder / "held_out.npz"
+
+    @property
+    def report(self) -> Path:
+        """A page to look at."""
+        return self.folder / "report.html"
+
+    @property
+    def skipped(self) -> Path:
+        """List of the files that could not be read."""
+        return self.folder / "skipped.csv"
+
+    @property
     def tensorboard(self) -> Path:
         """Folder of TensorBoard's event files."""
         return self.folder / "tensorboard"

@@ -5,7 +5,6 @@ import hashlib
 import io
 import os
 import shutil
-import sys
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,6 +35,7 @@ from unshuffle.data.source import Pixels
 from unshuffle.data.store import DATA, HEADER, INDEX, SKIPPED, Encoding, Header, Kind, Record, Store, Writer
 from unshuffle.data.videos import VIDEO_SUFFIXES, find_videos, read_frames
 from unshuffle.errors import UserError
+from unshuffle.lock import exclusively
 from unshuffle.wording import counted
 
 DEFAULT_SHORT_SIDE: dict[Kind, int] = {"images": 256, "videos": 128}
@@ -173,7 +173,7 @@ def _run(job: _Job, out: Path, workers: int | None, progress: bool) -> Store:
     with _full_disk_explained(job, out):
         _claim(out)
         if not _is_finished(job, out):
-            with _only_packer(out):
+            with exclusively(out / DATA):
                 if not _is_finished(job, out):  # by the packer that this one had to wait for
                     _fill(job, out, workers or os.cpu_count() or 1, progress)
     return Store(out)
@@ -238,17 +238,6 @@ def _mismatch(job: _Job, out: Path, found: dict[str, object], wanted: dict[str, 
     if differing:
         return UserError(f"{out} was packed with {' and '.join(differing)}: {remedy}")
     return UserError(f"{out} was packed from other files than those now in {job.folder}: {remedy}")
-
-
-@contextmanager
-def _only_packer(out: Path) -> Iterator[None]:
-    """Let a second packer of the same store wait for the first; the lock goes when its process does."""
-    with (out / DATA).open("ab") as file:
-        if sys.platform != "win32":
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _fill(job: _Job, out: Path, workers: int, progress: bool) -> None:

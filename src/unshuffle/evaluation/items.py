@@ -156,6 +156,14 @@ def _kind(folder: Path) -> Kind:
     return "images"
 
 
+def any_folder(folder: Path) -> Items:
+    """The images, or the videos, of a folder, flat or nested, without classes."""
+    folder = folder.expanduser()
+    kind = _kind(folder)
+    find = find_images if kind == "images" else find_videos
+    return Items([Item(path, 0) for path in find(folder)], [""], kind)
+
+
 # ---- PASCAL VOC
 
 

@@ -23,13 +23,16 @@ class LabelledImages:
     """(N, side, side, 3)"""
     labels: Tensor
     classes: Sequence[str]
+    files: Sequence[str] = ()
+    """Where they are from, if from files."""
 
     def __len__(self) -> int:
         return len(self.pixels)
 
     def some(self, positions: Sequence[int]) -> "LabelledImages":
         """Those at the given positions, in that order."""
-        return LabelledImages(self.pixels[list(positions)], self.labels[list(positions)], self.classes)
+        files = [self.files[position] for position in positions] if self.files else ()
+        return LabelledImages(self.pixels[list(positions)], self.labels[list(positions)], self.classes, files)
 
 
 @dataclass(frozen=True)

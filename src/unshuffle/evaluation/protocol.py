@@ -1,17 +1,15 @@
 """What all evaluations have in common: their options, their result, and the list of them."""
 
-import ast
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from rich.console import Console, RenderableType
 
 from unshuffle.errors import UserError
+from unshuffle.places import class_at, first_line_at
 from unshuffle.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -151,20 +149,10 @@ def find_evaluation(name: str) -> type[Evaluation]:
     if name not in EVALUATIONS:
         hint = did_you_mean(name, EVALUATIONS) or f"; there are {', '.join(EVALUATIONS)}"
         raise UserError(f"there is no evaluation '{name}'{hint}")
-    module, _, attribute = EVALUATIONS[name].partition(":")
-    evaluation: type[Evaluation] = getattr(import_module(module), attribute)
+    evaluation: type[Evaluation] = class_at(EVALUATIONS[name])
     return evaluation
 
 
 def describe_evaluations() -> dict[str, str]:
-    """The first line about each evaluation, read from its source: importing it would import torch."""
-    return {name: _first_line(*place.split(":")) for name, place in EVALUATIONS.items()}
-
-
-def _first_line(module: str, attribute: str) -> str:
-    spec = find_spec(module)
-    source = Path(spec.origin).read_text(encoding="utf-8") if spec is not None and spec.origin else ""
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef) and node.name == attribute:
-            return (ast.get_docstring(node) or "").partition("\n")[0]
-    return ""
+    """The first line about each evaluation."""
+    return {name: first_line_at(place) for name, place in EVALUATIONS.items()}

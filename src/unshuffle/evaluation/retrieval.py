@@ -27,7 +27,7 @@ from unshuffle.evaluation.skips import skipped_figures, tell_skipped
 from unshuffle.evaluation.streaming import WORKERS, Chunk, stream
 from unshuffle.models.ordering import trunk_features
 
-EXAMPLES, NEIGHBOURS = 8, 5
+NEIGHBOURS = 5  # in a picture
 
 
 class Side(NamedTuple):
@@ -73,6 +73,8 @@ class Retrieval(Evaluation):
     """Side of the input in pixels; 0 is the trunk's own, 227 for CaffeNet."""
     top: tuple[int, ...] = (1, 5, 10, 20, 50)
     """Each k."""
+    examples: int = 8
+    """Queries in the picture that --out gets, each of another class."""
     limit: int = 0
     """At most so many images, videos or objects on each side, evenly over the classes; 0 is no limit."""
     batch_size: int = 64
@@ -85,9 +87,9 @@ class Retrieval(Evaluation):
         """At most 500 things on each side."""
         return cls(preset="quick", limit=500)
 
-    incidental = Evaluation.incidental | {"batch_size"}
+    incidental = Evaluation.incidental | {"batch_size", "examples"}
     stated = Evaluation.stated | {"year", "train_set", "test_set"}
-    may_be_zero = Evaluation.may_be_zero | {"min_pixels", "size", "limit"}
+    may_be_zero = Evaluation.may_be_zero | {"min_pixels", "size", "limit", "examples"}
 
     def measure(self, console: Console) -> Result:
         """Search the gallery for the nearest neighbours of every query."""
@@ -208,9 +210,9 @@ class Retrieval(Evaluation):
 
     def _examples(self, queries: Side, gallery: Side, neighbours: Tensor) -> Neighbours | None:
         """Some queries and their nearest as images; read again, as no image was kept."""
-        if self.out is None:
+        if not self.examples:
             return None
-        chosen = one_of_each(queries.labels, EXAMPLES)
+        chosen = one_of_each(queries.labels, self.examples)
         found = neighbours[chosen, :NEIGHBOURS].flatten().tolist()
         return Neighbours(_pictures(queries, chosen), _pictures(gallery, found))
 
@@ -220,7 +222,8 @@ def _pictures(side: Side, rows: list[int]) -> LabelledImages:
     owners = side.owners[rows].tolist()
     first = torch.searchsorted(side.owners, side.owners[rows]).tolist()
     pixels = [side.items.read(owner)[row - start] for owner, row, start in zip(owners, rows, first, strict=True)]
-    return LabelledImages(np.stack(pixels), side.labels[rows], side.items.classes)
+    files = [str(side.items.items[owner].path) for owner in owners]
+    return LabelledImages(np.stack(pixels), side.labels[rows], side.items.classes, files)
 
 
 def merged(chunks: Iterable[Chunk], rows: int) -> Iterator[Chunk]:

@@ -8,6 +8,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from unshuffle.evaluation.classification import Classification, accuracies, mean_class_accuracy, zoom
+from unshuffle.evaluation.classifier import TrainedClassifier
 from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.fine_tuning import Recipe
 from unshuffle.evaluation.protocol import Result
@@ -55,6 +56,8 @@ class FineTuning(Classification):
 
         recipe = CosineRecipe(self.steps(self.epochs, training), self.lr, self.momentum, self.weight_decay)
         scores, labels = self.train_and_test(network, recipe, scores_of, zoom, setting, console)
+        if self.out is not None:
+            TrainedClassifier(trunk, network[1:], training.classes).save(self.out.expanduser())
         common = self.figures(setting, len(training), labels)
         figures = {**accuracies(scores, labels), "mean_class": mean_class_accuracy(scores, labels)}
         how = f"{self.epochs} epochs of SGD in batches of {self.batch_size}, random zoom and mirror images"

@@ -16,6 +16,7 @@ from unshuffle.data.batches import Prefetcher
 from unshuffle.data.images import read_image
 from unshuffle.data.source import Pixels
 from unshuffle.evaluation.average_precision import eleven_point, ranked_curve, step_area
+from unshuffle.evaluation.classifier import TrainedClassifier
 from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
 from unshuffle.evaluation.progress import progress
@@ -67,6 +68,8 @@ class VocClassification(VocTask):
         test = devkit.with_objects(self.test_set, self.limit)
         self.check_sets(train, test, console)
         self._train(network, train, self.workshop(console, weights, train), device)
+        if self.out is not None:
+            TrainedClassifier(network.trunk, network.head, CLASSES).save(self.out.expanduser())
         scores = self._scores(network, test, console, device)
         return self._result(scores, train, test)
 

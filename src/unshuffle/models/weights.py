@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from unshuffle.drafts import draft_of
 from unshuffle.errors import UserError
@@ -47,8 +47,8 @@ def save_backbone(
     write_weights(trunk, metadata, path)
 
 
-def write_weights(trunk: Backbone, metadata: dict[str, str], path: Path) -> None:
-    """Write a trunk with given metadata; a kill leaves the old file or the new one, never half of one."""
+def write_weights(trunk: nn.Module, metadata: dict[str, str], path: Path) -> None:
+    """Write a trunk, or what holds one, with given metadata; a kill never leaves half a file."""
     weights = {key: value.detach().cpu().contiguous() for key, value in trunk.state_dict().items()}
     with draft_of(path) as draft:
         draft.write_bytes(_sorted_metadata(save(weights, metadata)))

@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,46 +11,38 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from torch import Tensor
 from torch.nn import functional as F
 
-from unshuffle.data import shuffle
-from unshuffle.data.squares import Squares
+from unshuffle.analysis.sheet import DPI, INK, QUIET, RIGHT, WRONG, Picture, Sheet, shortened
 from unshuffle.evaluation.labelled import LabelledImages, Neighbours, one_of_each
 from unshuffle.evaluation.monitor import RetrievalMonitor
 from unshuffle.evaluation.protocol import Result
-from unshuffle.permutations import inverse
-from unshuffle.randomness import torch_generator
+from unshuffle.report.attempts import Attempts, attempt
+from unshuffle.report.snapshot import Snapshot
 from unshuffle.run import Run
-from unshuffle.training.trainer import Trainer
-
-Picture: TypeAlias = npt.NDArray[np.float32]
-"""(height, width, 3) in [0, 1]."""
+from unshuffle.training.trainer import Monitor
 
 PUZZLES, CLIPS, QUERIES, NEIGHBOURS = 6, 6, 8, 5
-DPI = 100
 NAME = 14  # letters of a class that fit over a picture
 # In pixels. A block is one sample with what became of it.
 BLOCK, MARGIN, BETWEEN = 648, 32, 56  # width of a block, space around all blocks and between two
 HEAD = 84  # above the first blocks: a title and names of columns
-PAD = 3  # between a picture and its frame
 GUTTER = 15  # between pictures of a block
 LABELS = 126  # names to the left of a clip
-INK, QUIET, RIGHT, WRONG = "#222222", "#777777", "#2a8a57", "#c9453b"
 TASK_COLOURS = {"spatial": "#2b6cb0", "temporal": "#dd7a1e"}
 BASELINE_STYLES = ((0, (6, 2)), (0, (1, 2)), (0, (5, 2, 1, 2)))
 
 
-def draw_pictures(trainer: Trainer, run: Run) -> list[Path]:
+def draw_pictures(snapshot: Snapshot, monitor: Monitor | None, run: Run) -> list[Path]:
     """Draw what can be drawn of a run into its folder of pictures; returns the files."""
     run.pictures.mkdir(parents=True, exist_ok=True)
     figures = {
-        "puzzles": _puzzles(trainer) if "spatial" in trainer.permutations else None,
-        "clips": _clips(trainer) if "temporal" in trainer.permutations else None,
-        "neighbours": _neighbours(trainer, trainer.monitor) if isinstance(trainer.monitor, RetrievalMonitor) else None,
-        "curves": _curves(trainer, run),
+        "puzzles": _puzzles(snapshot) if "spatial" in snapshot.permutations else None,
+        "clips": _clips(snapshot) if "temporal" in snapshot.permutations else None,
+        "neighbours": _neighbours(snapshot, monitor) if isinstance(monitor, RetrievalMonitor) else None,
+        "curves": _curves(snapshot, run),
     }
     paths = []
     for name, figure in figures.items():
@@ -59,76 +50,6 @@ def draw_pictures(trainer: Trainer, run: Run) -> list[Path]:
             paths.append(run.pictures / f"{name}.png")
             figure.savefig(paths[-1], dpi=DPI)
     return paths
-
-
-# ---- what the network makes of shuffled samples
-
-
-def restored_order(shown: Tensor, predicted: Tensor) -> Tensor:
-    """Which part stands at each position when parts shuffled by ψ are put back as if by ψ̂; rows of (..., P).
-
-    0, 1, 2 ... where ψ̂ is ψ.
-    """
-    back = torch.from_numpy(inverse(predicted.cpu().numpy())).to(shown.device)
-    return shown.gather(-1, back)
-
-
-def in_place(order: Tensor) -> Tensor:
-    """Number of parts that stand where they belong, for each row of (..., P)."""
-    return (order == torch.arange(order.shape[-1], device=order.device)).sum(dim=-1)
-
-
-@dataclass(frozen=True)
-class Attempts:
-    """Validation samples, the permutations they were shown in, and those that the network recognised in them."""
-
-    pixels: Tensor
-    """(N, frames, H, W, 3) bytes"""
-    parts: Tensor
-    """(N, P, 3, S, S) in [0, 1]: the crops that the network sees, in their true order and colours."""
-    shown: Tensor
-    """(N, P) ψ"""
-    predicted: Tensor
-    """(N, P) ψ̂"""
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    @property
-    def restored(self) -> Tensor:
-        """(N, P) order of the parts as the network puts them together."""
-        return restored_order(self.shown, self.predicted)
-
-    def verdict(self, sample: int, parts: str = "") -> tuple[str, str]:
-        """How the network did on a sample, in words and as a colour."""
-        right, total = int(in_place(self.restored[sample])), self.shown.shape[1]
-        if right == total:
-            return "recognised", RIGHT
-        return f"{right} of {total} {parts}in place", WRONG
-
-
-@torch.no_grad()
-def attempt(trainer: Trainer, task: str, count: int) -> Attempts:
-    """Let the network put up to `count` validation samples together, each in a random order of Ψ."""
-    everything, permutations = trainer.validation_pixels[task], trainer.permutations[task]
-    # Drawn on the CPU, so that every device is shown the same puzzles.
-    draw = torch_generator(torch.device("cpu"), trainer.config.seed, "pictures", task)
-    pixels = everything[torch.randperm(len(everything), generator=draw)[:count]]
-    labels = torch.randint(len(permutations), (len(pixels),), generator=draw).to(permutations.device)
-    was_training = trainer.network.training
-    trainer.network.eval()
-    crops = trainer.crops(task, Squares.of(pixels.to(trainer.device)))
-    logits = trainer.network({task: crops}, {task: permutations[labels][:, None]})[task]
-    trainer.network.train(was_training)
-    predicted = permutations[logits[:, 0].argmax(dim=1)]
-    return Attempts(pixels, _visible(trainer, task, pixels).cpu(), permutations[labels].cpu(), predicted.cpu())
-
-
-def _visible(trainer: Trainer, task: str, pixels: Tensor) -> Tensor:
-    config, squares = trainer.config.shuffle, pixels.flatten(0, 1)
-    cuts = shuffle.CUTS[task](len(pixels), squares.shape[1], config, squares.device)
-    crops: Tensor = shuffle.cut(squares, cuts, config.crop_size).unflatten(0, (-1, cuts.parts))
-    return crops
 
 
 # ---- a sheet of pictures
@@ -160,33 +81,6 @@ def _whole(images: Tensor | npt.NDArray[np.uint8], side: int) -> Picture:
     return _resize(torch.as_tensor(images).permute(0, 3, 1, 2).float() / 255, side)
 
 
-class Sheet:
-    """A figure on which pictures are placed pixel by pixel, the origin at the top left."""
-
-    def __init__(self, width: int, height: int) -> None:
-        self.width, self.height = width, height
-        self.figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, facecolor="white")
-
-    def picture(self, pixels: Picture, left: int, top: int, frame: str | None = None) -> None:
-        """Place a picture, one of its pixels to one of the sheet's."""
-        height, width = pixels.shape[:2]
-        axes = self.figure.add_axes(self._box(left, top, width, height))
-        axes.imshow(pixels, interpolation="nearest", aspect="auto")
-        axes.set_axis_off()
-        if frame is not None:
-            x, y, w, h = self._box(left - PAD, top - PAD, width + 2 * PAD, height + 2 * PAD)
-            self.figure.add_artist(Rectangle((x, y), w, h, fill=False, edgecolor=frame, linewidth=1.8))
-
-    def text(self, words: str, left: float, top: float, colour: str = QUIET, **style: Any) -> None:
-        """Write a line; its middle is at `top` unless the style says otherwise."""
-        style = {"fontsize": 9.5, "va": "center", "color": colour, **style}
-        self.figure.text(left / self.width, 1 - top / self.height, words, **style)
-
-    def _box(self, left: float, top: float, width: float, height: float) -> tuple[float, float, float, float]:
-        bottom = self.height - top - height
-        return left / self.width, bottom / self.height, width / self.width, height / self.height
-
-
 def _sheet(title: str, block_height: int, count: int, head: int = HEAD) -> tuple[Sheet, Iterator[tuple[int, int, int]]]:
     """A titled sheet for `count` blocks in two columns, and (sample, left, top) of each block."""
     columns = min(2, count)
@@ -203,16 +97,20 @@ def _sheet(title: str, block_height: int, count: int, head: int = HEAD) -> tuple
 # ---- the sheets
 
 
-def _puzzles(trainer: Trainer) -> Figure:
-    attempts = attempt(trainer, "spatial", PUZZLES)
-    title = f"Validation images, each in one of {_orders(trainer, 'spatial')}"
+def _puzzles(snapshot: Snapshot) -> Figure:
+    attempts = attempt(snapshot, "spatial", PUZZLES)
+    title = f"Validation images, each in one of {_orders(snapshot, 'spatial')}"
     sheet, corners = _sheet(title, _third() + 50, len(attempts))
     for sample, left, top in corners:
-        _puzzle(sheet, attempts, sample, trainer.config.shuffle.grid, left, top)
+        _puzzle(sheet, attempts, sample, snapshot.config.shuffle.grid, left, top)
         if top == HEAD:
             for i, words in enumerate(("image", "shuffled", "put together by the network")):
                 sheet.text(words, left + i * (_third() + GUTTER), top - 18)
     return sheet.figure
+
+
+def _colour(right: bool) -> str:
+    return RIGHT if right else WRONG
 
 
 def _third() -> int:
@@ -222,7 +120,7 @@ def _third() -> int:
 def _puzzle(sheet: Sheet, attempts: Attempts, sample: int, grid: int, left: int, top: int) -> None:
     """Image, shuffled tiles and restored tiles side by side."""
     tiles = attempts.parts[sample]
-    words, colour = attempts.verdict(sample, "tiles ")
+    words, colour = attempts.verdict(sample, "tiles "), _colour(attempts.recognised(sample))
     shuffled = mosaic(tiles[attempts.shown[sample]], grid, _third())
     restored = mosaic(tiles[attempts.restored[sample]], grid, _third())
     step = _third() + GUTTER
@@ -232,14 +130,14 @@ def _puzzle(sheet: Sheet, attempts: Attempts, sample: int, grid: int, left: int,
     sheet.text(words, left + 2 * step, top + len(restored) + 16, colour)
 
 
-def _orders(trainer: Trainer, task: str) -> str:
-    return f"{len(trainer.permutations[task]):,} orders, after {trainer.iteration:,} iterations"
+def _orders(snapshot: Snapshot, task: str) -> str:
+    return f"{len(snapshot.permutations[task]):,} orders, after {snapshot.iteration:,} iterations"
 
 
-def _clips(trainer: Trainer) -> Figure:
-    attempts = attempt(trainer, "temporal", CLIPS)
+def _clips(snapshot: Snapshot) -> Figure:
+    attempts = attempt(snapshot, "temporal", CLIPS)
     height = len(mosaic(attempts.parts[0], attempts.shown.shape[1], BLOCK - LABELS))
-    title = f"Validation clips, each in one of {_orders(trainer, 'temporal')}"
+    title = f"Validation clips, each in one of {_orders(snapshot, 'temporal')}"
     sheet, corners = _sheet(title, 3 * (height + 26) + 22, len(attempts), head=66)
     for sample, left, top in corners:
         _clip(sheet, attempts, sample, left, top, height)
@@ -248,7 +146,7 @@ def _clips(trainer: Trainer) -> Figure:
 
 def _clip(sheet: Sheet, attempts: Attempts, sample: int, left: int, top: int, height: int) -> None:
     """A clip in its true order, shuffled and restored, one below the other."""
-    words, colour = attempts.verdict(sample)
+    words, colour = attempts.verdict(sample), _colour(attempts.recognised(sample))
     true = torch.arange(attempts.shown.shape[1])
     orders = (true, attempts.shown[sample], attempts.restored[sample])
     names = (("true order", QUIET), ("shuffled", QUIET), ("put together", QUIET), (words, colour))
@@ -271,11 +169,11 @@ def _strip(sheet: Sheet, frames: Tensor, order: Tensor, left: int, top: int, fra
         sheet.text(str(number + 1), left + step * (position + 0.5), top + len(strip) + 12, ha="center", fontsize=8)
 
 
-def _neighbours(trainer: Trainer, monitor: RetrievalMonitor) -> Figure:
-    nearest = monitor.neighbours(trainer.network.trunk).cpu()[:, :NEIGHBOURS]
+def _neighbours(snapshot: Snapshot, monitor: RetrievalMonitor) -> Figure:
+    nearest = monitor.neighbours(snapshot.network.trunk).cpu()[:, :NEIGHBOURS]
     chosen = one_of_each(monitor.queries.labels, QUERIES)
     shown = Neighbours(monitor.queries.some(chosen), monitor.gallery.some(nearest[chosen].flatten().tolist()))
-    words = f"Images and their nearest neighbours, the nearest first, after {trainer.iteration:,} iterations"
+    words = f"Images and their nearest neighbours, the nearest first, after {snapshot.iteration:,} iterations"
     return neighbour_sheet(shown, words)
 
 
@@ -299,7 +197,7 @@ def neighbour_sheet(shown: Neighbours, words: str) -> Figure:
         _labelled(sheet, queries, row, left, top, None)
         for rank in range(each):
             place = row * each + rank
-            frame = RIGHT if found.labels[place] == queries.labels[row] else WRONG
+            frame = _colour(bool(found.labels[place] == queries.labels[row]))
             _labelled(sheet, found, place, left + GUTTER + (rank + 1) * step, top, frame)
     return sheet.figure
 
@@ -309,13 +207,13 @@ def _labelled(sheet: Sheet, images: LabelledImages, index: int, left: int, top: 
     side = (BLOCK - GUTTER) // (NEIGHBOURS + 1) - GUTTER
     sheet.picture(_whole(images.pixels[index : index + 1], side)[0], left, top, frame)
     name = images.classes[int(images.labels[index])]
-    sheet.text(name if len(name) <= NAME else f"{name[: NAME - 1]}…", left, top - 13, frame or INK, fontsize=8.5)
+    sheet.text(shortened(name, NAME), left, top - 13, frame or INK, fontsize=8.5)
 
 
 # ---- curves
 
 
-def _curves(trainer: Trainer, run: Run) -> Figure | None:
+def _curves(snapshot: Snapshot, run: Run) -> Figure | None:
     kinds = {kind: list(run.metrics(kind)) for kind in ("train", "validation", "monitor", "baseline")}
     panels = [kind for kind in ("train", "validation", "monitor") if kinds[kind]]
     if not panels:
@@ -324,7 +222,7 @@ def _curves(trainer: Trainer, run: Run) -> Figure | None:
     figure = Figure(figsize=(5 * len(panels), 4.6), dpi=DPI, facecolor="white", layout=layout)
     for axes, kind in zip(figure.subplots(1, len(panels), sharex=True, squeeze=False)[0], panels, strict=True):
         if kind == "train":
-            sizes = {task: len(rows) for task, rows in trainer.permutations.items()}
+            sizes = {task: len(rows) for task, rows in snapshot.permutations.items()}
             _draw_losses(axes, kinds["train"], sizes)
         elif kind == "validation":
             _draw_errors(axes, kinds["validation"])

@@ -1,31 +1,25 @@
-"""Tables for the terminal: what a run has learned, beside what it has to beat."""
+"""Tables for the terminal."""
 
 from rich.table import Table
 
+from unshuffle.report.results import errors, retrieval
 from unshuffle.run import Run
 
 
 def error_table(run: Run) -> Table:
     """Validation errors before and after, beside those of blind guessing."""
     table = _table("validation error", "untrained", "trained", "guessing")
-    entries = list(run.metrics("validation"))
-    for task in dict.fromkeys(entry["task"] for entry in entries):
-        errors = [entry for entry in entries if entry["task"] == task]
-        table.add_row(
-            task, *(f"{value:.3f}" for value in (errors[0]["error"], errors[-1]["error"], errors[0]["chance"]))
-        )
+    for row in errors(run):
+        table.add_row(row.task, *(f"{value:.3f}" for value in (row.untrained, row.trained, row.guessing)))
     return table
 
 
 def retrieval_table(run: Run) -> Table:
     """Retrieval of the trained network, of the same one untrained, and of features that nobody had to learn."""
-    monitors = list(run.metrics("monitor"))
-    rows = {"this network": monitors[-1], "untrained network": monitors[0]}
-    rows |= {entry["name"]: entry for entry in run.metrics("baseline")}
-    columns = [key for key in monitors[0] if key.startswith("top")]
-    table = _table("retrieval [%]", *(key.replace("top", "top ") for key in columns))
+    rows = retrieval(run)
+    table = _table("retrieval [%]", *rows["this network"])
     for name, scores in rows.items():
-        table.add_row(name, *(f"{scores[key]:.1f}" for key in columns))
+        table.add_row(name, *(f"{score:.1f}" for score in scores.values()))
     return table
 
 

@@ -97,6 +97,8 @@ class Trainer:
             task: pixels[self.share.rows(len(pixels))].to(device) for task, pixels in self.validation_pixels.items()
         }
         self.iteration = 0
+        self.first, self.last = 0, config.optim.iterations
+        """Where `train` begins, by looking at the network as it is, and where it ends; a branch has its own."""
         self._warned: dict[str, bool] = {}
 
     def _build_streams(self, data: Data) -> dict[str, BatchStream]:
@@ -125,15 +127,15 @@ class Trainer:
 
     def train(self, run: Run, log: RunLog, display: Display) -> None:
         """Go on from the current iteration to the last, saving into the run folder."""
-        batches = Prefetcher(self.load, self.iteration, self.config.optim.iterations, self.config.data.workers)
+        batches = Prefetcher(self.load, self.iteration, self.last, self.config.data.workers)
         # several processes may be sent a signal twice for one wish, by the system and by torchrun
         wishes = stop_wishes(patient=self.share.of > 1)
         with display, wishes as wish, closing(ahead(batches, self.device)) as coming:
-            if self.iteration == 0:
+            if self.iteration == self.first:
                 self._monitor(log, display)
                 self._validate(log, display)
             tally = Tally()
-            while self.iteration < self.config.optim.iterations:
+            while self.iteration < self.last:
                 with together():
                     batch = next(coming)
                 self.step(batch, tally)
@@ -150,7 +152,7 @@ class Trainer:
         return Stopped(signum, text, self.iteration)
 
     def _between_steps(self, run: Run, log: RunLog, display: Display, tally: Tally, *, stopping: bool) -> None:
-        validates = self._episode_ends or self._episode_begins or self.iteration == self.config.optim.iterations
+        validates = self._episode_ends or self._episode_begins or self.iteration == self.last
         monitors = self._due(self.config.log.monitor_every)
         saves = self._due(self.config.log.checkpoint_every) or stopping
         if not (validates or monitors or saves):
@@ -274,7 +276,7 @@ class Trainer:
         return self.iteration % interval == (interval - batches) % interval
 
     def _due(self, every: int) -> bool:
-        return self.iteration % every == 0 or self.iteration == self.config.optim.iterations
+        return self.iteration % every == 0 or self.iteration == self.last
 
     def _log_training(self, log: RunLog, display: Display, tally: Tally, waited: float) -> Tally:
         loss, accuracy = self._averages(tally.losses, tally), self._averages(tally.hits, tally)

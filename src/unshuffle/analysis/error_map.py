@@ -1,0 +1,111 @@
+"""Fig. 6: the error of every permutation over time."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from rich.console import Console
+
+from unshuffle.analysis.figures import MAP, name_axes, panels, styled, thousands
+from unshuffle.analysis.history import Floats, History, choose_tasks, open_run, read_history, run_labels
+from unshuffle.analysis.question import Question
+from unshuffle.analysis.result import Analysis
+from unshuffle.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class ErrorMap(Question):
+    """The error of every permutation over time, sorted, of runs with and without policy (Fig. 6)."""
+
+    runs: tuple[Path, ...]
+    """One run folder, or several to compare."""
+    task: Literal["spatial", "temporal"] | None = None
+    """By default the first task of the first run."""
+
+    def answer(self, console: Console) -> Analysis:
+        """From the states that the runs have kept."""
+        if not self.runs:
+            raise UserError("name a run folder, or several to compare")
+        runs = [open_run(folder) for folder in self.runs]
+        task = choose_tasks(runs[0], self.task)[0]
+        for run in runs:
+            choose_tasks(run, task)
+        return analyse_errors(
+            {label: read_history(run, task) for label, run in zip(run_labels(runs), runs, strict=True)}, task
+        )
+
+
+def by_mean_error(history: History) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """Permutations in the order of their average error over time, the hardest first."""
+    return np.argsort(-history.errors.mean(axis=0), kind="stable")
+
+
+def error_statistics(history: History) -> list[dict[str, float]]:
+    """At each validation the mean error of the permutations and how far they are apart."""
+    return [
+        {
+            "iteration": int(iteration),
+            "mean": float(errors.mean()),
+            "std": float(errors.std()),
+            "percentile_5": float(np.percentile(errors, 5)),
+            "percentile_95": float(np.percentile(errors, 95)),
+        }
+        for iteration, errors in zip(history.iterations, history.errors, strict=True)
+    ]
+
+
+def analyse_errors(histories: Mapping[str, History], task: str) -> Analysis:
+    """A row for each permutation of each run, the errors in columns named by iteration."""
+    rows = [
+        {
+            "run": label,
+            "task": task,
+            "rank": rank,
+            "permutation": int(permutation),
+            "mean_error": float(history.errors[:, permutation].mean()),
+            **{
+                str(at): float(error)
+                for at, error in zip(history.iterations, history.errors[:, permutation], strict=True)
+            },
+        }
+        for label, history in histories.items()
+        for rank, permutation in enumerate(by_mean_error(history))
+    ]
+    metrics = {label: error_statistics(history) for label, history in histories.items()}
+    statement = (
+        f"{task} validation error of every permutation at every validation, sorted by average error: "
+        f"{', '.join(histories)}"
+    )
+    return Analysis("error-map", statement, metrics, rows, lambda: draw(histories, task))
+
+
+def column_edges(values: Floats) -> Floats:
+    """Where one column ends and the next begins: half way."""
+    middles = (values[1:] + values[:-1]) / 2
+    first = values[0] - (middles[0] - values[0] if len(middles) else 0.5)
+    last = values[-1] + (values[-1] - middles[-1] if len(middles) else 0.5)
+    return np.concatenate([[first], middles, [last]])
+
+
+@styled
+def draw(histories: Mapping[str, History], task: str) -> "Figure":
+    """A map for each run, all in the same colours."""
+    figure, grid = panels(1, len(histories), width=5.2, height=4.6, sharey=True)
+    axes_row: Sequence[Any] = grid[0]
+    for axes, (label, history) in zip(axes_row, histories.items(), strict=True):
+        errors = history.errors[:, by_mean_error(history)].T
+        rows = np.arange(len(errors) + 1)
+        image = axes.pcolormesh(
+            column_edges(history.iterations.astype(np.float64)), rows, errors, cmap=MAP, vmin=0, vmax=1, rasterized=True
+        )
+        axes.set_ylim(len(errors), 0)
+        name_axes(axes, label, "iteration", "", grid=False)
+        thousands(axes.xaxis)
+    axes_row[0].set_ylabel(f"{task} permutations, sorted by average error")
+    figure.colorbar(image, ax=list(axes_row), label="validation error [share]", pad=0.02)
+    return figure

@@ -1,0 +1,56 @@
+"""What can be asked with `unshuffle analyze NAME`: the options that all analyses share, and the list of them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from unshuffle.analysis.result import Analysis
+from unshuffle.errors import UserError
+from unshuffle.places import class_at, first_line_at
+from unshuffle.wording import did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Options that every analysis has; fields of a subclass that have no default are given without a name."""
+
+    out: Path = Path("analysis")
+    """Folder for the numbers (JSON, CSV) and the figure (SVG, PNG)."""
+    json: Path | None = None
+    """Write the figures there as well."""
+
+    def answer(self, console: Console) -> Analysis:
+        """Analyse. The command line prints the statement and writes the files."""
+        raise NotImplementedError
+
+
+QUESTIONS: dict[str, str] = {
+    "selection": "unshuffle.analysis.selection:Selection",
+    "difficulty": "unshuffle.analysis.difficulty:Difficulty",
+    "error-map": "unshuffle.analysis.error_map:ErrorMap",
+    "convergence": "unshuffle.analysis.convergence:Convergence",
+    "baseline": "unshuffle.analysis.baseline:Baseline",
+    "hamming": "unshuffle.analysis.hamming:Hamming",
+    "cost": "unshuffle.analysis.cost:Cost",
+    "valset": "unshuffle.analysis.validation_size:ValidationSize",
+    "groups": "unshuffle.analysis.group_count:GroupCount",
+    "activations": "unshuffle.analysis.activations:Activations",
+    "saliency": "unshuffle.analysis.saliency:Saliency",
+    "neighbours": "unshuffle.analysis.neighbours:NearestNeighbours",
+}
+"""Module and class of each analysis; imported when it is asked for."""
+
+
+def find_question(name: str) -> type[Question]:
+    """The class of an analysis."""
+    if name not in QUESTIONS:
+        hint = did_you_mean(name, QUESTIONS) or f"; there are {', '.join(QUESTIONS)}"
+        raise UserError(f"there is no analysis '{name}'{hint}")
+    question: type[Question] = class_at(QUESTIONS[name])
+    return question
+
+
+def describe_questions() -> dict[str, str]:
+    """The first line about each analysis."""
+    return {name: first_line_at(place) for name, place in QUESTIONS.items()}

@@ -1,0 +1,84 @@
+"""Samples that were held back, kept small beside a run: what its report shows lies there even if the data has moved."""
+
+import io
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from unshuffle.data.batches import Samples
+from unshuffle.data.source import Pixels
+from unshuffle.errors import UserError
+
+KEPT = {"spatial": 100, "temporal": 12}  # clips take the room of many images
+QUALITY = 92
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Some validation samples of a task."""
+
+    pixels: Tensor
+    """(N, frames, side, side, 3) bytes"""
+    names: Sequence[str]
+
+    @classmethod
+    def of(cls, samples: Samples, pixels: Tensor, count: int) -> "HeldOut":
+        """At most `count` of all validation samples, evenly over them."""
+        some = np.linspace(0, len(samples) - 1, min(count, len(samples))).round().astype(int).tolist()
+        return cls(pixels[some], [samples.source.names[samples.items[position]] for position in some])
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def save_held_out(path: Path, samples: Mapping[str, HeldOut]) -> None:
+    """Write them as JPEGs in one file, which appears whole or not at all."""
+    arrays: dict[str, np.ndarray] = {}
+    for task, some in samples.items():
+        encoded = [encode_jpeg(frame, QUALITY) for frame in some.pixels.flatten(0, 1).numpy()]
+        arrays[f"{task}_jpeg"] = np.frombuffer(b"".join(encoded), np.uint8)
+        arrays[f"{task}_ends"] = np.cumsum([len(one) for one in encoded])
+        arrays[f"{task}_names"] = np.array(some.names, dtype=np.str_)
+    draft = path.with_suffix(".tmp")
+    with draft.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+    draft.replace(path)
+
+
+def load_held_out(path: Path) -> dict[str, HeldOut]:
+    """What `save_held_out` wrote; nothing if it never did."""
+    if not path.exists():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {task: _decode(stored, task) for task in KEPT if f"{task}_names" in stored}
+    except (BadZipFile, EOFError, OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path} is damaged ({error}); delete it to do without these pictures") from None
+
+
+def _decode(stored: Mapping[str, np.ndarray], task: str) -> HeldOut:
+    data, names = stored[f"{task}_jpeg"].tobytes(), stored[f"{task}_names"].tolist()
+    ends = [0, *stored[f"{task}_ends"].tolist()]
+    frames = [decode_jpeg(data[begin:end]) for begin, end in itertools.pairwise(ends)]
+    pixels = torch.from_numpy(np.stack(frames))
+    return HeldOut(pixels.unflatten(0, (len(names), -1)), names)
+
+
+def encode_jpeg(pixels: Pixels, quality: int) -> bytes:
+    """(H, W, 3) as the bytes of a JPEG."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=quality, optimize=True)
+    return buffer.getvalue()
+
+
+def decode_jpeg(data: bytes) -> Pixels:
+    """The bytes of a JPEG as (H, W, 3)."""
+    with Image.open(io.BytesIO(data)) as image:
+        return np.asarray(image.convert("RGB"))

@@ -1,0 +1,347 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const tip = document.getElementById("tip");
+  const number = new Intl.NumberFormat("en");
+
+  // Texts go in as text nodes only: a file may be called anything.
+  function make(tag, attributes = {}, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    element.append(...children);
+    return element;
+  }
+
+  const colour = (name) => `var(--${name})`;
+
+  // ---- what the pointer reads
+
+  function showTip(x, y, children) {
+    tip.replaceChildren(...children);
+    tip.hidden = false;
+    const left = Math.min(x + 14, window.scrollX + document.documentElement.clientWidth - tip.offsetWidth - 6);
+    tip.style.left = `${Math.max(window.scrollX + 6, left)}px`;
+    tip.style.top = `${y + 16}px`;
+  }
+
+  const hideTip = () => { tip.hidden = true; };
+
+  // ---- curves
+
+  const HEIGHT = 250, LEFT = 44, RIGHT = 12, TOP = 10, BOTTOM = 28;
+
+  let drawn = 0;
+
+  function drawChart(figure, chart) {
+    const clip = `clip-${drawn++}`;
+    const levels = Object.entries(chart.levels);
+    const svg = d3.select(figure).append("svg").attr("role", "img").attr("aria-label", chart.title);
+    const legend = make("div", {class: "legend"});
+    const seen = new Set();
+    for (const series of chart.series) {
+      if (seen.has(series.group)) continue;
+      seen.add(series.group);
+      legend.append(make("span", {}, make("i", {style: `border-color: ${colour(series.colour)}`}), series.group));
+    }
+    for (const [name, level] of levels) {
+      legend.append(make("span", {}, make("i", {class: "level"}), `${name} ${level.toFixed(chart.decimals)}`));
+    }
+    figure.append(legend);
+    const last = d3.max(chart.series, (series) => d3.max(series.points, (point) => point[0])) || 1;
+    const values = chart.series.flatMap((series) => series.points.map((point) => point[1]));
+    const top = d3.max([...values, ...levels.map((level) => level[1])]) * 1.02 || 1;
+    let range = [0, last];
+
+    function draw() {
+      const width = Math.max(240, figure.clientWidth);
+      const x = d3.scaleLinear().domain(range).range([LEFT, width - RIGHT]);
+      const y = d3.scaleLinear().domain([Math.min(0, d3.min(values)), top]).range([HEIGHT - BOTTOM, TOP]);
+      svg.attr("viewBox", `0 0 ${width} ${HEIGHT}`);
+      svg.selectAll("*").remove();
+      svg.append("clipPath").attr("id", clip).append("rect")
+        .attr("x", LEFT - 3).attr("y", 0).attr("width", width - LEFT - RIGHT + 6).attr("height", HEIGHT - BOTTOM + 3);
+      svg.append("g").attr("class", "grid").selectAll("line").data(y.ticks(4)).enter().append("line")
+        .attr("x1", LEFT).attr("x2", width - RIGHT).attr("y1", y).attr("y2", y);
+      svg.append("g").attr("class", "axis").attr("transform", `translate(0, ${HEIGHT - BOTTOM})`)
+        .call(d3.axisBottom(x).ticks(Math.min(6, width / 90)).tickFormat(number.format).tickSizeOuter(0));
+      svg.append("g").attr("class", "axis").attr("transform", `translate(${LEFT}, 0)`).call(d3.axisLeft(y).ticks(4).tickSize(0).tickPadding(8));
+      const inside = svg.append("g").attr("clip-path", `url(#${clip})`);
+      for (const [, level] of levels) {
+        inside.append("line").attr("class", "level").attr("x1", LEFT).attr("x2", width - RIGHT).attr("y1", y(level)).attr("y2", y(level));
+      }
+      const line = d3.line().x((point) => x(point[0])).y((point) => y(point[1]));
+      for (const series of chart.series) {
+        inside.append("path").attr("class", "curve").attr("d", line(series.points)).style("stroke", colour(series.colour));
+        if (series.points.length <= 40) {
+          inside.append("g").style("fill", colour(series.colour)).selectAll("circle").data(series.points).enter()
+            .append("circle").attr("r", 2.6).attr("cx", (point) => x(point[0])).attr("cy", (point) => y(point[1]));
+        }
+      }
+      const rule = svg.append("line").attr("class", "rule").attr("y1", TOP).attr("y2", HEIGHT - BOTTOM).style("display", "none");
+      const brush = d3.brushX().extent([[LEFT, TOP], [width - RIGHT, HEIGHT - BOTTOM]]).on("end", () => {
+        if (!d3.event.selection) return;
+        const [from, to] = d3.event.selection.map(x.invert);
+        if (to - from >= 1) range = [from, to];
+        draw();
+      });
+      const overlay = svg.append("g").call(brush);
+      overlay.on("dblclick", () => { range = [0, last]; draw(); });
+      overlay.on("mousemove touchstart", () => {
+        const [place] = d3.event.touches ? d3.touches(svg.node())[0] : d3.mouse(svg.node());
+        read(x.invert(place), x, rule);
+      });
+      overlay.on("mouseleave", () => { rule.style("display", "none"); hideTip(); });
+    }
+
+    function read(iteration, x, rule) {
+      const nearest = (points) => d3.scan(points, (one, other) => Math.abs(one[0] - iteration) - Math.abs(other[0] - iteration));
+      const rows = chart.series.map((series) => ({series, point: series.points[nearest(series.points)]}));
+      const at = rows[d3.scan(rows, (one, other) => Math.abs(one.point[0] - iteration) - Math.abs(other.point[0] - iteration))].point[0];
+      rule.style("display", null).attr("x1", x(at)).attr("x2", x(at));
+      const event = d3.event.touches ? d3.event.touches[0] : d3.event;
+      showTip(event.pageX, event.pageY, [
+        make("div", {}, `iteration ${number.format(at)}`),
+        ...rows.map(({series, point}) => make("div", {}, make("i", {style: `background: ${colour(series.colour)}`}),
+          `${series.name} ${point[1].toFixed(chart.decimals)}${point[0] === at ? "" : ` (at ${number.format(point[0])})`}`)),
+      ]);
+    }
+
+    draw();
+    let width = figure.clientWidth;
+    new ResizeObserver(() => {
+      if (figure.clientWidth === width) return;
+      width = figure.clientWidth;
+      draw();
+    }).observe(figure);
+  }
+
+  // ---- an order of the parts of a sample
+
+  function mosaic(task, permutation) {
+    if (task.sample === null) return "";
+    const parts = make("span", {class: "parts", style: `--columns: ${task.columns}; --rows: ${permutation.length / task.columns}; --parts: ${permutation.length}`});
+    parts.append(...permutation.map((part) => make("i", {style: `--part: ${part}`})));
+    return parts;
+  }
+
+  // A strip of all parts belongs to an element, and every order of them below it is shown from that.
+  function lay(element, task) {
+    if (task.sample !== null) element.style.setProperty("--strip", `url("${task.sample.strip}")`);
+  }
+
+  const spelled = (permutation) => permutation.map((part) => part + 1).join(" ");
+
+  // ---- maps: a canvas of one pixel a cell, opaque where there is much to see, on whatever paper lies below
+
+  function drawMap(canvas, columns, rows, cell) {
+    canvas.width = columns;
+    canvas.height = rows;
+    const context = canvas.getContext("2d");
+    const style = getComputedStyle(canvas);
+    const colours = {};
+    for (const name of ["more", "less", "error"]) colours[name] = style.getPropertyValue(`--${name}`).split(",").map(Number);
+    const image = context.createImageData(columns, rows);
+    for (let row = 0; row < rows; row++) {
+      for (let column = 0; column < columns; column++) {
+        const [name, strength] = cell(column, row);
+        const place = 4 * (row * columns + column);
+        image.data.set(colours[name], place);
+        image.data[place + 3] = 255 * strength;
+      }
+    }
+    context.putImageData(image, 0, 0);
+  }
+
+  const redraws = [];
+  const redraw = () => redraws.forEach((draw) => draw());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  matchMedia("print").addEventListener("change", redraw);
+
+  function cellAt(canvas, event, columns, rows) {
+    const box = canvas.getBoundingClientRect();
+    const column = Math.floor((event.clientX - box.left) / box.width * columns);
+    const row = Math.floor((event.clientY - box.top) / box.height * rows);
+    return [Math.max(0, Math.min(columns - 1, column)), Math.max(0, Math.min(rows - 1, row))];
+  }
+
+  const taskOf = (element) => data.runs[Number(element.dataset.run)].tasks[element.dataset.task];
+
+  // ---- the policy's story
+
+  // A preference of 1 is as often as chance; strength is its logarithm, full at four times or a quarter.
+  function strength(preference) {
+    const doublings = preference > 0 ? Math.log2(preference) : -2;
+    return [doublings >= 0 ? "more" : "less", Math.min(1, Math.abs(doublings) / 2)];
+  }
+
+  function key(name, words) {
+    const colours = `linear-gradient(to ${name === "more" ? "right" : "left"}, transparent, rgb(var(--${name})))`;
+    return make("span", {}, make("span", {class: "key", style: `background: ${colours}`}), words);
+  }
+
+  function tellStory(element) {
+    const task = taskOf(element);
+    if (!task) return;
+    lay(element, task);
+    if (task.preferences.some((row) => row !== null)) showPreferences(element, task);
+    if (!task.difficulty.series.length) return;
+    const figure = make("figure", {class: "chart"}, make("figcaption", {}, make("b", {}, task.difficulty.title), " ", make("span", {}, task.difficulty.unit)));
+    element.append(figure);
+    drawChart(figure, task.difficulty);
+  }
+
+  function showPreferences(element, task) {
+    const columns = task.iterations.length;
+    const rows = d3.max(task.preferences, (row) => row === null ? 0 : row.length);
+    const canvas = make("canvas", {"aria-label": "preference for each group over the training"});
+    const needle = make("div", {class: "needle"});
+    const stage = make("div", {class: "stage"}, canvas, needle);
+    const slider = make("input", {type: "range", min: 0, max: columns - 1, step: 1, "aria-label": "moment of the training"});
+    const label = make("output");
+    const now = make("p", {class: "now"});
+    const examples = make("div", {class: `examples ${element.dataset.task}`});
+    element.append(
+      make("div", {class: "map"},
+        make("div", {class: "maplabels"}, make("span", {}, "hardest group"), make("span", {}, key("less", "less often than chance"), " ", key("more", "more often"))),
+        stage,
+        make("div", {class: "maplabels"}, make("span", {}, "easiest group"), make("span", {}, "training →"))),
+      make("div", {class: "slider"}, slider, label), now, examples,
+    );
+    const draw = () => drawMap(canvas, columns, rows, (column, row) => {
+      const preferences = task.preferences[column];
+      return preferences === null || row >= preferences.length ? ["less", 0] : strength(preferences[row]);
+    });
+
+    function show() {
+      const moment = Number(slider.value);
+      needle.style.left = `${moment * 100 / columns}%`;
+      needle.style.width = `${100 / columns}%`;
+      label.textContent = `iteration ${number.format(task.iterations[moment])}`;
+      const preferences = task.preferences[moment];
+      if (preferences === null) {
+        now.textContent = "The policy has not begun: every permutation is as likely as any other.";
+        examples.replaceChildren();
+        return;
+      }
+      const sizes = task.sizes[moment], groups = task.groups[moment];
+      const filled = d3.range(preferences.length).filter((group) => sizes[group] > 0);
+      const most = filled[d3.scan(filled, (one, other) => preferences[other] - preferences[one])];
+      const least = filled[d3.scan(filled, (one, other) => preferences[one] - preferences[other])];
+      const reward = task.rewards[moment];
+      now.textContent = `It prefers group ${most + 1} of ${preferences.length}, counted from the hardest: each of its permutations is drawn ` +
+        `${preferences[most].toFixed(2)} times as often as by chance. Least drawn is group ${least + 1}, ${preferences[least].toFixed(2)} times.` +
+        (reward === null || reward === undefined ? "" : ` The reward of the episode that ended here is ${reward >= 0 ? "+" : "−"}${Math.abs(reward).toFixed(4)}.`);
+      examples.replaceChildren(exampleSet("Preferred", most), exampleSet("Least drawn", least));
+
+      function exampleSet(title, group) {
+        const members = d3.range(groups.length).filter((permutation) => groups[permutation] === group);
+        const set = make("div", {class: "set"});
+        for (const member of members.slice(0, 3)) {
+          const error = task.errors[moment * groups.length + member] / 100;
+          set.append(make("figure", {}, mosaic(task, task.permutations[member]),
+            make("figcaption", {}, `${spelled(task.permutations[member])}, error ${error.toFixed(2)}`)));
+        }
+        return make("div", {}, make("h5", {}, `${title}: group ${group + 1}, ${members.length} permutation${members.length === 1 ? "" : "s"}`), set);
+      }
+    }
+
+    slider.value = columns - 1;
+    slider.addEventListener("input", show);
+    canvas.addEventListener("click", (event) => { [slider.value] = cellAt(canvas, event, columns, rows); show(); });
+    canvas.addEventListener("pointermove", (event) => {
+      const [column, row] = cellAt(canvas, event, columns, rows);
+      const preferences = task.preferences[column];
+      if (preferences === null || row >= preferences.length) { hideTip(); return; }
+      showTip(event.pageX, event.pageY, [make("div", {}, `iteration ${number.format(task.iterations[column])}, group ${row + 1}`),
+        make("div", {}, `${Math.round(task.sizes[column][row] * task.permutations.length)} permutations, ${preferences[row].toFixed(2)} × chance`)]);
+    });
+    canvas.addEventListener("pointerleave", hideTip);
+    redraws.push(draw);
+    draw();
+    show();
+  }
+
+  // ---- the error map
+
+  function mapErrors(element) {
+    const task = taskOf(element);
+    if (!task) return;
+    lay(element, task);
+    element.classList.add(`${element.dataset.task}-map`);
+    const columns = task.iterations.length, rows = task.permutations.length;
+    const error = (column, row) => task.errors[column * rows + task.order[row]] / 100;
+    const canvas = make("canvas", {"aria-label": "error of each permutation at each validation"});
+    const below = make("div", {class: "below"});
+    element.append(
+      canvas,
+      make("div", {class: "maplabels"}, make("span", {}, `iteration ${number.format(task.iterations[0])}`), make("span", {}, number.format(task.iterations[columns - 1]))),
+      below,
+    );
+    const draw = () => drawMap(canvas, columns, rows, (column, row) => ["error", error(column, row)]);
+
+    function show(column, row) {
+      const permutation = task.permutations[task.order[row]];
+      const words = make("p", {}, `Permutation ${spelled(permutation)}: error ${error(column, row).toFixed(2)} at iteration ${number.format(task.iterations[column])}, ` +
+        `${error(columns - 1, row).toFixed(2)} at the last validation. Number ${row + 1} of ${rows}, the hardest first.`);
+      below.replaceChildren(mosaic(task, permutation), words);
+    }
+
+    canvas.addEventListener("pointermove", (event) => show(...cellAt(canvas, event, columns, rows)));
+    canvas.addEventListener("pointerdown", (event) => show(...cellAt(canvas, event, columns, rows)));
+    redraws.push(draw);
+    draw();
+    show(columns - 1, 0);
+  }
+
+  // ---- neighbours
+
+  function showNeighbours(element) {
+    const found = data.runs[Number(element.dataset.run)].neighbours;
+    const ways = Object.keys(found.nearest);
+    const count = found.names.length, shown = Math.min(5, count);
+    let way = ways[0];
+    let queries = d3.range(shown).map((place) => Math.floor(place * count / shown));
+    const picture = (place) => make("img", {src: found.pictures[place], alt: found.names[place], title: found.names[place], loading: "eager"});
+    const choose = make("fieldset", {class: "switch"});
+    for (const name of ways) {
+      const radio = make("input", {type: "radio", name: `way-${element.dataset.run}`, value: name});
+      radio.checked = name === way;
+      radio.addEventListener("change", () => { way = name; show(); });
+      choose.append(make("label", {}, radio, `by ${name}`));
+    }
+    const rows = make("div", {class: "found"});
+    const gallery = make("div", {class: "gallery", tabindex: -1});
+
+    function button(place, kind) {
+      const press = make("button", {type: "button", class: kind, "aria-label": `neighbours of ${found.names[place]}`}, picture(place));
+      press.addEventListener("click", () => {
+        queries = [place, ...queries.filter((query) => query !== place)].slice(0, shown);
+        show();
+      });
+      return press;
+    }
+
+    function show() {
+      rows.style.gridTemplateColumns = `minmax(0, 1fr) .1rem repeat(${found.nearest[way][0].length}, minmax(0, 1fr))`;
+      rows.replaceChildren(...queries.flatMap((query) => [
+        button(query, "query"), make("span"), ...found.nearest[way][query].map((place) => button(place, "")),
+      ]));
+    }
+
+    for (let place = 0; place < count; place++) gallery.append(button(place, ""));
+    element.append(choose, rows, make("p", {class: "under gallery-title"}, `All ${count} held-out images:`), gallery);
+    show();
+  }
+
+  for (const run of data.runs) {
+    for (const task of Object.values(run.tasks)) {
+      const bytes = atob(task.errors);
+      task.errors = Uint8Array.from(bytes, (letter) => letter.charCodeAt(0));
+    }
+  }
+  document.querySelectorAll("[data-chart]").forEach((figure) => drawChart(figure, data.charts[Number(figure.dataset.chart)]));
+  document.querySelectorAll(".story").forEach(tellStory);
+  document.querySelectorAll(".errormap").forEach(mapErrors);
+  document.querySelectorAll(".neighbours").forEach(showNeighbours);
+  window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((details) => { details.open = true; }));
+})();

@@ -1,0 +1,50 @@
+from collections.abc import Callable
+
+import pytest
+
+from unshuffle.analysis.baseline import baseline_rows, extrapolate, reward_statistics
+from unshuffle.analysis.result import Analysis
+from unshuffle.run import Run
+
+
+def test_the_line_through_two_errors() -> None:
+    rows = extrapolate([(0, 0.9), (10, 0.8), (20, 0.6), (40, 0.5)], [])
+    assert [row["baseline"] for row in rows] == [None, None, pytest.approx(0.7), pytest.approx(0.2)]
+    assert [row["reward"] for row in rows] == [None, None, pytest.approx(0.1), pytest.approx(-0.3)]
+
+
+def test_a_drop_of_the_rate_begins_another_line() -> None:
+    rows = extrapolate([(0, 0.9), (10, 0.8), (20, 0.6), (30, 0.5), (40, 0.4)], [10])
+    assert [row["baseline"] for row in rows] == [None, None, None, None, pytest.approx(0.4)]
+
+
+def test_statistics() -> None:
+    rows = [{"reward": None}, {"reward": 0.1}, {"reward": -0.3}]
+    assert reward_statistics(rows) == {
+        "rewards": 2,
+        "mean": pytest.approx(-0.1),
+        "std": pytest.approx(0.2),
+        "positive_percent": 50.0,
+    }
+    assert reward_statistics([])["mean"] is None
+
+
+def test_the_rewards_are_those_that_the_policy_had(run: Run) -> None:
+    for task in ("spatial", "temporal"):
+        mine = {row["episode"]: row for row in baseline_rows(run, task) if row["episode"] is not None}
+        logged = [entry for entry in run.metrics("episode") if entry["task"] == task]
+        assert len(mine) == len(logged) == 6
+        assert any(entry["reward"] is None for entry in logged[1:])  # after the rate has dropped
+        for entry in logged:
+            assert (mine[entry["episode"]]["baseline"], mine[entry["episode"]]["reward"]) == (
+                entry["baseline"],
+                entry["reward"],
+            )
+
+
+def test_of_runs(run: Run, uniform_run: Run, ask: Callable[..., Analysis]) -> None:
+    analysis = ask("baseline", run=run.folder)
+    assert analysis.metrics["spatial"]["episodes"] == 6 and len(analysis.rows) == 14
+    without = ask("baseline", run=uniform_run.folder, task="temporal")
+    assert without.metrics["temporal"]["episodes"] == 0 and without.metrics["temporal"]["rewards"] == 3
+    assert len(analysis.figure().axes) == 4 and len(without.figure().axes) == 2

@@ -1,0 +1,70 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from unshuffle.analysis.convergence import first_reached, speed
+from unshuffle.analysis.result import Analysis
+from unshuffle.assembly import build_monitor
+from unshuffle.config import MonitorConfig
+from unshuffle.run import Run
+
+
+def test_where_a_curve_reaches_a_level() -> None:
+    xs, ys = [0, 10, 20, 40], [5, 3, 7, 9]
+    assert first_reached(xs, ys, 5) == 0
+    assert first_reached(xs, ys, 6) == 17.5
+    assert first_reached(xs, ys, 8) == 30
+    assert first_reached(xs, ys, 9.5) is None
+
+
+def test_speed_is_measured_at_what_all_reach() -> None:
+    def curve(*top1: float, cost: int) -> list[dict[str, float]]:
+        return [
+            {"iteration": 10 * n, "forward_passes": cost * n, "forward_passes_shared_trunk": n, "top1": score}
+            for n, score in enumerate(top1)
+        ]
+
+    found = speed({"fast": curve(10, 30, 20, cost=100), "slow": curve(10, 15, 20, cost=20)})
+    assert found["fast"]["level"] == found["slow"]["level"] == 20
+    assert (found["fast"]["iteration_to_level"], found["slow"]["iteration_to_level"]) == (5, 20)
+    assert (found["fast"]["forward_passes_to_level"], found["slow"]["forward_passes_to_level"]) == (50, 40)
+    assert (found["fast"]["best_top1"], found["fast"]["last_top1"], found["fast"]["mean_top1"]) == (30, 20, 20)
+
+
+def test_of_the_monitor(run: Run, uniform_run: Run, ask: Callable[..., Analysis]) -> None:
+    analysis = ask("convergence", runs=(run.folder, uniform_run.folder))
+    mine = [row for row in analysis.rows if row["run"] == "policy"]
+    assert [row["iteration"] for row in mine] == [0, 6, 12]
+    assert [row["top1"] for row in mine] == [entry["top1"] for entry in run.metrics("monitor")]
+    assert mine[-1]["forward_passes"] == 24 + 7 * 6 * (6 + 5) / 4
+    assert analysis.rows[-1]["forward_passes"] == 24
+    assert len(analysis.figure().axes) == 3
+
+
+def test_of_checkpoints(run: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for side in ("gallery", "queries"):
+        for name in ("a", "b"):
+            (tmp_path / side / name).mkdir(parents=True)
+            for number in range(3):
+                pixels = rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / side / name / f"{number}.png")
+    folders = {"gallery": tmp_path / "gallery", "queries": tmp_path / "queries"}
+    analysis = ask("convergence", runs=(run.folder,), device="cpu", **folders)
+    assert [row["iteration"] for row in analysis.rows] == [4, 8, 12]
+    trained = build_monitor(replace(run.config, monitor=MonitorConfig(**folders)))
+    assert trained is not None and analysis.rows[-1]["top1"] == trained(run.backbone())["top1"]
+    analysis.figure()
+
+
+def test_mistakes(copied: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="go together"):
+        ask("convergence", runs=(copied.folder,), gallery=tmp_path)
+    kept = [line for line in copied.metrics_file.read_text().splitlines() if '"monitor"' not in line]
+    copied.metrics_file.write_text("\n".join(kept) + "\n")
+    with pytest.raises(ValueError, match="has no monitor: give labelled images"):
+        ask("convergence", runs=(copied.folder,))

@@ -1,0 +1,85 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from unshuffle.analysis.hamming import (
+    GAP,
+    Likelihood,
+    arrange,
+    cut_tiles,
+    distances,
+    hamming_rows,
+    likelihoods,
+    shares_by_distance,
+    spread,
+)
+from unshuffle.analysis.history import History, read_states
+from unshuffle.analysis.result import Analysis
+from unshuffle.run import Run
+
+PSI = np.array([[0, 1, 2, 3], [1, 0, 2, 3], [1, 2, 0, 3], [3, 2, 1, 0]])
+
+
+def test_distances() -> None:
+    assert distances(PSI).tolist() == [0, 2, 3, 4]
+
+
+def test_shares() -> None:
+    assert shares_by_distance(np.array([1.0, 1, 2, 4]), np.array([0, 2, 2, 4]), 4).tolist() == [0.125, 0, 0.375, 0, 0.5]
+
+
+def test_rows_begin_with_the_set_itself() -> None:
+    history = History(np.array([0, 5]), np.zeros((2, 4)), np.array([[0.0, 0, 0, 0], [0, 3, 0, 1]]))
+    psi, draws = hamming_rows(history, PSI, "spatial")  # nothing was drawn before iteration 0
+    assert (psi["iteration"], psi["mean_distance"], psi["distance_3_percent"]) == (None, 2.25, 25)
+    assert (draws["iteration"], draws["mean_distance"], draws["distance_2_percent"]) == (5, 2.5, 75)
+
+
+def test_likelihoods_sum_to_those_of_uniform_draws(run: Run, uniform_run: Run) -> None:
+    found = likelihoods(run, "spatial")
+    assert [moment.iteration for moment in found] == [0, 2, 4, 6, 8, 10, 12]
+    for moment, state in zip(found, read_states(run, "spatial", ("groups", "probabilities")), strict=True):
+        assert moment.relative.mean() == pytest.approx(1)
+        for group, probability in enumerate(state["probabilities"]):
+            assert moment.relative[state["groups"] == group].sum() / 6 == pytest.approx(probability)
+    assert likelihoods(uniform_run, "spatial") == []
+
+
+def test_extremes() -> None:
+    likely, unlikely = Likelihood(0, np.array([1.0, 0.2, 1.8, 1.0])).extremes(2)
+    assert likely.tolist() == [2, 0] and unlikely.tolist() == [1, 3]
+
+
+def test_spread() -> None:
+    assert spread(range(3), 3) == [0, 1, 2] and spread(range(9), 3) == [0, 4, 8]
+
+
+def test_tiles_are_cut_and_put_together_again() -> None:
+    square = np.random.default_rng(0).integers(0, 256, (13, 13, 3), dtype=np.uint8)
+    tiles = cut_tiles(square, 3)
+    assert tiles.shape == (9, 4, 4, 3) and (tiles[5] == square[4:8, 8:12]).all()
+    shuffled = arrange(tiles, np.array([8, 1, 2, 3, 4, 5, 6, 7, 0]), 3)
+    side = 4 + 2 * GAP
+    assert shuffled.shape == (3 * side, 3 * side, 3)
+    assert (shuffled[GAP : GAP + 4, GAP : GAP + 4] == tiles[8]).all() and (shuffled[0] == 255).all()
+
+
+def test_of_runs(run: Run, uniform_run: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:
+    Image.fromarray(np.zeros((40, 60, 3), np.uint8)).save(tmp_path / "black.png")
+    analysis = ask("hamming", run=run.folder, image=tmp_path / "black.png")
+    assert [row["iteration"] for row in analysis.rows if row["task"] == "temporal"] == [None, 2, 4, 6, 8, 10, 12]
+    for row in analysis.rows:
+        shares = [row.get(f"distance_{distance}_percent", 0) for distance in range(10)]
+        assert sum(shares) == pytest.approx(100)
+        assert row["mean_distance"] == pytest.approx(sum(d * share for d, share in enumerate(shares)) / 100)
+    # spatial: shares, and 3 moments of 3 + 3; temporal: shares, and 3 moments of 2 + 2
+    assert len(analysis.figure().axes) == 1 + 18 + 1 + 12
+    assert len(ask("hamming", run=uniform_run.folder).figure().axes) == 2
+
+
+def test_a_missing_image(run: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no image"):
+        ask("hamming", run=run.folder, image=tmp_path / "nowhere.png")

@@ -1,0 +1,86 @@
+"""Runs so small that every test can look at one."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from unshuffle.assembly import build_trainer
+from unshuffle.config import Config, demo
+from unshuffle.config_file import merge
+from unshuffle.data.prepare import prepare
+from unshuffle.pretraining import run_pretraining
+from unshuffle.report.snapshot import Snapshot, hold_out
+from unshuffle.run import Run
+
+HOSTILE = "<img src=x onerror=document.title='pwned'>&\"'"
+"""What a file may be called."""
+
+
+def tiny_config(**changes: object) -> Config:
+    config = demo()
+    world = {
+        "images": 24,
+        "clips": 16,
+        "image_size": 48,
+        "frame_size": 24,
+        "clip_frames": 8,
+        "gallery": 48,
+        "queries": 24,
+    }
+    return replace(
+        config,
+        device="cpu",
+        data=replace(config.data, val_size=6, workers=1),
+        synthetic=replace(config.synthetic, **world),
+        permutations=replace(config.permutations, spatial=5, temporal=5, per_sample=2),
+        optim=replace(config.optim, iterations=6, batch_size=4, warmup=0, milestones=()),
+        policy=replace(config.policy, groups=2, interval=2, batches=2, start_below=2.0),
+        log=replace(config.log, train_every=1),
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture(name="tiny_config")
+def tiny_config_fixture() -> Callable[..., Config]:
+    return tiny_config
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished run on the synthetic world."""
+    return run_pretraining(tiny_config(out=tmp_path_factory.mktemp("report") / "finished"))
+
+
+@pytest.fixture(scope="session")
+def uniform_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished run without policy, on the spatial task alone."""
+    config = tiny_config(out=tmp_path_factory.mktemp("report") / "uniform", tasks="S")
+    return run_pretraining(replace(config, policy=replace(config.policy, sampler="uniform")))
+
+
+@pytest.fixture(scope="session")
+def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished run in a folder, and on images, with names that a page must not take for HTML; one cannot be read."""
+    folder = tmp_path_factory.mktemp("report")
+    rng = np.random.default_rng(0)
+    images = folder / "images"
+    images.mkdir()
+    for number in range(12):
+        pixels = rng.integers(0, 256, (60, 80, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(images / f"{HOSTILE}{number}.png")
+    (images / f"{HOSTILE}.jpg").write_bytes(b"not an image")
+    config = tiny_config(images=str(images), out=folder / HOSTILE)
+    return run_pretraining(merge(config, {"data": {"cache": str(folder / "cache"), "max_bad_share": 0.5}}))
+
+
+@pytest.fixture(scope="session")
+def snapshot() -> Snapshot:
+    """An untrained network."""
+    config = tiny_config()
+    torch.manual_seed(0)
+    trainer = build_trainer(config, prepare(config))
+    return Snapshot.of(trainer, hold_out(trainer, {"spatial": 6, "temporal": 6}))

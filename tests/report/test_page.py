@@ -1,0 +1,162 @@
+"""The page as text: what it says, and what it must not contain. What it does is seen in test_page_in_browser.py."""
+
+import html
+import json
+import re
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from unshuffle.config import Config
+from unshuffle.config_file import write_config
+from unshuffle.pretraining import run_pretraining
+from unshuffle.report import page as page_module
+from unshuffle.report.page import differing, read_table, write_report
+from unshuffle.report.subjects import check_page, find_subjects
+from unshuffle.run import Run
+
+
+class Seen(HTMLParser):
+    """Tags, attributes and texts of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self._inside: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = [tag]
+
+    def handle_data(self, data: str) -> None:
+        if self._inside[-1:] not in (["script"], ["style"]):
+            self.texts.append(data)
+
+
+def written(folders: list[Path], out: Path) -> str:
+    write_report(find_subjects(folders), out)
+    return out.read_text(encoding="utf-8")
+
+
+def test_pretrain_writes_it(run: Run) -> None:
+    check_page(run.report)
+    page = run.report.read_text(encoding="utf-8")
+    words = " ".join(Seen(page).texts)
+    last = {entry["task"]: entry["error"] for entry in run.metrics("validation")}
+    for task in ("spatial", "temporal"):
+        assert f"{last[task]:.3f}" in words and f"{100 * (1 - last[task]):.1f}" in words
+    for said in ("24 images of the synthetic world", "unshuffle pretrain --preset demo", "raw pixels", "torch 2."):
+        assert said in words
+    assert len(page) < 5_000_000
+
+
+def test_it_is_whole_by_itself(run: Run) -> None:
+    page = run.report.read_text(encoding="utf-8")
+    for tag, attributes in Seen(page).tags:
+        for name in ("src", "href", "action", "data"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("data:", "#")), (tag, value)
+    assert not re.findall(r"url\((?!data:|#|\"?\$)", page.replace("url(#", "url(data:"))
+    assert "default-src 'none'" in page
+
+
+def test_names_stay_text(hostile_run: Run) -> None:
+    page = hostile_run.report.read_text(encoding="utf-8")
+    seen = Seen(page)
+    assert not any(name.startswith("on") for _, attributes in seen.tags for name in attributes)
+    assert not any(attributes.get("src") == "x" for _, attributes in seen.tags)
+    assert sum("onerror" in text for text in seen.texts) >= 6  # puzzles, the title, the folder, the skipped file ...
+    data = json.loads(html.unescape(re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1]))  # type: ignore[index]
+    assert all("<img src=x" in name for name in data["runs"][0]["neighbours"]["names"])
+
+
+def test_a_run_that_has_only_begun(tmp_path: Path, tiny_config: Callable[..., Config]) -> None:
+    write_config(tiny_config(out=tmp_path), tmp_path / "config.yaml")
+    page = written([tmp_path], tmp_path / "report.html")
+    assert "There is no validation yet" in page and "Nothing has been logged yet" in page
+
+
+def test_a_run_that_was_killed(run: Run, tmp_path: Path) -> None:
+    """After the second validation, in the middle of a line and of a state, before any checkpoint."""
+    killed = shutil.copytree(run.folder, tmp_path / "killed")
+    lines = run.metrics_file.read_text().splitlines()
+    kept = [line for line in lines if json.loads(line)["iteration"] <= 4]
+    (killed / "metrics.jsonl").write_text("\n".join([*kept, lines[-1][:40]]))
+    state = killed / "states" / "spatial-00000004.npz"
+    state.write_bytes(state.read_bytes()[:300])
+    shutil.rmtree(killed / "checkpoints")
+    (killed / "backbone.safetensors").unlink()
+    page = written([killed], killed / "report.html")
+    assert "iteration 4 of 6" in page
+    data = json.loads(re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    assert data["runs"][0]["tasks"]["spatial"]["iterations"] == [0, 2]
+    assert data["runs"][0]["tasks"]["temporal"]["iterations"] == [0, 2, 4]
+    assert data["runs"][0]["neighbours"] is None
+
+
+def test_from_its_folder_it_is_the_page_that_pretrain_wrote(run: Run, tmp_path: Path) -> None:
+    """But for the time, and for JPEGs made of JPEGs."""
+    again = written([run.folder], tmp_path / "report.html")
+
+    def plain(page: str) -> str:
+        return re.sub(r"data:image/jpeg;base64,[\w+/=]+|Written [-\d: ]+", "", page)
+
+    first, second = plain(run.report.read_text(encoding="utf-8")), plain(again)
+    cut = first.index('type="application/json"')
+    assert first[: cut - 100] == second[: cut - 100]
+
+
+def test_several_runs_side_by_side(run: Run, uniform_run: Run, tmp_path: Path) -> None:
+    page = written([run.folder, uniform_run.folder], tmp_path / "report.html")
+    words = " ".join(Seen(page).texts)
+    assert "2 runs side by side" in words and "policy.sampler" in words and "No policy" in words
+
+
+def test_many_runs_go_without_pictures(run: Run, tmp_path: Path) -> None:
+    for seed in range(5):
+        shutil.copytree(run.folder, tmp_path / "arm" / f"seed-{seed}")
+    (tmp_path / "table.csv").write_text("arm,seeds,error.spatial mean,error.spatial std\n<b>,5,0.123456,0.01\n")
+    subjects = find_subjects([tmp_path])
+    write_report(subjects, tmp_path / "report.html", tables=[tmp_path / "table.csv"])
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "0.123 ± 0.010" in page and "&lt;b&gt;" in page
+    assert "data:image/jpeg" not in page and "up to 4 runs" in page
+
+
+def test_differing_names_only_what_differs() -> None:
+    configs = [{"seed": 0, "out": "a", "tasks": "S"}, {"seed": 1, "out": "b", "tasks": "S"}]
+    assert differing(configs) == ["seed"]
+    assert differing(configs[:1]) == []
+
+
+def test_the_table_of_an_ablation_for_people(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("arm,seeds,error.x mean,error.x std,top1 mean,top1 std,paper\nS,2,0.5,0.0123,71.26,,70\nT,1,,,,,\n")
+    assert read_table(path) == [
+        ["arm", "seeds", "error x", "top1", "paper"],
+        ["S", "2", "0.500 ± 0.012", "71.3", "70"],
+        ["T", "1", "–", "–", "–"],
+    ]
+    path.write_text("")
+    assert read_table(path) == []
+
+
+def test_a_report_that_fails_does_not_fail_the_run(
+    tmp_path: Path,
+    tiny_config: Callable[..., Config],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail() -> str:
+        raise RuntimeError("no paper")
+
+    monkeypatch.setattr(page_module, "d3", fail)
+    run = run_pretraining(tiny_config(out=tmp_path / "run", tasks="S"))
+    printed = capsys.readouterr().out
+    assert "no report was written (no paper); try again with: unshuffle report" in printed
+    assert run.weights.exists() and not run.report.exists() and "Open these" in printed

@@ -1,0 +1,176 @@
+"""The page in a real browser: nothing is complained about, everything is there, and what can be touched works."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from unshuffle.report.page import write_report
+from unshuffle.report.subjects import find_subjects
+from unshuffle.run import Run
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+from browser import Page, browse, find_chromium
+
+CHROMIUM = find_chromium()
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None and os.environ.get("CI") != "true", reason="there is no chromium to look at the page with"
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    assert CHROMIUM is not None, "CI must have a chromium"
+    with browse(CHROMIUM, tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@pytest.fixture
+def page(browser: Page) -> Page:
+    browser.complaints.clear()
+    browser.fetched.clear()
+    browser.size(1200, 900)
+    browser.scheme("light")
+    return browser
+
+
+def all_is_well(page: Page, path: Path) -> None:
+    assert page.complaints == []
+    assert {url for url in page.fetched if not url.startswith("data:")} == {path.resolve().as_uri()}
+    images = page.run("[...document.images].map((image) => image.complete && image.naturalWidth > 0)")
+    assert all(images)
+    # pictures that are backgrounds: each must decode, too
+    strips = page.run(
+        "Promise.all([...document.querySelectorAll('.parts i')].map((part) => getComputedStyle(part).backgroundImage)"
+        ".filter((url, place, all) => all.indexOf(url) === place).map((url) => { const image = new Image();"
+        "image.src = url.slice(5, -2); return image.decode().then(() => image.naturalWidth, () => 0); }))"
+    )
+    assert all(width > 0 for width in strips)
+
+
+def test_a_run(page: Page, run: Run) -> None:
+    page.open(run.report)
+    all_is_well(page, run.report)
+    assert page.run("document.images.length") >= 12
+    assert page.run("document.querySelectorAll('.chart svg path.curve').length") == 2 + 1 + 2 + 1 + 4 + 4
+    assert page.run("document.querySelectorAll('.puzzle').length") == 6 + 4
+    painted = page.run(
+        "[...document.querySelectorAll('canvas')].map((canvas) =>"
+        "canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some((value) => value > 0))"
+    )
+    assert painted == [True] * 4
+
+
+def test_names_that_are_html_stay_text(page: Page, hostile_run: Run) -> None:
+    page.open(hostile_run.report)
+    all_is_well(page, hostile_run.report)
+    title = page.run("document.title")
+    assert title.startswith("<img src=x onerror") and title.endswith("unshuffle")
+    assert page.run("document.querySelectorAll('[onerror], img[src=x]').length") == 0
+    assert page.run("document.querySelector('.puzzle .name').textContent").startswith("<img src=x onerror")
+    page.click(".gallery button:last-child")
+    assert "<img src=x" in page.run("document.querySelector('.found img').title")
+    assert page.run("document.title") == title
+
+
+def test_the_slider_goes_through_the_training(page: Page, run: Run) -> None:
+    page.open(run.report)
+    story = "document.querySelector('.story')"
+    assert page.run(f"{story}.querySelector('output').textContent") == "iteration 6"
+    seen = {page.run(f"{story}.querySelector('.needle').style.left")}
+    page.run(f"{story}.querySelector('input').focus()")
+    for iteration in (4, 2, 0):
+        for kind in ("keyDown", "keyUp"):
+            page.call("Input.dispatchKeyEvent", type=kind, key="ArrowLeft", code="ArrowLeft", windowsVirtualKeyCode=37)
+        assert page.run(f"{story}.querySelector('output').textContent") == f"iteration {iteration}"
+        assert page.run(f"{story}.querySelectorAll('.examples .parts').length") > 0
+        seen.add(page.run(f"{story}.querySelector('.needle').style.left"))
+    assert len(seen) == 4
+    page.click(".story canvas")  # the third of four columns begins in the middle
+    assert page.run(f"{story}.querySelector('output').textContent") == "iteration 4"
+    assert page.complaints == []
+
+
+def test_a_curve_is_read_and_zoomed(page: Page, run: Run) -> None:
+    page.open(run.report)
+    ticks = "[...document.querySelector('.chart .axis').querySelectorAll('text')].map((tick) => tick.textContent)"
+    whole = page.run(ticks)
+    page.hover(".chart svg")
+    told = page.run("document.getElementById('tip').textContent")
+    error = next(e["error"] for e in run.metrics("validation") if e["iteration"] == 2 and e["task"] == "spatial")
+    assert told.startswith("iteration 2") and f"spatial {error:.3f}" in told
+    page.drag(".chart svg", 120)
+    assert page.run(ticks) != whole
+    x, y = page.middle(".chart svg")
+    for count in (1, 2):
+        for kind in ("mousePressed", "mouseReleased"):
+            page.mouse(kind, x, y, button="left", clickCount=count)
+    assert page.run(ticks) == whole
+    assert page.complaints == []
+
+
+def test_the_error_map_shows_the_permutation_pointed_at(page: Page, run: Run) -> None:
+    page.open(run.report)
+    below = "document.querySelector('.errormap .below').textContent"
+    before = page.run(below)
+    page.hover(".errormap canvas")
+    assert page.run(below) != before and "Number 3 of 5" in page.run(below)
+    assert page.run("document.querySelectorAll('.errormap .below .parts i').length") == 9 + 6
+
+
+def test_any_image_can_be_the_query(page: Page, run: Run) -> None:
+    page.open(run.report)
+    name = page.run("document.querySelector('.gallery button:last-child img').title")
+    first = "document.querySelector('.found img').title"
+    assert page.run(first) != name
+    page.click(".gallery button:last-child")
+    assert page.run(first) == name
+    rows = "[...document.querySelectorAll('.found img')].map((image) => image.title).join()"
+    by_network = page.run(rows)
+    page.click(".switch input[value='raw pixels']")
+    assert page.run(rows) != by_network
+    assert page.run(first) == name
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1200])
+def test_it_fits_and_can_be_read(page: Page, run: Run, width: int, scheme: str) -> None:
+    page.size(width, 800, mobile=width < 500)
+    page.scheme(scheme)
+    page.open(run.report)
+    assert page.run("document.documentElement.scrollWidth") <= width
+    ink, paper = page.run(
+        "(() => { const style = getComputedStyle(document.body); return [style.color, style.backgroundColor]; })()"
+    )
+
+    def lightness(colour: str) -> float:
+        return sum(float(value) for value in colour.removeprefix("rgb(").removesuffix(")").split(",")) / 3
+
+    assert (lightness(paper) > lightness(ink)) == (scheme == "light")
+    assert abs(lightness(paper) - lightness(ink)) > 150
+
+
+def test_print_is_light_and_whole(page: Page, run: Run) -> None:
+    page.scheme("dark")
+    page.open(run.report)
+    page.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    assert page.run("getComputedStyle(document.documentElement).getPropertyValue('--ink').trim()") == "#1f2328"
+    assert page.run("getComputedStyle(document.querySelector('.slider input')).display") == "none"
+    page.run("window.dispatchEvent(new Event('beforeprint'))")
+    assert page.run("[...document.querySelectorAll('details')].every((details) => details.open)")
+    assert len(page.call("Page.printToPDF")["data"]) > 10_000
+    page.call("Emulation.setEmulatedMedia", media="")
+
+
+def test_runs_side_by_side(page: Page, run: Run, uniform_run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_report(find_subjects([run.folder, uniform_run.folder]), path)
+    page.open(path)
+    all_is_well(page, path)
+    left, right = page.run(
+        "[...document.querySelectorAll('#puzzles .run')].map((one) => one.getBoundingClientRect())"
+        ".map((box) => [box.left, box.top])"
+    )
+    assert left[0] < right[0] and left[1] == right[1]
