@@ -64,7 +64,7 @@ def photos(folder: Path, count: int) -> Path:
         ("pretrain --config a.yaml --preset demo", "not both"),
         ("pretrain --config a.yaml --resume --out b", "not both"),
         ("pretrain --seed 5000000000", "seed is 5000000000"),
-        ("pretrain --shuffle.crop_size 4", "too small for this backbone"),
+        ("pretrain --shuffle.crop_size 4", "shuffle.crop_size 4 does not suit this backbone"),
         ("doctor --steps 0", "steps is 0"),
         ("doctor --choices 1", "choices is 1"),
         ("pretrain --model.backbone vgg", "there is no backbone 'vgg'"),

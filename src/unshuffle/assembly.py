@@ -52,7 +52,7 @@ def build_network(config: Config, permutations: PermutationSets) -> OrderingNetw
     trunk = build_trunk(config)
     if config.model.sync_bn:
         synchronise(trunk)
-    features = trunk_features(trunk, config.shuffle.crop_size)
+    features = trunk_features(trunk, config.shuffle.crop_size, "shuffle.crop_size")
     heads = {
         task: build_head(features, rows.shape[1], len(rows), getattr(config.model, task))
         for task, rows in permutations.items()

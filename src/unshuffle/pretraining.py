@@ -178,7 +178,7 @@ def _try_parts(config: Config) -> None:
 
 def try_trunk(config: Config) -> None:
     """Build the trunk, fill it with the weights it is to start from and show it a crop; an error if that fails."""
-    trunk_features(build_trunk(config), config.shuffle.crop_size)
+    trunk_features(build_trunk(config), config.shuffle.crop_size, "shuffle.crop_size")
 
 
 def _start_folder(run: Run, config: Config, permutations: PermutationSets) -> None:

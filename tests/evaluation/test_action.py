@@ -169,6 +169,12 @@ def test_predictions_are_mean_logits_of_frames_and_crops(clips: tuple[Clips, Cli
     torch.testing.assert_close(logits[4].float(), total, atol=1e-4, rtol=1e-4)
 
 
+def printed(result: Result) -> str:
+    said = StringIO()
+    Console(file=said, width=200).print(result.table)
+    return said.getvalue()
+
+
 def test_stripes_are_recognised(folders: dict[str, Path]) -> None:
     result = small(folders).run(QUIET)
     metrics = result.metrics
@@ -176,6 +182,7 @@ def test_stripes_are_recognised(folders: dict[str, Path]) -> None:
     assert metrics["mean_class_accuracy"] == pytest.approx(np.mean(list(metrics["per_class"].values())))
     assert list(metrics["per_class"]) == list(CLASSES) and metrics["skipped"] == {"count": 0, "files": []}
     assert "own folders; 18 videos to train on, 9 to test on, 3 classes; " in result.statement
+    assert "published, other data (UCF-101)" in printed(result) and "58.6" in printed(result)
 
 
 def test_a_packed_store_stands_for_its_folder(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -276,11 +283,11 @@ def test_official_splits(tmp_path: Path, make: Callable[[Path], Path], dataset: 
     assert list(splits) == ["split_1", "split_2", "split_3"]
     for key in ("accuracy", "mean_class_accuracy"):
         assert result.metrics[key] == pytest.approx(np.mean([figures[key] for figures in splits.values()]))
-    said = StringIO()
-    Console(file=said, width=200).print(result.table)
-    assert "mean over classes" in said.getvalue() and f"published, {dataset}" in said.getvalue()
-    assert "blind guess" in said.getvalue() and "50.0" in said.getvalue()
+    said = printed(result)
+    assert "mean over classes" in said and f"published, {dataset}" in said
+    assert "blind guess" in said and "50.0" in said
     alone = replace(evaluation, split="2").run(QUIET)
+    assert f"published, other data ({dataset})" in printed(alone), "the paper's are means of three"
     assert alone.metrics["per_class"] == splits["split_2"]["per_class"] and "splits" not in alone.metrics
 
 
@@ -310,7 +317,7 @@ def test_unreadable_videos_are_counted_and_said(folders: dict[str, Path], tmp_pa
         ({"test": None}, "give --train and --test"),
         ({"list": Path("x")}, "give --train and --test"),
         ({"train": Path("absent")}, "absent does not exist"),
-        ({"epochs": 0}, "--epochs 0 makes no sense"),
+        ({"epochs": 0}, "--epochs is 0, but must be above 0"),
         ({"classes": 1}, "--classes 1 is too few"),
         ({"dropout": (0.5, 1.0)}, "--dropout"),
     ],

@@ -34,6 +34,7 @@ def test_accuracies_against_loops() -> None:
 
 def test_a_classifier_that_cannot_tell_gets_nothing() -> None:
     assert accuracy(torch.zeros(5, 3), torch.tensor([0, 0, 1, 2, 0])) == 0
+    assert accuracy(torch.full((5, 3), torch.nan), torch.tensor([0, 0, 1, 2, 0])) == 0
     assert list(accuracies(torch.zeros(5, 3), torch.zeros(5, dtype=torch.long))) == ["top1"]
 
 

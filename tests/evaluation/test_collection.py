@@ -9,25 +9,10 @@ from unshuffle.data.media import BadMedia
 from unshuffle.data.pack import pack
 from unshuffle.data.videos import read_frames
 from unshuffle.errors import UserError
-from unshuffle.evaluation.collection import open_collection, spread
+from unshuffle.evaluation.collection import open_collection
 from unshuffle.evaluation.labelled import centre_square
 
 NAMES = ["a.png", "b.jpg", "broken.jpg", "f.png", "g.png", "in/c.png", "in/d, e.png", "in/empty.png", "z.png"]
-
-
-@pytest.mark.parametrize(
-    ("total", "count", "chosen"),
-    [
-        (10, 10, list(range(10))),
-        (3, 10, [0, 1, 2]),
-        (1, 5, [0]),
-        (101, 3, [0, 50, 100]),
-        (8, 1, [0]),
-        (91, 10, list(range(0, 91, 10))),
-    ],
-)
-def test_spread(total: int, count: int, chosen: list[int]) -> None:
-    assert spread(total, count) == chosen
 
 
 def test_images(pictures: Path) -> None:
@@ -43,7 +28,9 @@ def test_videos_give_evenly_spread_frames(clips: Path) -> None:
     assert data.kind == "videos" and data.names == ["04.mp4", "09.mp4", "14.mp4", "broken.mp4"]
     every = [centre_square(frame, 24) for frame in read_frames(clips / "09.mp4", 24)]
     np.testing.assert_array_equal(data.read(1), np.stack([every[place] for place in (0, 4, 8)]))
-    assert [len(open_collection(clips, 24, frames=6).read(item)) for item in range(3)] == [4, 6, 6]
+    every = [centre_square(frame, 24) for frame in read_frames(clips / "04.mp4", 24)]
+    again = open_collection(clips, 24, frames=6).read(0)
+    np.testing.assert_array_equal(again, np.stack([every[place] for place in (0, 1, 1, 2, 2, 3)]))
     with pytest.raises(BadMedia):
         data.read(3)
 

@@ -140,7 +140,7 @@ def test_mistakes(trunk: Backbone, pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="short side of 8"):
         Embedder(trunk, 8, torch.device("cpu"))
     caffenet = build_backbone("caffenet").for_evaluation()
-    with pytest.raises(UserError, match="40 pixels a side do not suit this backbone: "):
+    with pytest.raises(UserError, match="size 40 does not suit this backbone: "):
         embed(Embedder(caffenet, 40, torch.device("cpu")), data, tmp_path / "f.npy", bar=False)
     (tmp_path / "f.npy").touch()
     with pytest.raises(UserError, match="exists"):

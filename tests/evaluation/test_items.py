@@ -10,7 +10,6 @@ from unshuffle.data.images import read_image
 from unshuffle.data.media import BadMedia
 from unshuffle.data.videos import read_frames
 from unshuffle.errors import UserError
-from unshuffle.evaluation import items as items_module
 from unshuffle.evaluation.items import Item, Items, class_folders, video_frames, voc_objects
 from unshuffle.evaluation.voc import CLASSES
 
@@ -49,12 +48,7 @@ def test_crop_and_squash(tmp_path: Path) -> None:
     assert (squashed[:, :15] == 100).all() and (squashed[:, 25:35] == 0).all() and (squashed[:, 45:] == 200).all()
 
 
-@pytest.mark.parametrize("held", [5, 100])
-def test_video_frames_are_evenly_spaced(
-    held: int, class_clips: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also of a video that is too long to be held."""
-    monkeypatch.setattr(items_module, "HELD_FRAMES", held)
+def test_video_frames_are_evenly_spaced(class_clips: tuple[Path, Path]) -> None:
     path = class_folders(class_clips[0]).items[0].path
     everything = list(read_frames(path))
     assert len(everything) == 12

@@ -37,11 +37,17 @@ def test_some_layers_only() -> None:
 
 
 def test_a_probe_normalises_without_learning_to_and_is_linear() -> None:
-    probes = LinearProbes({"a": torch.zeros(1, 4, 2, 2), "b": torch.zeros(1, 6, 1, 1)}, classes=3)
+    probes = LinearProbes({"blocks.0": torch.zeros(1, 4, 2, 2), "b": torch.zeros(1, 6, 1, 1)}, classes=3)
     assert sorted(name for name, _ in probes.named_parameters()) == [
-        f"probes.{layer}.2.{kind}" for layer in "ab" for kind in ("bias", "weight")
+        f"probes.{layer}.2.{kind}" for layer in "01" for kind in ("bias", "weight")
     ]
-    assert probes({"a": torch.randn(5, 4, 2, 2), "b": torch.randn(5, 6, 1, 1)}).shape == (5, 2, 3)
+    maps = {"b": torch.randn(5, 6, 1, 1), "blocks.0": 3 + 2 * torch.randn(5, 4, 2, 2)}
+    scores = probes(maps)
+    assert scores.shape == (5, 2, 3)
+    mean, variance = maps["blocks.0"].mean(dim=(0, 2, 3)), maps["blocks.0"].var(dim=(0, 2, 3), correction=0)
+    standard = (maps["blocks.0"] - mean[:, None, None]) / (variance[:, None, None] + 1e-5).sqrt()
+    weight, bias = probes.get_parameter("probes.0.2.weight"), probes.get_parameter("probes.0.2.bias")
+    torch.testing.assert_close(scores[:, 0], standard.flatten(1) @ weight.T + bias)
 
 
 def test_two_hidden_layers() -> None:
@@ -154,6 +160,11 @@ def test_the_same_folder_twice_is_remarked_on(
     assert result.metrics["shared_files"] == 25
 
 
+def test_a_limit_below_the_number_of_classes_is_of_fewer_classes(classes: tuple[Path, Path]) -> None:
+    result = replace(EVALUATIONS["fast"], train=classes[0], test=classes[1], limit=2).run(QUIET)
+    assert result.metrics["chance"] == 50 and ", 2 classes;" in result.statement
+
+
 @pytest.mark.parametrize("name", EVALUATIONS)
 def test_an_empty_class_is_refused(name: str, classes: tuple[Path, Path], tmp_path: Path) -> None:
     train = shutil.copytree(classes[0], tmp_path / "train")
@@ -172,7 +183,7 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     line = ["linear", "--preset", "quick", "--weights", "random:tiny", "--train", train, "--test", test]
     assert cli.run(["evaluate", *line, "--device", "cpu", "--layers", "pool5", "--json", str(tmp_path / "a.json")]) == 0
     said = capsys.readouterr().out
-    assert "logistic regression" in said and "published, top 1, other data (ImageNet)" in said and "36.5" in said
+    assert "logistic regression" in said and "published, other data (ImageNet, top 1)" in said and "36.5" in said
     assert "only 24 training images for 3 classes, 8 of each" in said and "train/down/broken.jpg: " in said
     assert "not as in the preset paper: limit 2000, layers pool5" in said
     document = json.loads((tmp_path / "a.json").read_text())
@@ -186,9 +197,9 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
         ("nonlinear --weights random:tiny --epochs 3 2 --rates 0.1 0.01", "epochs must grow"),
         ("finetune --weights random:tiny --train nowhere --test nowhere", "nowhere is not a folder"),
         ("finetune --weights random:tiny --train a --test a --batch_size 1", "two images or more"),
-        ("linear --weights random:tiny --train a --test a --drop_every 0", "drop_every is 0, but must be 1 or more"),
+        ("linear --weights random:tiny --train a --test a --drop_every 0", "--drop_every is 0, but must be above 0"),
         ("linear --weights random:tiny --train a --test a --c -1", "c is -1.0, but must not be negative"),
-        ("nonlinear --weights random:tiny --train a --test a --epochs 0 --rates 1", "must be 1 or more"),
+        ("nonlinear --weights random:tiny --train a --test a --epochs 0 --rates 1", "must be above 0"),
         ("quadratic", "there is no evaluation 'quadratic'"),
     ],
 )

@@ -2,7 +2,9 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
+from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import EVALUATIONS, Evaluation, describe_evaluations, find_evaluation, rounded
 
 
@@ -29,6 +31,39 @@ def test_departures_from_the_paper_are_named(name: str) -> None:
     kind = find_evaluation(name)
     assert kind().departures() == kind(weights="a", seed=3, device="cpu").departures() == []
     assert kind.quick().departures() != []
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "sentence"),
+    [
+        ("voc-classification", "crops", 0, "--crops is 0, but must be above 0"),
+        ("voc-detection", "lr", float("nan"), "--lr is nan, but must be above 0"),
+        ("voc-segmentation", "limit", -1, "--limit is -1, but must be above 0"),
+        ("retrieval", "top", (1, 0), "--top is 1 0, but must be above 0"),
+        ("rankme", "limit", -1, "--limit is -1, but must not be negative"),
+        ("rankme", "batch_size", 0, "--batch_size is 0, but must be above 0"),
+        ("action", "dropout", (0.5, -0.1), "--dropout is 0.5 -0.1, but must not be negative"),
+        ("finetune", "seed", -1, "--seed is -1, but must not be negative"),
+        ("finetune", "seed", 2**32, "--seed is 4294967296, but must be below"),
+    ],
+)
+def test_numbers_that_make_no_sense(name: str, option: str, value: object, sentence: str) -> None:
+    with pytest.raises(UserError, match=f"^{sentence}"):
+        find_evaluation(name)(**{option: value}).run(Console(quiet=True))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_the_numbers_of_the_presets_make_sense(name: str) -> None:
+    find_evaluation(name)().check_numbers()
+    find_evaluation(name).quick().check_numbers()
+
+
+@pytest.mark.parametrize("name", ["voc-classification", "voc-detection", "voc-segmentation"])
+def test_only_whole_image_sets_stand_beside_the_papers(name: str) -> None:
+    kind = find_evaluation(name)
+    assert kind(hidden=7).has_usual_images()  # type: ignore[call-arg, attr-defined]
+    for other in ({"year": 2010}, {"limit": 5}, {"train_set": "some"}, {"test_set": "some"}):
+        assert not kind(**other).has_usual_images()  # type: ignore[arg-type, attr-defined]
 
 
 def test_rounded() -> None:

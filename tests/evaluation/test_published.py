@@ -19,13 +19,14 @@ def test_ours_stand_above_theirs() -> None:
     said = StringIO()
     theirs = {"top 1": "VOC 2007 top1"}
     ours = {"this network": {"top 1": 33.333, "mine": 1.0}, "blind guess": {"mine": 0.5}}
-    table = published_table("1", ours, "other data (VOC 2007)", theirs)
-    Console(file=said, width=200).print(table)
+    Console(file=said, width=200).print(published_table("1", ours, "VOC 2007", theirs))
     lines = [line.split() for line in said.getvalue().splitlines() if line.strip()]
     assert lines[0] == ["[%]", "top", "1", "mine"] and lines[1] == ["this", "network", "33.3", "1.0"]
     assert lines.pop(2) == ["blind", "guess", "-", "0.5"]
     assert " ".join(lines[2]) == "published, other data (VOC 2007)"
     assert lines[3] == ["Random", "17.6", "-"] and len(lines) == 7
+    Console(file=said, width=200).print(published_table("1", ours, "VOC 2007", theirs, same=True))
+    assert "published, VOC 2007 " in said.getvalue()
 
 
 def test_a_table_that_the_paper_does_not_have() -> None:

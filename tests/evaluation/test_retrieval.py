@@ -39,9 +39,9 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     assert (tmp_path / "out" / "neighbours.png").stat().st_size > 1000
 
 
-def test_training_images_find_themselves(classes: tuple[Path, Path]) -> None:
+def test_training_images_find_themselves(classes: tuple[Path, Path], tmp_path: Path) -> None:
     train, _ = classes
-    result = Retrieval(**TINY, train=train, test=train, batch_size=3, out=Path("unused")).run(QUIET)
+    result = Retrieval(**TINY, train=train, test=train, batch_size=3, out=tmp_path).run(QUIET)
     assert result.metrics["top1"] == 100
     shown = result.neighbours
     assert shown is not None and len(shown.queries) == 3 and len(shown.found) == 15
@@ -81,13 +81,13 @@ def test_a_class_that_cannot_be_read_is_refused(classes: tuple[Path, Path], tmp_
         Retrieval(**TINY, train=train, test=classes[1]).run(QUIET)
 
 
-def test_videos_frame_by_frame_and_as_a_whole(class_clips: tuple[Path, Path]) -> None:
+def test_videos_frame_by_frame_and_as_a_whole(class_clips: tuple[Path, Path], tmp_path: Path) -> None:
     train, test = class_clips
     options = {**TINY, "train": train, "test": test, "frames": 4}
     frames = Retrieval(**options).run(QUIET)
     assert frames.protocol == "retrieval, per frame" and frames.metrics["top1"] > 80
     assert (frames.metrics["queries"], frames.metrics["gallery"], frames.metrics["skipped"]["count"]) == (24, 36, 2)
-    videos = Retrieval(**options, per_video=True, out=Path("unused")).run(QUIET)
+    videos = Retrieval(**options, per_video=True, out=tmp_path).run(QUIET)
     assert (videos.metrics["queries"], videos.metrics["gallery"]) == (6, 9) and videos.metrics["top1"] > 80
     assert "top10" not in videos.metrics, "there are nine videos"
 
@@ -112,11 +112,11 @@ def test_objects_of_voc(devkit: Callable[..., Path]) -> None:
         ("--weights random:tiny", "give --train and --test"),
         ("--weights random:tiny --voc here --train there", "not both"),
         ("--weights random:tiny --voc nowhere", "no VOC devkit"),
-        ("--weights random:tiny --top 0", "must be 1 or more"),
+        ("--weights random:tiny --top 0", "--top is 0, but must be above 0"),
         ("--weights random:tiny --json no/such.json", "no folder no"),
         (f"--weights random:tiny --out {__file__}", "--out must be a folder"),
-        ("--weights random:caffenet --size 20", "images of 20 x 20 are too small"),
-        ("--weights random:tiny --limit -1", "not negative"),
+        ("--weights random:caffenet --size 20", "size 20 does not suit this backbone: "),
+        ("--weights random:tiny --limit -1", "--limit is -1, but must not be negative"),
         ("--weights random:tiny --preset best", "--preset"),
         ("--weights random:tiny --gallery x", "--gallery"),
     ],

@@ -46,6 +46,18 @@ def test_values_follow_the_items(items: Items, batch: int) -> None:
     assert [(Path(file).name, bool(reason)) for file, reason in items.skipped] == [("broken.jpg", True)]
 
 
+class OnDevice(Tensor):
+    """Stands for a tensor on another device, which can be put together with none on the CPU."""
+
+    def cpu(self) -> Tensor:  # type: ignore[override]
+        return self.as_subclass(Tensor)
+
+
+def test_values_lie_on_the_cpu_wherever_they_were_made(items: Items) -> None:
+    """Parts that were kept come from there, and are put together with new ones."""
+    assert type(run(items, lambda pixels: means(pixels).as_subclass(OnDevice)).values) is Tensor
+
+
 def test_frames_of_videos(class_clips: tuple[Path, Path]) -> None:
     videos = replace(class_folders(class_clips[0]), side=32, frames=3)
     found = run(videos)

@@ -55,14 +55,14 @@ def test_regions_of_a_scene_stay_on_their_objects(devkit: MakeDevkit) -> None:
     assert sides == {88, 132}
 
 
-def test_difficult_objects_are_not_learned(devkit: MakeDevkit, annotate: Callable) -> None:
+def test_difficult_objects_are_learned_too(devkit: MakeDevkit, annotate: Callable) -> None:
     root = devkit(test=1)
     things = [("cat", (1, 1, 40, 40), True), ("dog", (50, 40, 80, 80), False)]
     annotate(root / "VOC2007/Annotations/000000.xml", things)
     (image,) = Devkit(root, 2007).with_objects("test").images
     proposals = torch.tensor([[0.0, 0, 40, 40], [49, 39, 80, 79]])
     _, targets = draw_scene(image, proposals, SCHEDULES["40k"], 64, np.random.default_rng(0))
-    assert set(targets.labels.tolist()) == {CLASSES.index("dog")}
+    assert set(targets.labels.tolist()) == {CLASSES.index("cat"), CLASSES.index("dog")}
 
 
 def test_perfect_and_empty_detections() -> None:

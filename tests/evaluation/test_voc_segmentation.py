@@ -57,6 +57,9 @@ def test_resumed_from_out(devkit: MakeDevkit, tmp_path: Path) -> None:
     first = tiny_run(root, iterations=3, out=tmp_path / "out").run(quiet)
     again = tiny_run(root, iterations=3, out=tmp_path / "out").run(quiet)
     assert first.metrics == again.metrics == tiny_run(root, iterations=3).run(quiet).metrics
+    Image.fromarray(np.ones((88, 104), np.uint8)).save(root / "VOC2007/SegmentationClass/000002.png")
+    with pytest.raises(UserError, match="other options, weights or files"):
+        tiny_run(root, iterations=3, out=tmp_path / "out").run(quiet)
 
 
 def test_a_short_run_does_not_claim_the_schedule(devkit: MakeDevkit) -> None:

@@ -79,6 +79,19 @@ def test_measuring_the_features_leaves_no_trace() -> None:
     assert all(torch.equal(value, before[key]) for key, value in trunk.state_dict().items())
 
 
+def refuse(images: Tensor) -> Tensor:
+    raise AssertionError("Input height (9) doesn't match model (224).\nmore about it")
+
+
+def test_a_side_that_a_trunk_refuses_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"^--size 20 does not suit this backbone: \S.*$"):
+        trunk_features(build_backbone("caffenet"), 20, "--size")
+    trunk = build_backbone("tiny")
+    monkeypatch.setattr(trunk, "forward", refuse)  # as timm does it
+    with pytest.raises(UserError, match=r"^size 9 does not suit this backbone: Input .* \(224\)\.$"):
+        trunk_features(trunk, 9)
+
+
 def test_two_builds_have_their_own_weights() -> None:
     one, other = (next(build_backbone("tiny").parameters()) for _ in range(2))
     assert not torch.equal(one, other)

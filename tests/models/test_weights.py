@@ -71,6 +71,15 @@ def test_saving_leaves_the_trunk_alone(tmp_path: Path) -> None:
     assert trunk.training and all(weight.requires_grad for weight in trunk.parameters())
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_diverged_are_refused(value: float, tmp_path: Path) -> None:
+    trunk = build_backbone("tiny")
+    trunk.state_dict()["conv3.1.running_var"][5] = value
+    save_backbone(trunk, "tiny", tmp_path / "w.safetensors", crop_size=24, permutations={})
+    with pytest.raises(UserError, match=r"numbers that are not finite, first in conv3\.1\.running_var"):
+        load_backbone(tmp_path / "w.safetensors")
+
+
 def test_wrong_architecture(tmp_path: Path) -> None:
     saved(tmp_path / "w.safetensors")
     with pytest.raises(UserError, match="weights of tiny, not of caffenet"):

@@ -54,6 +54,11 @@ class Setting(NamedTuple):
     shared: int
     """Test images that are also learned from."""
 
+    @property
+    def learned(self) -> int:
+        """Classes that there are training images of: a low --limit leaves some out."""
+        return len(set(self.training.labels))
+
 
 @dataclass(frozen=True)
 class Classification(Evaluation):
@@ -76,11 +81,12 @@ class Classification(Evaluation):
     save_every: int = 1000
     """Iterations between checkpoints in --out."""
 
+    may_be_zero = Evaluation.may_be_zero | {"limit", "momentum", "weight_decay"}
+
     def prepare(self, console: Console) -> Setting:
         """The trunk on its device, and the images to learn from and to measure on; draws are seeded."""
         if self.train is None or self.test is None:
             raise UserError("say what to classify: give --train and --test, folders with a subfolder for each class")
-        self._check()
         if self.batch_size < 2:
             raise UserError(f"batch_size is {self.batch_size}, but batch normalisation needs two images or more")
         device = choose_device(self.device)
@@ -110,15 +116,6 @@ class Classification(Evaluation):
         tell_skipped(console, training.skipped, "training images")
         check_covered(labels, training.labels, training.classes, f"image in {self.train}")
         tell_few(console, labels, training.classes, "training images")
-
-    def _check(self) -> None:
-        """Refuse numbers that nothing can be done with; not every evaluation has all of them."""
-        for name in ("iterations", "epochs", "drop_every", "save_every", "hidden"):
-            if np.min(getattr(self, name, 1)) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}, but must be 1 or more")
-        for name in ("lr", "rates", "c", "limit", "weight_decay"):
-            if np.min(getattr(self, name, 0)) < 0:
-                raise UserError(f"{name} is {getattr(self, name)}, but must not be negative")
 
     def workshop(self, setting: Setting, console: Console) -> Workshop:
         """Where and how the training goes on."""
@@ -187,16 +184,13 @@ class Classification(Evaluation):
         kept: Kept | None = None,
     ) -> tuple[Tensor, Tensor]:
         """`compute` on the centre crops of all readable images, on the CPU, and their labels."""
-        on_cpu = stream(
-            items, lambda some: compute(some).cpu(), device, console, title, workers=self.workers, kept=kept
-        )
-        chunks = list(on_cpu)
+        chunks = list(stream(items, compute, device, console, title, workers=self.workers, kept=kept))
         labels = torch.tensor(items.labels)[torch.cat([chunk.items for chunk in chunks])]
         return torch.cat([chunk.values for chunk in chunks]), labels
 
     def statement(self, setting: Setting, trained_on: int, labels: Tensor, how: str) -> str:
         """What is measured on what, by the number of training images and the labels of the test images."""
-        tested, classes = len(labels.unique()), len(setting.training.classes)
+        tested, classes = len(labels.unique()), setting.learned
         lacking = f", {tested} of which are tested" if tested < classes else ""
         shared = f" ({sharing(setting.shared)})" if setting.shared else ""
         side = setting.testing.side
@@ -209,7 +203,7 @@ class Classification(Evaluation):
     def figures(self, setting: Setting, trained_on: int, labels: Tensor) -> dict[str, Any]:
         """What every such evaluation puts beside its accuracies."""
         return {
-            "chance": 100 / len(setting.training.classes),
+            "chance": 100 / setting.learned,
             "train_images": trained_on,
             "test_images": len(labels),
             "shared_files": setting.shared,
@@ -241,7 +235,7 @@ def mirrored(pixels: Pixels, rng: np.random.Generator) -> Pixels:
 def accuracy(scores: Tensor, labels: Tensor, k: int = 1) -> float:
     """Percent of the rows whose label is among their k highest scores; a tie with a wrong class does not count."""
     own = scores.gather(1, labels[:, None])
-    others_above = (scores >= own).sum(dim=1) - 1
+    others_above = (~(scores < own)).sum(dim=1) - 1  # NaN, which compares with nothing, is above
     return 100 * float((others_above < k).double().mean())
 
 

@@ -11,13 +11,15 @@ import numpy as np
 from PIL import Image
 
 from unshuffle.data.addresses import refuse_shards
+from unshuffle.data.batches import spaced_frames
 from unshuffle.data.images import find_images, read_image
-from unshuffle.data.media import MIN_SIDE, resize_short_side
+from unshuffle.data.media import resize_short_side
 from unshuffle.data.source import Pixels
 from unshuffle.data.store import Kind, Store
-from unshuffle.data.videos import find_videos, read_frames
+from unshuffle.data.videos import find_videos
 from unshuffle.errors import UserError
-from unshuffle.evaluation.identity import digest
+from unshuffle.evaluation.identity import digest, stamp
+from unshuffle.evaluation.items import video_frames
 from unshuffle.evaluation.labelled import centre_square
 from unshuffle.evaluation.skips import Skipped
 
@@ -33,7 +35,7 @@ class Collection:
     read: Callable[[int], Pixels]
     """One item as (frames, size, size, 3); `BadMedia` if that cannot be done."""
     frames: int = 1
-    """Frames of an item, at most."""
+    """Frames of a video."""
     skipped: list[Skipped] = field(default_factory=list)
     """What turned out to be unusable."""
 
@@ -56,20 +58,16 @@ def open_collection(
         return _of_store(Store(data), size, frames)
     kind, paths = _find(data, kind)
     read = partial(_read_image, size=size) if kind == "images" else partial(_read_video, size=size, frames=frames)
-    stamps = (f"{path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths)
     names = [_printable(path.relative_to(data).as_posix()) for path in paths]
-    stamp = digest([f"{kind} {size} {frames}", *names, *stamps])
-    return Collection(kind, names, stamp, lambda item: read(paths[item]), frames if kind == "videos" else 1)
-
-
-def spread(total: int, count: int) -> list[int]:
-    """At most `count` different numbers below `total`, evenly spread from the first to the last."""
-    return sorted({round(place) for place in np.linspace(0, total - 1, count)})
+    job = digest([f"{kind} {size} {frames}", *names, *map(stamp, paths)])
+    return Collection(kind, names, job, lambda item: read(paths[item]), frames if kind == "videos" else 1)
 
 
 def _of_store(store: Store, size: int, frames: int) -> Collection:
+    frames = frames if store.kind == "videos" else 1
+
     def read(item: int) -> Pixels:
-        chosen = store.read(item, spread(store.num_frames(item), frames))
+        chosen = store.read(item, spaced_frames(store.num_frames(item), frames, 0))
         return np.stack([_square(frame, size) for frame in chosen])
 
     names = [_printable(name) for name in store.names]
@@ -95,10 +93,7 @@ def _read_image(path: Path, size: int) -> Pixels:
 
 
 def _read_video(path: Path, size: int, frames: int) -> Pixels:
-    """Decodes twice: frames are counted by decoding, and a long video does not fit into memory."""
-    chosen = set(spread(sum(1 for _ in read_frames(path, MIN_SIDE)), frames))
-    # resized one by one, so that the frames that are not wanted cost no more than their decoding
-    return np.stack([_square(frame, size) for place, frame in enumerate(read_frames(path)) if place in chosen])
+    return np.stack([_square(frame, size) for frame in video_frames(path, frames)])
 
 
 def _square(frame: Pixels, size: int) -> Pixels:

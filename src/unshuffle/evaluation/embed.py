@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from unshuffle.data.media import check_short_side, explain
+from unshuffle.data.media import check_short_side
 from unshuffle.errors import UserError
 from unshuffle.evaluation.collection import Collection
 from unshuffle.evaluation.feature_file import Rows, find_writer, names_file, skipped_file, write_table
@@ -22,6 +22,7 @@ from unshuffle.evaluation.kept import Kept
 from unshuffle.evaluation.skips import Skipped
 from unshuffle.evaluation.streaming import WORKERS, stream
 from unshuffle.models import Backbone
+from unshuffle.models.ordering import trunk_features
 from unshuffle.outputs import check_new_file
 
 
@@ -50,14 +51,6 @@ class Embedder:
             raise UserError(f"a batch of {self.batch} makes no sense: it must be at least 1")
         self.trunk.to(self.device).eval()
 
-    def dimensions(self) -> int:
-        """Length of a vector."""
-        try:
-            return self(torch.zeros(1, self.size, self.size, 3, dtype=torch.uint8, device=self.device)).shape[1]
-        except (RuntimeError, AssertionError) as error:  # timm asserts
-            problem = explain(error).splitlines()[0]
-            raise UserError(f"{self.size} pixels a side do not suit this backbone: {problem}") from None
-
     def __call__(self, pixels: Tensor) -> Tensor:
         """A vector for each of (N, size, size, 3) bytes on the device."""
         return pool5(self.trunk, pixels, self.size)
@@ -67,7 +60,7 @@ def embed(embedder: Embedder, data: Collection, out: Path, *, workers: int | Non
     """Write the features of all of `data` to `out` (.npy, .parquet or .csv), or go on where that was broken off."""
     write = find_writer(out)
     check_new_file(out, "--out")
-    dimensions = embedder.dimensions()
+    dimensions = trunk_features(embedder.trunk, embedder.size)
     folder = out.with_name(f"{out.name}.parts")
     kept = Kept(folder, digest([fingerprint(embedder.trunk), embedder.size, data.fingerprint]))
     console = Console(stderr=True, quiet=not bar)
@@ -84,7 +77,7 @@ def embed(embedder: Embedder, data: Collection, out: Path, *, workers: int | Non
             kept=kept,
             means=True,
         )
-        return (([data.names[item] for item in chunk.items.tolist()], chunk.values.cpu().numpy()) for chunk in chunks)
+        return (([data.names[item] for item in chunk.items.tolist()], chunk.values.numpy()) for chunk in chunks)
 
     skipped: list[Skipped] = []
     try:

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from torchvision.ops import batched_nms, roi_pool
 
 from unshuffle.evaluation.boxes import clip, decode, encode, overlaps
+from unshuffle.evaluation.features import to_floats
 from unshuffle.evaluation.voc import CLASSES
-from unshuffle.evaluation.voc_task import new_layer, to_floats
+from unshuffle.evaluation.voc_task import new_layer
 from unshuffle.models import Backbone
 from unshuffle.models.chain import chain_of, first_convolution, geometry, side_of
 

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from unshuffle.evaluation.features import to_floats
 from unshuffle.evaluation.voc import CLASSES
-from unshuffle.evaluation.voc_task import new_layer, to_floats
+from unshuffle.evaluation.voc_task import new_layer
 from unshuffle.models import Backbone
 from unshuffle.models.chain import Geometry, chain_of, first_convolution, geometry
 

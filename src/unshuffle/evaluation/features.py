@@ -32,7 +32,7 @@ def preprocess(
         image = _read(Path(image).expanduser())
     picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
     pixels = np.asarray(resize_short_side(upright_rgb(picture), size))
-    return normalise(_to_floats(torch.from_numpy(centre_square(pixels, size).copy())[None]))[0]
+    return normalise(to_floats(torch.from_numpy(centre_square(pixels, size).copy())[None]))[0]
 
 
 def _read(file: Path) -> Pixels:
@@ -42,7 +42,8 @@ def _read(file: Path) -> Pixels:
         raise UserError(f"{file}: {problem}") from None
 
 
-def _to_floats(pixels: Tensor) -> Tensor:
+def to_floats(pixels: Tensor) -> Tensor:
+    """(N, H, W, 3) bytes to (N, 3, H, W) in [0, 1]."""
     return pixels.permute(0, 3, 1, 2).float() / 255
 
 
@@ -66,7 +67,7 @@ def pool5(trunk: Backbone, pixels: Tensor, size: int) -> Tensor:
 
 def network_input(trunk: Backbone, pixels: Tensor, size: int | None = None) -> Tensor:
     """(N, side, side, 3) bytes as a trunk wants them, resized to `size` if that is given."""
-    images = _to_floats(pixels)
+    images = to_floats(pixels)
     if size is not None and images.shape[-1] != size:
         images = F.interpolate(images, (size, size), mode="bilinear", align_corners=False, antialias=True)
     return trunk.normalise(images)
@@ -74,7 +75,7 @@ def network_input(trunk: Backbone, pixels: Tensor, size: int | None = None) -> T
 
 def raw_pixels(pixels: Pixels, side: int = 32) -> Tensor:
     """What a network has to beat: the normalised image itself, (N, 3 * side * side)."""
-    images = F.interpolate(_to_floats(torch.from_numpy(pixels)), (side, side), mode="bilinear", antialias=True)
+    images = F.interpolate(to_floats(torch.from_numpy(pixels)), (side, side), mode="bilinear", antialias=True)
     return PER_IMAGE(images).flatten(1)
 
 

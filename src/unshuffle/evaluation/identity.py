@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
+from pathlib import Path
 
 from unshuffle.models import Backbone
 
@@ -12,6 +13,12 @@ def digest(things: Iterable[object]) -> str:
     for thing in things:
         hashed.update(f"{thing}\n".encode(errors="surrogateescape"))
     return hashed.hexdigest()
+
+
+def stamp(path: Path) -> str:
+    """Tells a file from itself after a change."""
+    status = path.stat()
+    return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def fingerprint(trunk: Backbone) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -11,11 +10,11 @@ from PIL import Image
 
 from unshuffle.data.batches import spaced_frames
 from unshuffle.data.images import find_images, read_image
-from unshuffle.data.media import BadMedia, check_sides, resize_short_side
+from unshuffle.data.media import MIN_SIDE, BadMedia, check_sides, resize_short_side
 from unshuffle.data.source import Pixels
 from unshuffle.data.videos import VIDEO_SUFFIXES, find_videos, read_frames
 from unshuffle.errors import UserError
-from unshuffle.evaluation.identity import digest
+from unshuffle.evaluation.identity import digest, stamp
 from unshuffle.evaluation.labelled import centre_square
 from unshuffle.evaluation.skips import Skipped
 from unshuffle.evaluation.voc import CLASSES, Devkit
@@ -24,7 +23,6 @@ Box = tuple[int, int, int, int]
 """Left, top, right and bottom, in pixels from 0; the last two are outside."""
 Fit = Literal["crop", "squash"]
 Kind = Literal["images", "videos", "objects"]
-HELD_FRAMES = 1024  # frames of a video that are kept while the rest are counted; a longer one is decoded twice
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Items:
         """An item as (frames, side, side, 3); 1 frame for an image. `BadMedia` if that cannot be had."""
         item = self.items[position]
         if self.kind == "videos":
-            frames = [Image.fromarray(frame) for frame in video_frames(item.path, self.frames, self._short_side)]
+            frames = [Image.fromarray(frame) for frame in video_frames(item.path, self.frames)]
         elif item.box is not None:
             frames = [_cut(read_image(item.path), item.box)]
         else:
@@ -90,7 +88,7 @@ class Items:
     def fingerprint(self) -> str:
         """Tells these items, and how they are read, from others, or from themselves after a change."""
         how = (self.kind, self.side, self.fit, self.margin, self.frames, *self.classes)
-        return digest([*how, *(f"{item.path} {_stamp(item.path)} {item.label} {item.box}" for item in self.items)])
+        return digest([*how, *(f"{item.path} {stamp(item.path)} {item.label} {item.box}" for item in self.items)])
 
     def _square(self, image: Image.Image) -> Pixels:
         if self.fit == "squash":
@@ -102,11 +100,6 @@ class Items:
         return round(self.side * self.margin) if self.fit == "crop" else None
 
 
-def _stamp(path: Path) -> str:
-    status = path.stat()
-    return f"{status.st_size} {status.st_mtime_ns}"
-
-
 def _cut(pixels: Pixels, box: Box) -> Image.Image:
     left, top, right, bottom = box
     part = pixels[max(0, top) : bottom, max(0, left) : right]
@@ -114,16 +107,13 @@ def _cut(pixels: Pixels, box: Box) -> Image.Image:
     return Image.fromarray(part)
 
 
-def video_frames(path: Path, count: int, short_side: int | None = None) -> list[Pixels]:
-    """Frames of a video at linspace(0, last, count); a video with fewer gives some of them again."""
-    coming = read_frames(path, short_side)
-    held = list(islice(coming, HELD_FRAMES))
-    length = len(held) + sum(1 for _ in coming)
-    places = spaced_frames(length, count, 0)
-    if length <= HELD_FRAMES:
-        return [held[place] for place in places]
-    wanted = set(places)
-    chosen = {place: frame for place, frame in enumerate(read_frames(path, short_side)) if place in wanted}
+def video_frames(path: Path, count: int) -> list[Pixels]:
+    """Frames of a video at linspace(0, last, count); a video with fewer gives some of them again.
+
+    It is decoded twice: frames are counted by decoding, and those of a long video do not fit into memory.
+    """
+    places = spaced_frames(sum(1 for _ in read_frames(path, MIN_SIDE)), count, 0)
+    chosen = {place: frame for place, frame in enumerate(read_frames(path)) if place in places}
     return [chosen[place] for place in places]
 
 

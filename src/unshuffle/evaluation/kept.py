@@ -52,7 +52,7 @@ class Kept:
         """Keep a part."""
         with draft_of(self._file(part)) as draft, draft.open("wb") as file:
             skipped = np.array(made.skipped, str).reshape(-1, 2)
-            np.savez(file, values=made.values.cpu().numpy(), items=made.items.numpy(), skipped=skipped)
+            np.savez(file, values=made.values.numpy(), items=made.items.numpy(), skipped=skipped)
 
     def load(self, part: range) -> Part:
         """A part that was kept."""

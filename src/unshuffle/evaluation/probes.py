@@ -21,6 +21,7 @@ from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.skips import tell_skipped
 from unshuffle.models import Backbone
+from unshuffle.models.ordering import trunk_features
 from unshuffle.randomness import torch_generator
 
 DIMENSIONS = 9216  # about so many of every layer
@@ -53,7 +54,8 @@ class LinearProbes(nn.Module):
 
     def __init__(self, maps: Mapping[str, Tensor], classes: int) -> None:
         super().__init__()
-        self.probes = nn.ModuleDict({name: self._probe(some, classes) for name, some in maps.items()})
+        self.names = list(maps)  # which may have dots in them, as those of a ModuleDict must not
+        self.probes = nn.ModuleList(self._probe(some, classes) for some in maps.values())
 
     @staticmethod
     def _probe(maps: Tensor, classes: int) -> nn.Module:
@@ -62,7 +64,7 @@ class LinearProbes(nn.Module):
 
     def forward(self, maps: Mapping[str, Tensor]) -> Tensor:
         """(N, layers, classes)"""
-        return torch.stack([probe(maps[name]) for name, probe in self.probes.items()], dim=1)
+        return torch.stack([probe(maps[name]) for name, probe in zip(self.names, self.probes, strict=True)], dim=1)
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Linear(Classification):
     """Iterations after which the rate becomes a tenth."""
 
     stated = Classification.stated | {"fast", "c"}
+    may_be_zero = Classification.may_be_zero | {"c"}
 
     @classmethod
     def quick(cls) -> Self:
@@ -98,7 +101,9 @@ class Linear(Classification):
     def measure(self, console: Console) -> Result:
         """Train all classifiers together, or one after another with --fast."""
         setting = self.prepare(console)
-        blank = frozen_maps(setting.trunk, _blank(setting.trunk, setting.device), self.layers)
+        side = setting.trunk.eval_size
+        black = torch.zeros(1, side, side, 3, dtype=torch.uint8, device=setting.device)
+        blank = frozen_maps(setting.trunk, black, self.layers)
         fit = self._fit_fast if self.fast else self._fit
         scores, labels, trained_on = fit(setting, blank, console)
         figures = {name: accuracies(scores[:, number], labels) for number, name in enumerate(blank)}
@@ -118,7 +123,7 @@ class Linear(Classification):
             "linear classifiers on frozen layers" + (", logistic regression" if self.fast else ""),
             self.statement(setting, trained_on, labels, how) + " whose class is the first guess, or among five",
             {**figures, **common},
-            published_table("2", ours, "top 1, other data (ImageNet)", {"pool5": "linear"}),
+            published_table("2", ours, "ImageNet, top 1", {"pool5": "linear"}),
         )
 
     def _fit(self, setting: Setting, blank: Maps, console: Console) -> tuple[Tensor, Tensor, int]:
@@ -213,7 +218,7 @@ class NonLinear(Classification):
             raise UserError("epochs must grow, and there must be one of rates for each of them")
         setting = self.readable(self.prepare(console), console)
         trunk, training = setting.trunk, setting.training
-        features = frozen_maps(trunk, _blank(trunk, setting.device), ("pool5",))["pool5"][0].numel()
+        features = trunk_features(trunk, trunk.eval_size)
         network = two_hidden_layers(features, self.hidden, len(training.classes)).to(setting.device)
 
         def scores_of(pixels: Tensor) -> Tensor:
@@ -233,7 +238,7 @@ class NonLinear(Classification):
             "non-linear classifier on frozen pool5",
             self.statement(setting, len(training), labels, how) + " whose class is the first guess, or among five",
             {**figures, **common},
-            published_table("2", ours, "top 1, other data (ImageNet)"),
+            published_table("2", ours, "ImageNet, top 1"),
         )
 
 
@@ -249,7 +254,3 @@ def two_hidden_layers(features: int, hidden: int, classes: int) -> nn.Module:
         nn.ReLU(inplace=True),
         nn.Linear(hidden, classes),
     )
-
-
-def _blank(trunk: Backbone, device: torch.device) -> Tensor:
-    return torch.zeros(1, trunk.eval_size, trunk.eval_size, 3, dtype=torch.uint8, device=device)

@@ -57,6 +57,8 @@ class Evaluation:
     """Options that change no figure."""
     stated: ClassVar[frozenset[str]] = frozenset({"seed"})
     """Options that no protocol decides, or that a statement names in its own words."""
+    may_be_zero: ClassVar[frozenset[str]] = frozenset({"seed"})
+    """Numbers that must not be negative; all others must be above 0."""
 
     @classmethod
     def quick(cls) -> Self:
@@ -65,6 +67,7 @@ class Evaluation:
 
     def run(self, console: Console) -> Result:
         """Evaluate. The command line prints the result; what else a person wants to see is printed meanwhile."""
+        self.check_numbers()
         result = self.measure(console)
         features = self.folder("features")
         if features is not None:
@@ -80,6 +83,18 @@ class Evaluation:
         """What an evaluation is about."""
         raise NotImplementedError
 
+    def check_numbers(self) -> None:
+        """Refuse numbers that nothing can be done with."""
+        for name, value in vars(self).items():
+            least = "not be negative" if name in self.may_be_zero else "be above 0"
+            numbers = value if isinstance(value, tuple) else (value,)
+            for number in numbers:
+                is_number = isinstance(number, int | float) and not isinstance(number, bool)
+                if is_number and not (number > 0 or (number == 0 and name in self.may_be_zero)):
+                    raise UserError(f"--{name} is {_words(value)}, but must {least}")
+        if self.seed >= 2**32:
+            raise UserError(f"--seed is {self.seed}, but must be below 2 to the power of 32")
+
     def folder(self, name: str) -> Path | None:
         """A folder in --out, for what a broken-off evaluation goes on from."""
         return None if self.out is None else self.out.expanduser() / name
@@ -88,13 +103,17 @@ class Evaluation:
         """The options that decide the figures, besides weights and data."""
         return {name: value for name, value in asdict(self).items() if name not in self.incidental | PLACES}
 
+    def unchanged(self, *names: str) -> bool:
+        """Whether these options are as the preset paper has them."""
+        usual = type(self)()
+        return all(getattr(self, name) == getattr(usual, name) for name in names)
+
     def departures(self) -> list[str]:
         """The options that are not as the preset paper has them, in words."""
-        usual = type(self)()
         return [
             f"{name} {_words(value)}"
             for name, value in self.options().items()
-            if value != getattr(usual, name) and name not in self.stated
+            if name not in self.stated and not self.unchanged(name)
         ]
 
 

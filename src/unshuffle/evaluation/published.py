@@ -32,12 +32,18 @@ def figure_table(ours: Mapping[str, Mapping[str, float]]) -> Table:
 
 
 def published_table(
-    table: str, ours: Mapping[str, Mapping[str, float]], on: str, theirs: Mapping[str, str] | None = None
+    table: str,
+    ours: Mapping[str, Mapping[str, float]],
+    data: str,
+    theirs: Mapping[str, str] | None = None,
+    *,
+    same: bool = False,
 ) -> Table:
     """Our figures by row and column, and below them what the paper prints in these columns.
 
-    `on` says what the paper's figures are of. `theirs` gives our columns the paper's names; without it they have the
-    same. A column that the paper does not have is ours alone; a method without a figure in any of them is left out.
+    `data` is what the paper's figures are of, and `same` whether ours are of it too. `theirs` gives our columns the
+    paper's names; without it they have the same. A column that the paper does not have is ours alone; a method without
+    a figure in any of them is left out.
     """
     drawn = figure_table(ours)
     columns = {str(column.header): str(column.header) for column in drawn.columns[1:]}
@@ -45,7 +51,7 @@ def published_table(
     rows = {method: row for method, row in published(table).items() if row.keys() & set(columns.values())}
     if rows:
         drawn.add_row()
-        drawn.add_row(f"published, {on}")
+        drawn.add_row(f"published, {data}" if same else f"published, other data ({data})")
     for method, row in rows.items():
         _add(drawn, f"  {method}", row, list(columns.values()))
     return drawn

@@ -30,7 +30,7 @@ class RankMe(Evaluation):
     images: Path | None = None
     """Any folder of images."""
     limit: int = 25_600
-    """At most so many of them, drawn with the seed; the rank cannot be higher than their number."""
+    """At most so many of them, drawn with the seed; the rank cannot be higher than their number; 0 is no limit."""
     batch_size: int = 64
     """Images that pass the trunk together."""
     workers: int = WORKERS
@@ -42,6 +42,7 @@ class RankMe(Evaluation):
         return cls(preset="quick", limit=1000)
 
     incidental = Evaluation.incidental | {"batch_size"}
+    may_be_zero = Evaluation.may_be_zero | {"limit"}
 
     def measure(self, console: Console) -> Result:
         """The effective rank of pool5."""
@@ -52,7 +53,7 @@ class RankMe(Evaluation):
         items = Items([Item(path, 0) for path in self._chosen()], ["image"], "images", trunk.eval_size)
         chunks = stream(
             items,
-            lambda pixels: pool5(trunk, pixels, trunk.eval_size).cpu(),
+            lambda pixels: pool5(trunk, pixels, trunk.eval_size),
             device,
             console,
             "images",

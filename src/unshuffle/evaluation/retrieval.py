@@ -25,7 +25,7 @@ from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.search import GALLERY, Search, top_k_accuracy
 from unshuffle.evaluation.skips import skipped_figures, tell_skipped
 from unshuffle.evaluation.streaming import WORKERS, Chunk, stream
-from unshuffle.models import Backbone
+from unshuffle.models.ordering import trunk_features
 
 NEIGHBOURS = 5  # in a picture
 
@@ -89,16 +89,16 @@ class Retrieval(Evaluation):
 
     incidental = Evaluation.incidental | {"batch_size", "examples"}
     stated = Evaluation.stated | {"year", "train_set", "test_set"}
+    may_be_zero = Evaluation.may_be_zero | {"min_pixels", "size", "limit", "examples"}
 
     def measure(self, console: Console) -> Result:
         """Search the gallery for the nearest neighbours of every query."""
-        least = min(self.limit, self.size, self.examples)
-        if not self.top or min(*self.top, self.frames, self.batch_size) < 1 or least < 0:
-            raise UserError("top, frames and batch_size must be 1 or more, limit, size and examples not negative")
+        if not self.top:
+            raise UserError("--top needs a number, or several")
         device = choose_device(self.device)
         trunk = find_backbone(self.weights, self.seed).to(device)
         size = self.size or trunk.eval_size
-        check_size(trunk, size, device)
+        trunk_features(trunk, size)  # or the size is said to be wrong before anything is read
         gallery_items, query_items = (self._prepared(items, size) for items in self._sources())
         shared = len(shared_files(*({item.path for item in items.items} for items in (gallery_items, query_items))))
         tell_shared(console, shared)
@@ -125,13 +125,18 @@ class Retrieval(Evaluation):
             search.add(chunk.values)
             owners.append(chunk.items)
         gallery = Side(gallery_items, torch.cat(owners))
+        self._check_sides(queries, gallery, console)
+        return self._result(queries, gallery, search.neighbours.cpu(), size, shared)
+
+    def _check_sides(self, queries: Side, gallery: Side, console: Console) -> None:
+        """Say what was left out; a class of the gallery without a readable file is refused, a lacking one noted."""
         for side, title in ((queries, "queries"), (gallery, "gallery")):
             tell_skipped(console, side.items.skipped, title)
-        check_covered(gallery.labels.tolist(), gallery_items.labels, gallery_items.classes, f"file in {self.train}")
-        lost = len(set(queries.labels.tolist()) - set(gallery.labels.tolist()))
+        found, place = gallery.labels.tolist(), self._side_name(self.train, self.train_set)
+        check_covered(found, gallery.items.labels, gallery.items.classes, f"file in {place}")
+        lost = len(set(queries.labels.tolist()) - set(found))
         if lost:
             note(console, f"{lost} of the classes of the queries are not in the gallery: they cannot be found")
-        return self._result(queries, gallery, search.neighbours.cpu(), size, shared)
 
     def _sources(self) -> tuple[Items, Items]:
         """Gallery and queries."""
@@ -182,11 +187,11 @@ class Retrieval(Evaluation):
 
     def _table(self, accuracies: dict[str, float], kind: str) -> Table:
         on = "UCF-101" if kind == "videos" else "VOC 2007"
-        same = kind == "objects" and self.year == 2007
+        same = kind == "objects" and self.unchanged("year", "train_set", "test_set", "limit")
         titles = {key: key.replace("top", "top ") for key in accuracies}
         theirs = {title: f"{on} {key}" for key, title in titles.items()}
         ours = {"this network": {titles[key]: value for key, value in accuracies.items()}}
-        return published_table("1", ours, on if same else f"other data ({on})", theirs)
+        return published_table("1", ours, on, theirs, same=same)
 
     def _unit(self, kind: str) -> str:
         if kind == "videos":
@@ -219,15 +224,6 @@ def _pictures(side: Side, rows: list[int]) -> LabelledImages:
     pixels = [side.items.read(owner)[row - start] for owner, row, start in zip(owners, rows, first, strict=True)]
     files = [str(side.items.items[owner].path) for owner in owners]
     return LabelledImages(np.stack(pixels), side.labels[rows], side.items.classes, files)
-
-
-@torch.no_grad()
-def check_size(trunk: Backbone, size: int, device: torch.device) -> None:
-    """Refuse images that shrink to nothing on their way through a trunk."""
-    try:
-        trunk(torch.zeros(1, 3, size, size, device=device))
-    except RuntimeError:
-        raise UserError(f"images of {size} x {size} are too small for this trunk") from None
 
 
 def merged(chunks: Iterable[Chunk], rows: int) -> Iterator[Chunk]:

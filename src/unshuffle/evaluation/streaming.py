@@ -70,7 +70,7 @@ def stream(
     kept: Kept | None = None,
     means: bool = False,
 ) -> Iterator[Chunk]:
-    """`compute` on the (frames, side, side, 3) bytes of all items in their order.
+    """`compute` on the (frames, side, side, 3) bytes of all items in their order; what it gives comes to the CPU.
 
     Unreadable ones are left out and noted in `items.skipped`. Parts that were kept are not computed again. With `means`
     an item has one value, the mean of its frames'.
@@ -125,10 +125,8 @@ def _ranges(whole: range, length: int) -> list[range]:
 def item_means(chunk: Chunk) -> Chunk:
     """One vector for each item: the mean of its frames'."""
     items, owners, counts = chunk.items.unique_consecutive(return_inverse=True, return_counts=True)
-    device = chunk.values.device
-    sums = torch.zeros(len(items), chunk.values.shape[1], device=device)
-    sums.index_add_(0, owners.to(device), chunk.values)
-    return Chunk(sums / counts.to(device)[:, None], items)
+    sums = torch.zeros(len(items), chunk.values.shape[1]).index_add_(0, owners, chunk.values)
+    return Chunk(sums / counts[:, None], items)
 
 
 def _read(items: Readable, positions: range) -> _Read:
@@ -148,7 +146,7 @@ def _compute(batches: Iterable[_Read], compute: Callable[[Tensor], Tensor], devi
     values, owners, skipped = [], list[int](), list[Skipped]()
     for batch in batches:
         if batch.pixels is not None:
-            values.append(compute(batch.pixels.to(device)))
+            values.append(compute(batch.pixels.to(device)).cpu())
         owners += batch.items
         skipped += batch.skipped
     if not values:

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import Self
 
-import torch
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -14,6 +13,7 @@ from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.fine_tuning import Recipe
 from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.published import figure_table
+from unshuffle.models.ordering import trunk_features
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,8 @@ class FineTuning(Classification):
     def measure(self, console: Console) -> Result:
         """Train, then measure."""
         setting = self.readable(self.prepare(console), console)
-        trunk, training, side = setting.trunk, setting.training, setting.trunk.eval_size
-        with torch.no_grad():
-            features = trunk(torch.zeros(1, 3, side, side, device=setting.device)).numel()
+        trunk, training = setting.trunk, setting.training
+        features = trunk_features(trunk, trunk.eval_size)
         network = nn.Sequential(trunk, nn.Flatten(), nn.Linear(features, len(training.classes))).to(setting.device)
 
         def scores_of(pixels: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from unshuffle.data.media import scaled_size
 from unshuffle.data.source import Items, Pixels
+from unshuffle.evaluation.features import to_floats
 
 SCALES = (1.0, 0.875, 0.75, 0.66)
 """Sides of a training crop as shares of the frame's short side."""
@@ -83,7 +84,7 @@ def draw_boxes(frame_sizes: Items, rng: np.random.Generator) -> Boxes:
 
 def resized(frames: Tensor, height: int, width: int) -> Tensor:
     """(N, H, W, 3) bytes as (N, 3, height, width) in [0, 1], smoothed where they shrink."""
-    images = frames.permute(0, 3, 1, 2).float() / 255
+    images = to_floats(frames)
     if images.shape[2:] == (height, width):
         return images
     return F.interpolate(images, (height, width), mode="bilinear", align_corners=False, antialias=True)

@@ -107,7 +107,7 @@ class VocSegmentation(VocTask):
             class_table(NAMES, {"IoU": ious}),
             pixels,
             "",
-            published_table("4", ours, "VOC 2012"),
+            published_table("4", ours, "VOC 2012", same=self.has_usual_images()),
         )
         return Result("voc-segmentation, mean IoU of FCN-32s", statement, metrics, table)
 

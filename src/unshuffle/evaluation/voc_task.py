@@ -19,7 +19,7 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone
 from unshuffle.evaluation.coverage import FEW, note, shared_files, sharing, tell_shared
 from unshuffle.evaluation.fine_tuning import Recipe, Workshop
-from unshuffle.evaluation.identity import digest, fingerprint
+from unshuffle.evaluation.identity import digest, fingerprint, stamp
 from unshuffle.evaluation.protocol import Evaluation
 from unshuffle.evaluation.skips import skipped_figures, tell_skipped
 from unshuffle.evaluation.voc import CLASSES, Devkit, ImageSet
@@ -58,11 +58,6 @@ class VocTask(Evaluation):
     incidental = Evaluation.incidental | {"proposals_cache"}
     stated = Evaluation.stated | {"year", "train_set", "test_set", "masks", "schedule", "iterations", "proposals"}
 
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, int | float) and name != "seed" and value <= 0:
-                raise UserError(f"--{name} is {value}: it must be more than 0")
-
     def devkit(self) -> Devkit:
         """The devkit that the options name."""
         if self.voc is None:
@@ -90,7 +85,8 @@ class VocTask(Evaluation):
 
     def workshop(self, console: Console, weights: str, train: ImageSet) -> Workshop:
         """Where and how the fine-tuning goes on."""
-        identity = digest([self.options(), weights, *(image.name for image in train.images)])
+        files = (image.mask or image.path for image in train.images)
+        identity = digest([self.options(), weights, *train.images, *map(stamp, files)])
         return Workshop(console, self.seed, self.workers, self.folder("checkpoints"), identity, self.save_every)
 
     def sides(self, train: ImageSet, test: ImageSet) -> str:
@@ -98,6 +94,10 @@ class VocTask(Evaluation):
         shared = len(shared_files(train.paths(), test.paths()))
         remark = f", {sharing(shared)}" if shared else ""
         return f"trained on {train.name} ({len(train)} images), tested on {test.name} ({len(test)}){remark}"
+
+    def has_usual_images(self) -> bool:
+        """Whether the image sets are those of the paper's figures, and whole."""
+        return self.unchanged("year", "train_set", "test_set", "limit")
 
     def length(self, usual: Recipe) -> str:
         """How long the fine-tuning is, and how long it should be."""
@@ -113,11 +113,6 @@ class VocTask(Evaluation):
             "shared_files": len(shared_files(train.paths(), test.paths())),
             "skipped": skipped_figures([*train.skipped, *test.skipped]),
         }
-
-
-def to_floats(pixels: Tensor) -> Tensor:
-    """(N, H, W, 3) bytes to (N, 3, H, W) in [0, 1]."""
-    return pixels.permute(0, 3, 1, 2).float() / 255
 
 
 def as_tensor(pixels: Pixels) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from unshuffle.drafts import draft_of
 from unshuffle.errors import UserError
 from unshuffle.models.fold import fold_batch_norm
 from unshuffle.models.registry import Backbone
@@ -59,9 +60,8 @@ def _write_torchvision(trunk: Backbone, metadata: dict[str, str], out: Path) -> 
     state = trunk.forms()["torchvision"].state_dict()
     weights = OrderedDict((key, value.detach().cpu().clone()) for key, value in state.items())
     weights._metadata = state._metadata | {METADATA: metadata}  # type: ignore[attr-defined]
-    draft = out.with_suffix(".tmp")
-    torch.save(weights, draft)
-    draft.replace(out)
+    with draft_of(out) as draft:
+        torch.save(weights, draft)
     return {}
 
 
@@ -85,15 +85,11 @@ def _write_onnx(trunk: Backbone, metadata: dict[str, str], out: Path) -> dict[st
         )
     assert program is not None
     program.model.metadata_props.update(metadata)
-    draft = out.with_suffix(".tmp")
-    try:
+    with draft_of(out) as draft:
         program.save(draft, external_data=False)
         difference = onnx_difference(trunk, draft)
         if not difference <= TOLERANCE:
             raise UserError(f"onnxruntime and torch differ by {difference:.1e}, so {out} was not written")
-        draft.replace(out)
-    finally:
-        draft.unlink(missing_ok=True)
     return {"difference": difference}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from unshuffle.data.media import explain
 from unshuffle.data.shuffle import permute
 from unshuffle.errors import UserError
 from unshuffle.models.heads import Head
@@ -49,14 +50,15 @@ class OrderingNetwork(nn.Module):
         return logits
 
 
-def trunk_features(trunk: Backbone, crop_size: int) -> int:
-    """Length of the trunk's flattened output for one crop."""
+@torch.no_grad()
+def trunk_features(trunk: Backbone, side: int, option: str = "size") -> int:
+    """Length of the trunk's flattened output for one square image; `option` is what the side was given by."""
     was_training = trunk.training
     trunk.eval()  # a probe must not touch BN's running statistics
-    with torch.no_grad():
-        try:
-            features: Tensor = trunk(torch.zeros(1, 3, crop_size, crop_size))
-        except RuntimeError:
-            raise UserError(f"shuffle.crop_size {crop_size} is too small for this backbone") from None
+    try:
+        features: Tensor = trunk(torch.zeros(1, 3, side, side, device=next(trunk.parameters()).device))
+    except (RuntimeError, AssertionError) as error:  # timm asserts
+        problem = explain(error).splitlines()[0]
+        raise UserError(f"{option} {side} does not suit this backbone: {problem}") from None
     trunk.train(was_training)
     return features.numel()

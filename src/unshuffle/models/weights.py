@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from unshuffle.drafts import draft_of
 from unshuffle.errors import UserError
 from unshuffle.models.fold import absorb
 from unshuffle.models.normalisation import Normalisation
@@ -49,9 +50,8 @@ def save_backbone(
 def write_weights(trunk: nn.Module, metadata: dict[str, str], path: Path) -> None:
     """Write a trunk, or what holds one, with given metadata; a kill never leaves half a file."""
     weights = {key: value.detach().cpu().contiguous() for key, value in trunk.state_dict().items()}
-    draft = path.with_suffix(".tmp")
-    draft.write_bytes(_sorted_metadata(save(weights, metadata)))
-    draft.replace(path)
+    with draft_of(path) as draft:
+        draft.write_bytes(_sorted_metadata(save(weights, metadata)))
 
 
 def _sorted_metadata(content: bytes) -> bytes:
@@ -119,6 +119,8 @@ def _fill(trunk: Backbone, name: str, weights: Weights, metadata: dict[str, str]
     for form in trunk.forms().values():
         fitting = _fitting(weights, form.state_dict())
         if fitting is not None:
+            if bad := [key for key, value in fitting.items() if not value.isfinite().all()]:
+                raise UserError(f"{path} holds numbers that are not finite, first in {bad[0]}: its training diverged")
             form.load_state_dict(fitting, strict=False)  # all is there but for counts that old files do not have
             return
     raise UserError(f"{path} does not fit {name}: {_misfit(weights, trunk.state_dict())}")

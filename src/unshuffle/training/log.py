@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from unshuffle.drafts import draft_of
 from unshuffle.policy.samplers import Observation
 from unshuffle.policy.state import Validation
 from unshuffle.run import Run
@@ -91,9 +92,8 @@ def _keep_up_to(path: Path, iteration: int) -> None:
     if not path.exists():
         return
     kept = [line for line in path.read_text().splitlines() if iteration and _is_up_to(line, iteration)]
-    draft = path.with_suffix(".tmp")
-    draft.write_text("".join(f"{line}\n" for line in kept))
-    draft.replace(path)
+    with draft_of(path) as draft:
+        draft.write_text("".join(f"{line}\n" for line in kept))
 
 
 def _is_up_to(line: str, iteration: int) -> bool:
