@@ -446,13 +446,14 @@ def analyze(args: Sequence[str]) -> int:
         return 0 if args else 2
     name, *options = args
     command = _parse(find_question(name), f"analyze {name}", options, positional=True)
-    check_folder(command.out.expanduser(), "--out")
+    if command.out is not None:
+        check_folder(command.folder, "--out")
     console = Console()
     analysis = command.answer(console)
     console.print(analysis.statement, highlight=False, markup=False, soft_wrap=not console.is_terminal)
-    if analysis.table is not None:
-        console.print(analysis.table)
-    for path in analysis.write(command.out.expanduser(), to_dict(command)):
+    if analysis.summary is not None:
+        console.print(analysis.summary)
+    for path in analysis.write(command.folder, to_dict(command)):
         console.print(f"  {path}", highlight=False, markup=False, soft_wrap=True)
     _write_json(command.json, f"analyze {name}", analysis.statement, to_dict(command), analysis.metrics)
     return 0

@@ -80,3 +80,9 @@ def test_a_run_that_has_just_begun(copied: Run, ask: Callable[..., object]) -> N
     copied.metrics_file.write_text('{"iteration": 0, "kind": "start"}\n{"iteration": 0, "ki')
     with pytest.raises(ValueError, match="has no validation yet"):
         ask("cost", run=copied.folder)
+
+
+def test_the_files_of_one_run_go_into_it() -> None:
+    assert find_question("cost")(run=Path("runs/a")).folder == Path("runs/a/analysis")  # type: ignore[call-arg]
+    assert find_question("convergence")(runs=(Path("a"), Path("b"))).folder == Path("analysis")  # type: ignore[call-arg]
+    assert find_question("cost")(run=Path("runs/a"), out=Path("x")).folder == Path("x")  # type: ignore[call-arg]

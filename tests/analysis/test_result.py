@@ -1,13 +1,15 @@
 import csv
+import io
 import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 from matplotlib.figure import Figure
 from PIL import Image
+from rich.console import Console
 
 from unshuffle.analysis.figures import panels, styled
-from unshuffle.analysis.result import Analysis
+from unshuffle.analysis.result import FEW, Analysis
 
 
 @styled
@@ -47,3 +49,19 @@ def test_the_style_stays_inside() -> None:
     before = dict(rcParams)
     drawing()
     assert dict(rcParams) == before
+
+
+def printed(analysis: Analysis) -> list[list[str]]:
+    console = Console(width=80, file=io.StringIO())
+    console.print(analysis.summary or "nothing")
+    return [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+def test_a_few_numbers_are_printed() -> None:
+    metrics = {"spatial": {"mean_error": 0.123456, "name": "x", "list": [1, 2]}, "[odd]": 3}
+    assert printed(Analysis("line", "", metrics, [], drawing)) == [
+        ["spatial", "mean", "error", "0.1235"],
+        ["[odd]", "3"],
+    ]
+    many = {str(number): number for number in range(FEW + 1)}
+    assert printed(Analysis("line", "", many, [], drawing)) == [["nothing"]]

@@ -433,3 +433,10 @@ def test_groups_whose_draws_are_worth_more_are_drawn_more() -> None:
     assert (probabilities.diff() < 0).all()
     best = torch.softmax((values - 1) / CONFIG.entropy_weight, dim=0)  # where worth and entropy balance
     torch.testing.assert_close(probabilities, best, atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize(("kind", "learns"), [("error", False), ("progress", True)])
+def test_an_episode_without_a_baseline_teaches_progress_alone(kind: Any, learns: bool) -> None:
+    policy = Reinforce(replace(CONFIG, reward=kind), 10, 0)
+    policy.learn(Actions(TEN, TEN.sizes, torch.ones(10), torch.linspace(1.3, 0.7, 10)), None)
+    assert bool(policy.probabilities(TEN)[0] > policy.probabilities(TEN)[9] + 1e-4) == learns

@@ -387,8 +387,9 @@ def spy(sampler: GroupSampler, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Ac
     learned: list[tuple[Actions, float]] = []
     real: Callable[[Actions, float], None] = sampler.chooser.learn
 
-    def learn(actions: Actions, reward: float) -> None:
-        learned.append((actions, reward))
+    def learn(actions: Actions, reward: float | None) -> None:
+        if reward is not None:
+            learned.append((actions, reward))
         real(actions, reward)
 
     monkeypatch.setattr(sampler.chooser, "learn", learn)

@@ -82,7 +82,7 @@ class Difficulty(Question):
             raise UserError(f"episodes is {self.episodes}, but must be at least 1")
         assert self.checkpoint is not None
         stem = Stem.open(run, self.device)
-        folder = self.out.expanduser() / f"difficulty-{self.checkpoint:08d}"
+        folder = self.folder / f"difficulty-{self.checkpoint:08d}"
         iterations = self.episodes * run.config.policy.interval
         return stem.branch(self.checkpoint, "policy", iterations, folder, console, keep_policy=False)
 

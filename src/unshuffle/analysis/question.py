@@ -15,10 +15,18 @@ from unshuffle.wording import did_you_mean
 class Question:
     """Options that every analysis has; fields of a subclass that have no default are given without a name."""
 
-    out: Path = Path("analysis")
-    """Folder for the numbers (JSON, CSV) and the figure (SVG, PNG)."""
+    out: Path | None = None
+    """Folder for the numbers (JSON, CSV) and the figure (SVG, PNG); by default `analysis` in the run, or here."""
     json: Path | None = None
     """Write the figures there as well."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the files go: of one run into it, as those of two runs have the same names."""
+        if self.out is not None:
+            return self.out.expanduser()
+        run: Path | None = getattr(self, "run", None)
+        return Path("analysis") if run is None else run.expanduser() / "analysis"
 
     def answer(self, console: Console) -> Analysis:
         """Analyse. The command line prints the statement and writes the files."""

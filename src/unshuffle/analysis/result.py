@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
+from rich.text import Text
 
 from unshuffle.analysis.figures import save_figure
+from unshuffle.analysis.table import numbers
 from unshuffle.measurement import write_measurement
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+FEW = 24
+"""Numbers that are printed; more are for the files."""
 
 Row = Mapping[str, Any]
 """One line of a CSV: the names of the columns, and plain values."""
@@ -33,7 +38,20 @@ class Analysis:
     figure: Callable[[], "Figure"]
     """Draws them."""
     table: Table | None = None
-    """What to print below the statement."""
+    """What to print below the statement; without it the metrics, if they are few."""
+
+    @property
+    def summary(self) -> Table | None:
+        """What a person reads first."""
+        found = numbers(self.metrics)
+        if self.table is not None or not 0 < len(found) <= FEW:
+            return self.table
+        table = Table(box=None, show_header=False, pad_edge=False)
+        table.add_column()
+        table.add_column(justify="right")
+        for name, value in found.items():
+            table.add_row(Text(name.replace(".", " ").replace("_", " ")), f"{value:.4g}")
+        return table
 
     def write(self, folder: Path, config: Mapping[str, Any] | None = None) -> list[Path]:
         """Write NAME.json, NAME.csv, NAME.svg and NAME.png into a folder; config is what the analysis was asked."""

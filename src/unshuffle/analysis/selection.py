@@ -57,7 +57,7 @@ class Selection(Question):
         branches = {}
         for method, sampler in METHODS.items():
             console.print(f"checkpoint {checkpoint}, {method}: {self.iterations:,} iterations", highlight=False)
-            folder = self.out.expanduser() / "selection" / f"{checkpoint:08d}-{method}"
+            folder = self.folder / "selection" / f"{checkpoint:08d}-{method}"
             kept = keep_policy and method != "random"
             branches[method] = stem.branch(checkpoint, sampler, self.iterations, folder, console, keep_policy=kept)
         return relative_rows(checkpoint, {method: _accuracies(branch) for method, branch in branches.items()})

@@ -129,10 +129,12 @@ class Reinforce:
         """π_θ(· | ŝ)."""
         return self.log_probabilities(groups).exp()
 
-    def learn(self, actions: Actions, reward: float) -> None:
+    def learn(self, actions: Actions, reward: float | None) -> None:
         """Eq. 9, for the episode whose discounted return this reward completes; or by the worth of each draw."""
         if self.config.reward == "progress":
             self._ascend(self.progress_objective(actions))
+            return
+        if reward is None:
             return
         self.waiting.append((actions, []))
         for _, rewards in self.waiting:

@@ -109,8 +109,8 @@ class Chooser(Protocol):
     def probabilities(self, groups: Groups) -> Tensor:
         """(|C|,) for the groups as they are now; 0 for an empty one."""
 
-    def learn(self, actions: Actions, reward: float) -> None:
-        """Learn from an episode."""
+    def learn(self, actions: Actions, reward: float | None) -> None:
+        """Learn from an episode; there is no reward while there is no baseline."""
 
     def rate_dropped(self) -> None:
         """Rewards from here on are not to be added to those before."""
@@ -146,7 +146,7 @@ class Ranked:
         ranked[:present] = shares if self.hardest_first else shares.flip(0)
         return ranked / ranked.sum()
 
-    def learn(self, actions: Actions, reward: float) -> None:
+    def learn(self, actions: Actions, reward: float | None) -> None:
         """It never learns."""
 
     def rate_dropped(self) -> None:
@@ -172,8 +172,10 @@ class Exp3:
         """Weights times sizes, so that a new bandit draws every permutation equally often."""
         return torch.softmax(self.log_weights + groups.sizes.log(), dim=0)
 
-    def learn(self, actions: Actions, reward: float) -> None:
+    def learn(self, actions: Actions, reward: float | None) -> None:
         """Raise the weight of each group that was drawn more often than expected before a good reward."""
+        if reward is None:
+            return
         present, total = actions.behaviour > 0, actions.counts.sum()
         surprise = (actions.counts / total - actions.behaviour)[present] / actions.behaviour[present]
         advantage = self.rewards.centred(reward) / max(self.rewards.deviation, self.config.least_deviation)
@@ -278,8 +280,7 @@ class GroupSampler(UniformSampler):
         if actions.counts.sum() == 0:  # the task was not trained, as in one half of S&T
             return None
         reward = None if baseline is None else baseline - validation.error
-        if reward is not None:
-            self.chooser.learn(actions, reward)
+        self.chooser.learn(actions, reward)
         self.episodes += 1
         return self._entry(actions, validation.error, baseline, reward)
 
