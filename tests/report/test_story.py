@@ -29,3 +29,10 @@ def test_a_policy_that_learns_from_what_draws_are_worth(run: Run, progress_run: 
     told = " ".join(tell(progress_run, "spatial", read_moments(progress_run, "spatial")))
     assert f"in {differing} of 3 episodes draws of some groups were worth more" in told
     assert "worth more" not in " ".join(tell(run, "spatial", read_moments(run, "spatial")))
+
+
+def test_a_policy_that_has_drawn_nothing_has_not_begun(run: Run) -> None:
+    moments = read_moments(run, "spatial")
+    first = next(place for place, moment in enumerate(moments) if moment.groups is not None)
+    assert "has not begun" in tell(run, "spatial", moments[: first + 1])[0]
+    assert "From iteration" in tell(run, "spatial", moments[: first + 2])[0]

@@ -18,7 +18,7 @@ def tell(run: Run, task: str, moments: Sequence[Moment]) -> list[str]:
     acting = [moment for moment in moments if moment.groups is not None]
     if sampler == "uniform":
         return ["No policy: every permutation was as likely as any other throughout."]
-    if not acting:
+    if not acting or acting[0] is moments[-1]:  # groups that nothing has been drawn from yet
         return [f"So far {who} has not begun, and every permutation was as likely as any other."]
     sentences = [
         f"From iteration {acting[0].iteration:,} on {who} chose among "

@@ -258,10 +258,12 @@
       const most = filled[d3.scan(filled, (one, other) => preferences[other] - preferences[one])];
       const least = filled[d3.scan(filled, (one, other) => preferences[one] - preferences[other])];
       const reward = task.rewards[moment];
-      now.textContent = `It prefers group ${most + 1} of ${preferences.length}, counted from the hardest: each of its permutations is drawn ` +
-        `${preferences[most].toFixed(2)} times as often as by chance. Least drawn is group ${least + 1}, ${preferences[least].toFixed(2)} times.` +
+      const alike = preferences[most].toFixed(2) === preferences[least].toFixed(2);
+      now.textContent = (alike ? "From here it draws the permutations of all groups alike." : `It prefers group ${most + 1} of ${preferences.length}, counted from the hardest: each of its permutations is drawn ` +
+        `${preferences[most].toFixed(2)} times as often as by chance. Least drawn is group ${least + 1}, ${preferences[least].toFixed(2)} times.`) +
         (reward === null || reward === undefined ? "" : ` The reward of the episode that ended here is ${reward >= 0 ? "+" : "−"}${Math.abs(reward).toFixed(4)}.`);
-      examples.replaceChildren(exampleSet("Preferred", most), exampleSet("Least drawn", least));
+      examples.replaceChildren(...(alike ? [exampleSet("Hardest", filled[0]), exampleSet("Easiest", filled[filled.length - 1])]
+        : [exampleSet("Preferred", most), exampleSet("Least drawn", least)]));
 
       function exampleSet(title, group) {
         const members = d3.range(groups.length).filter((permutation) => groups[permutation] === group);
