@@ -151,13 +151,15 @@ class ValidationSize(Question):
     def _pool(self, task: str, data: Data) -> Tensor:
         """Samples in their validation form."""
         training, held_back = data.training[task], data.validation[task]
-        items = np.sort(np.concatenate([training.items, held_back.items]))
+        same = held_back.source is training.source  # or X_val came from a folder of its own
+        items = np.sort(np.concatenate([training.items, held_back.items])) if same else held_back.items
         chosen = np.sort(numpy_rng(self.seed, "pool", task).permutation(items)[: self.pool])
         if len(chosen) < max(self.sizes):
             raise UserError(
-                f"there are only {len(chosen)} samples for the {task} task: too few for sets of {max(self.sizes)}"
+                f"there are only {len(chosen)} samples for the {task} task, too few for sets of {max(self.sizes)}: "
+                "give smaller --sizes"
             )
-        return replace(training, items=chosen).centres()
+        return replace(held_back, items=chosen).centres()
 
     def _sets(self, samples: int, task: str) -> dict[int, list[list[int]]]:
         return draw_sets(samples, self.sizes, self.draws, numpy_rng(self.seed, "sets", task))
