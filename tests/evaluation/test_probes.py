@@ -1,6 +1,7 @@
 import json
 import shutil
 import signal
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from unshuffle import cli
 from unshuffle.errors import UserError
 from unshuffle.evaluation import fine_tuning
 from unshuffle.evaluation.backbones import find_backbone
-from unshuffle.evaluation.classification import Classification
+from unshuffle.evaluation.classification import Classification, tell_unlearned
 from unshuffle.evaluation.probes import Linear, LinearProbes, NonLinear, StepwiseRecipe, frozen_maps, two_hidden_layers
+from unshuffle.evaluation.progress import Advance, progress
 from unshuffle.evaluation.transfer import CosineRecipe, FineTuning
 
 QUIET = Console(quiet=True)
@@ -67,7 +69,7 @@ EVALUATIONS: dict[str, Classification] = {
     "fast": Linear(**TINY, fast=True, layers=("conv2", "pool5")),
     "linear": Linear(**TINY, iterations=24, batch_size=12, drop_every=20, layers=("conv2", "pool5")),
     "nonlinear": NonLinear(**TINY, epochs=(16, 20), rates=(0.05, 0.005), hidden=32, batch_size=12),
-    "finetune": FineTuning(**TINY, epochs=8, batch_size=12),
+    "finetune": FineTuning(**TINY, epochs=8, lr=0.01, batch_size=12),
 }
 
 
@@ -84,6 +86,37 @@ def test_each_beats_chance_on_textures(name: str, classes: tuple[Path, Path]) ->
     assert result.metrics["train_images"] == 24 and result.metrics["test_images"] == 15
     assert result.metrics["chance"] == pytest.approx(100 / 3) and result.metrics["shared_files"] == 0
     assert "24 training images" in result.statement and "centre crop of 96 px" in result.statement
+
+
+@pytest.mark.parametrize(("loss", "said"), [(1.0, ""), (float("nan"), ""), (3.2, "is 3.20, above the 1.61 of a blind")])
+def test_a_training_that_came_to_nothing_is_remarked_on(
+    loss: float, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell_unlearned(Console(), loss, 5)
+    out = capsys.readouterr().out
+    assert said in out and bool(said) == bool(out)
+
+
+def test_a_rate_that_is_too_high_is_remarked_on(classes: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    for rate, loud in ((0.001, False), (30.0, True)):
+        short = FineTuning(**TINY, epochs=2, batch_size=6, lr=rate, train=classes[0], test=classes[1])
+        short.run(Console(width=200))
+        assert ("of a blind guess" in capsys.readouterr().out) == loud
+
+
+@pytest.mark.parametrize(("name", "title"), [("linear", "training the classifiers"), ("finetune", "fine-tuning")])
+def test_what_is_going_on_has_the_right_name(
+    name: str, title: str, classes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles: list[str] = []
+
+    def noted(console: Console, title: str, total: int) -> AbstractContextManager[Advance]:
+        titles.append(title)
+        return progress(console, title, total)
+
+    monkeypatch.setattr(fine_tuning, "progress", noted)
+    replace(SHORT[name], train=classes[0], test=classes[1]).run(QUIET)
+    assert titles == [title]
 
 
 SHORT: dict[str, Classification] = {

@@ -1,10 +1,11 @@
 """What the evaluations that classify images have in common: folders by class, training crops, accuracies."""
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from unshuffle.data.media import BadMedia
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone
-from unshuffle.evaluation.coverage import check_covered, shared_files, sharing, tell_few, tell_shared
+from unshuffle.evaluation.coverage import check_covered, note, shared_files, sharing, tell_few, tell_shared
 from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
 from unshuffle.evaluation.identity import digest, fingerprint
 from unshuffle.evaluation.items import Items, class_folders
@@ -81,6 +82,8 @@ class Classification(Evaluation):
     save_every: int = 1000
     """Iterations between checkpoints in --out."""
 
+    training_title: ClassVar[str] = "training the classifiers"
+    """What the training is called while it goes on."""
     may_be_zero = Evaluation.may_be_zero | {"limit", "momentum", "weight_decay"}
 
     def prepare(self, console: Console) -> Setting:
@@ -120,7 +123,9 @@ class Classification(Evaluation):
     def workshop(self, setting: Setting, console: Console) -> Workshop:
         """Where and how the training goes on."""
         identity = digest([self.options(), setting.weights, setting.training.fingerprint()])
-        return Workshop(console, self.seed, self.workers, self.folder("checkpoints"), identity, self.save_every)
+        folder = self.folder("checkpoints")
+        title = self.training_title
+        return Workshop(console, self.seed, self.workers, folder, identity, self.save_every, title)
 
     def steps(self, epochs: float, items: Items) -> int:
         """Iterations of so many epochs, at least 1."""
@@ -167,12 +172,13 @@ class Classification(Evaluation):
             return F.cross_entropy(scores.flatten(0, -2), each.flatten(), reduction="sum") / len(labels)
 
         batches = self.batches(setting.training, augment)
-        fine_tune(network, recipe, batches, loss, self.workshop(setting, console))
+        last = fine_tune(network, recipe, batches, loss, self.workshop(setting, console))
         network.eval()
         with torch.no_grad():
-            found = self.scores(setting.testing, scores_of, setting.device, console, "test")
+            scores, labels = self.scores(setting.testing, scores_of, setting.device, console, "test")
         tell_skipped(console, setting.testing.skipped, "test images")
-        return found
+        tell_unlearned(console, last / scores[0, ..., 0].numel(), setting.learned)
+        return scores, labels
 
     def scores(
         self,
@@ -209,6 +215,13 @@ class Classification(Evaluation):
             "shared_files": setting.shared,
             "skipped": skipped_figures([*setting.training.skipped, *setting.testing.skipped]),
         }
+
+
+def tell_unlearned(console: Console, loss: float, classes: int) -> None:
+    """Say that a training has ended worse than it began, when all classes were as likely."""
+    if loss > math.log(classes):
+        blind = f"{math.log(classes):.2f} of a blind guess"
+        note(console, f"the loss of the last step is {loss:.2f}, above the {blind}: try a lower rate, or more epochs")
 
 
 def window(pixels: Pixels, side: int, rng: np.random.Generator) -> Pixels:

@@ -31,12 +31,14 @@ class FineTuning(Classification):
 
     epochs: int = 50
     """Times that every image is seen."""
-    lr: float = 0.01
+    lr: float = 0.001
     """First learning rate; it falls to zero along half a cosine."""
     batch_size: int = 64
     """Images of a step."""
     weight_decay: float = 1e-4
     """Of SGD; biases have none, and learn twice as fast."""
+
+    training_title = "fine-tuning"
 
     @classmethod
     def quick(cls) -> Self:
