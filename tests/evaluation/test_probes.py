@@ -15,6 +15,7 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation import fine_tuning
 from unshuffle.evaluation.backbones import find_backbone
 from unshuffle.evaluation.classification import Classification, tell_unlearned
+from unshuffle.evaluation.items import Item, Items
 from unshuffle.evaluation.probes import Linear, LinearProbes, NonLinear, StepwiseRecipe, frozen_maps, two_hidden_layers
 from unshuffle.evaluation.progress import Advance, progress
 from unshuffle.evaluation.transfer import CosineRecipe, FineTuning
@@ -95,6 +96,19 @@ def test_a_training_that_came_to_nothing_is_remarked_on(
     tell_unlearned(Console(), loss, 5)
     out = capsys.readouterr().out
     assert said in out and bool(said) == bool(out)
+
+
+@pytest.mark.parametrize(
+    ("images", "least", "steps", "remark"),
+    [(640, 1, (20, 30, 40), "only 40 iterations"), (60, 100, (50, 75, 100), ""), (1280, 50, (40, 60, 80), "")],
+)
+def test_few_images_are_seen_more_often_or_remarked_on(
+    images: int, least: int, steps: tuple[int, ...], remark: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = Items([Item(Path(), 0)] * images, ["a"], "images")
+    assert NonLinear(batch_size=64).steps((2, 3, 4), items, least, Console()) == steps
+    out = capsys.readouterr().out
+    assert remark in out and bool(remark) == bool(out)
 
 
 def test_a_rate_that_is_too_high_is_remarked_on(classes: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,8 @@ from unshuffle.models import Backbone
 from unshuffle.randomness import numpy_rng, seed_everything
 
 MARGIN = 256 / 227  # short side of an image over the side of a crop, in training and in the test
+FEW_STEPS = 50
+"""Fewer iterations than this teach little."""
 Augment = Callable[[Pixels, int, np.random.Generator], Pixels]
 
 
@@ -127,9 +129,13 @@ class Classification(Evaluation):
         title = self.training_title
         return Workshop(console, self.seed, self.workers, folder, identity, self.save_every, title)
 
-    def steps(self, epochs: float, items: Items) -> int:
-        """Iterations of so many epochs, at least 1."""
-        return max(1, round(epochs * len(items) / self.batch_size))
+    def steps(self, epochs: Sequence[float], items: Items, least: int, console: Console) -> tuple[int, ...]:
+        """Iterations at the ends of stretches of epochs, all longer alike if the last would come before `least`."""
+        each = max(len(items) / self.batch_size, least / epochs[-1])
+        steps = tuple(max(1, round(epoch * each)) for epoch in epochs)
+        if steps[-1] < FEW_STEPS:
+            note(console, f"only {steps[-1]} iterations, as there are few images: give more epochs, or smaller batches")
+        return steps
 
     def batches(self, items: Items, augment: Augment) -> Callable[[int], Labelled]:
         """Batches of training crops as a function of the iteration."""

@@ -194,6 +194,8 @@ class NonLinear(Classification):
     """Width of the hidden layers."""
     epochs: tuple[int, ...] = (10, 20, 30, 40)
     """Epochs at which each stretch of the schedule ends."""
+    min_iterations: int = 1
+    """Steps that there are at least: with few images all stretches are longer."""
     rates: tuple[float, ...] = (0.1, 0.01, 0.002, 0.0004)
     """Learning rate of each stretch."""
     batch_size: int = 192
@@ -201,11 +203,12 @@ class NonLinear(Classification):
 
     @classmethod
     def quick(cls) -> Self:
-        """A tenth of the epochs, with narrow layers."""
+        """A tenth of the epochs, and 100 steps at least, with narrow layers."""
         return cls(
             preset="quick",
             epochs=(2, 3, 4),
             rates=(0.1, 0.01, 0.002),
+            min_iterations=100,
             hidden=512,
             limit=2000,
             batch_size=64,
@@ -225,13 +228,13 @@ class NonLinear(Classification):
             scores: Tensor = network(frozen_maps(trunk, pixels, ("pool5",))["pool5"])
             return scores
 
-        until = tuple(self.steps(epoch, training) for epoch in self.epochs)
+        until = self.steps(self.epochs, training, self.min_iterations, console)
         recipe = StepwiseRecipe(
             until[-1], self.rates[0], self.momentum, self.weight_decay, until=until, rates=self.rates
         )
         scores, labels = self.train_and_test(network, recipe, scores_of, window, setting, console)
         figures, common = accuracies(scores, labels), self.figures(setting, len(training), labels)
-        how = f"SGD, {self.epochs[-1]} epochs in batches of {self.batch_size}, random crops and mirror images"
+        how = f"SGD, {until[-1]:,} steps in batches of {self.batch_size}, random crops and mirror images"
         ours = {f"this network, top {key[3:]}": {"non-linear": value} for key, value in figures.items()}
         ours["blind guess, top 1"] = {"non-linear": common["chance"]}
         return Result(

@@ -31,6 +31,8 @@ class FineTuning(Classification):
 
     epochs: int = 50
     """Times that every image is seen."""
+    min_iterations: int = 1
+    """Steps that there are at least: with few images there are more epochs."""
     lr: float = 0.001
     """First learning rate; it falls to zero along half a cosine."""
     batch_size: int = 64
@@ -42,8 +44,8 @@ class FineTuning(Classification):
 
     @classmethod
     def quick(cls) -> Self:
-        """5 epochs."""
-        return cls(preset="quick", epochs=5, limit=2000, save_every=50)
+        """5 epochs, and 100 steps at least."""
+        return cls(preset="quick", epochs=5, min_iterations=100, limit=2000, save_every=50)
 
     def measure(self, console: Console) -> Result:
         """Train, then measure."""
@@ -56,13 +58,14 @@ class FineTuning(Classification):
             scores: Tensor = network(network_input(trunk, pixels))
             return scores
 
-        recipe = CosineRecipe(self.steps(self.epochs, training), self.lr, self.momentum, self.weight_decay)
+        (steps,) = self.steps([self.epochs], training, self.min_iterations, console)
+        recipe = CosineRecipe(steps, self.lr, self.momentum, self.weight_decay)
         scores, labels = self.train_and_test(network, recipe, scores_of, zoom, setting, console)
         if self.out is not None:
             TrainedClassifier(trunk, network[1:], training.classes).save(self.out.expanduser())
         common = self.figures(setting, len(training), labels)
         figures = {**accuracies(scores, labels), "mean_class": mean_class_accuracy(scores, labels)}
-        how = f"{self.epochs} epochs of SGD in batches of {self.batch_size}, random zoom and mirror images"
+        how = f"{steps:,} steps of SGD in batches of {self.batch_size}, random zoom and mirror images"
         titles = {"top1": "top 1", "top5": "top 5", "mean_class": "mean over classes"}
         ours = {
             "this network": {titles[key]: value for key, value in figures.items()},
