@@ -212,6 +212,13 @@ def test_a_limit_below_the_number_of_classes_is_of_fewer_classes(classes: tuple[
     assert result.metrics["chance"] == 50 and ", 2 classes;" in result.statement
 
 
+@pytest.mark.parametrize(("limit", "named"), [(20, "fast, limit 20, layers pool5"), (2000, "fast, layers pool5")])
+def test_a_limit_is_named_where_it_leaves_something_out(limit: int, named: str, classes: tuple[Path, Path]) -> None:
+    fast = replace(Linear.quick(), **TINY, train=classes[0], test=classes[1], limit=limit, layers=("pool5",))
+    departures = fast.run(QUIET).statement.partition("not as in the preset paper: ")[2]
+    assert sorted(departures.split(", ")) == sorted(named.split(", "))
+
+
 @pytest.mark.parametrize("name", EVALUATIONS)
 def test_an_empty_class_is_refused(name: str, classes: tuple[Path, Path], tmp_path: Path) -> None:
     train = shutil.copytree(classes[0], tmp_path / "train")
@@ -232,7 +239,7 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     said = capsys.readouterr().out
     assert "logistic regression" in said and "published, other data (ImageNet, top 1)" in said and "36.5" in said
     assert "only 24 training images for 3 classes, 8 of each" in said and "train/down/broken.jpg: " in said
-    assert "not as in the preset paper: limit 2000, layers pool5" in said
+    assert "not as in the preset paper: fast, layers pool5" in said
     document = json.loads((tmp_path / "a.json").read_text())
     assert document["config"]["fast"] is True and document["metrics"]["pool5"]["top1"] > 66
 

@@ -56,6 +56,8 @@ class Setting(NamedTuple):
     testing: Items
     shared: int
     """Test images that are also learned from."""
+    idle: frozenset[str]
+    """Options that change nothing."""
 
     @property
     def learned(self) -> int:
@@ -102,12 +104,13 @@ class Classification(Evaluation):
             if items.kind != "images":
                 raise UserError(f"{folder} holds {items.kind}, but this evaluation classifies images")
         seed_everything(self.seed)
+        idle = frozenset({"limit"} if all(items.idle(self.limit) for items in (training, testing)) else ())
         training, testing = (
             replace(items, side=trunk.eval_size, margin=MARGIN).first(self.limit) for items in (training, testing)
         )
         shared = len(shared_files(*([item.path for item in items.items] for items in (training, testing))))
         tell_shared(console, shared)
-        return Setting(trunk, fingerprint(trunk), device, training, testing, shared)
+        return Setting(trunk, fingerprint(trunk), device, training, testing, shared, idle)
 
     def readable(self, setting: Setting, console: Console) -> Setting:
         """The same without the training images that cannot be read, which are named; each is read once."""
@@ -262,6 +265,11 @@ def mean_class_accuracy(scores: Tensor, labels: Tensor) -> float:
     """Mean over the classes of the percent of their rows that are recognised; classes without any do not count."""
     each = [accuracy(scores[labels == label], labels[labels == label]) for label in labels.unique()]
     return sum(each) / len(each)
+
+
+def blind_accuracies(classes: int, top: Sequence[int] = (1, 5)) -> dict[str, float]:
+    """The top-k accuracies in percent of a blind guess."""
+    return {f"top{k}": 100 * min(1.0, k / classes) for k in top}
 
 
 def accuracies(scores: Tensor, labels: Tensor, top: Sequence[int] = (1, 5)) -> dict[str, float]:

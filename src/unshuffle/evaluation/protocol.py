@@ -30,6 +30,8 @@ class Result:
     """What to print below the statement, such as `published_table`."""
     neighbours: "Neighbours | None" = None
     """Queries and what was found for them, to be drawn into `out`."""
+    idle: frozenset[str] = frozenset()
+    """Options that changed nothing here, such as a limit above the number of images."""
 
 
 PLACES = frozenset({"weights", "train", "test", "images", "voc", "list", "videos"})
@@ -72,7 +74,7 @@ class Evaluation:
         features = self.folder("features")
         if features is not None:
             shutil.rmtree(features, ignore_errors=True)  # large, and of no use any more
-        changed = ", ".join(self.departures())
+        changed = ", ".join(self.departures(result.idle))
         return (
             replace(result, statement=f"{result.statement}; not as in the preset paper: {changed}")
             if changed
@@ -108,13 +110,19 @@ class Evaluation:
         usual = type(self)()
         return all(getattr(self, name) == getattr(usual, name) for name in names)
 
-    def departures(self) -> list[str]:
-        """The options that are not as the preset paper has them, in words."""
+    def departures(self, idle: frozenset[str] = frozenset()) -> list[str]:
+        """The options that are not as the preset paper has them, in words; not those that changed nothing."""
         return [
-            f"{name} {_words(value)}"
+            _option(name, value)
             for name, value in self.options().items()
-            if name not in self.stated and not self.unchanged(name)
+            if name not in self.stated | idle and not self.unchanged(name)
         ]
+
+
+def _option(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return name if value else f"no_{name}"
+    return f"{name} {_words(value)}"
 
 
 def _words(value: object) -> str:

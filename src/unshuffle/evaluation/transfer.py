@@ -7,7 +7,7 @@ from typing import Self
 from rich.console import Console
 from torch import Tensor, nn
 
-from unshuffle.evaluation.classification import Classification, accuracies, mean_class_accuracy, zoom
+from unshuffle.evaluation.classification import Classification, accuracies, blind_accuracies, mean_class_accuracy, zoom
 from unshuffle.evaluation.classifier import TrainedClassifier
 from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.fine_tuning import Recipe
@@ -67,13 +67,15 @@ class FineTuning(Classification):
         figures = {**accuracies(scores, labels), "mean_class": mean_class_accuracy(scores, labels)}
         how = f"{steps:,} steps of SGD in batches of {self.batch_size}, random zoom and mirror images"
         titles = {"top1": "top 1", "top5": "top 5", "mean_class": "mean over classes"}
+        blind = {**blind_accuracies(setting.learned), "mean_class": common["chance"]}
         ours = {
             "this network": {titles[key]: value for key, value in figures.items()},
-            "blind guess": {titles[key]: common["chance"] for key in ("top1", "mean_class")},
+            "blind guess": {titles[key]: blind[key] for key in figures},
         }
         return Result(
             "fine-tuning of the whole trunk",
             self.statement(setting, len(training), labels, how) + " recognised, and the mean of that over the classes",
             {**figures, **common},
             figure_table(ours),
+            idle=setting.idle,
         )
