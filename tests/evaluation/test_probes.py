@@ -159,12 +159,14 @@ def test_a_broken_off_training_goes_on(
     with pytest.raises(KeyboardInterrupt):
         resumed.run(QUIET)
     monkeypatch.setattr(fine_tuning, "_step", step)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000004.pt"]
-    assert (tmp_path / "features").exists(), "not read again to see whether it can be"
-    assert resumed.run(QUIET).metrics == unbroken.metrics
-    assert not (tmp_path / "features").exists()
+    unfinished = tmp_path / "unfinished"
+    assert [path.name for path in (unfinished / "checkpoints").iterdir()] == ["00000004.pt"]
+    assert (unfinished / "features").exists(), "not read again to see whether it can be"
     with pytest.raises(UserError, match="other options"):
         replace(resumed, seed=1).run(QUIET)
+    (tmp_path / "checkpoints").mkdir()
+    assert resumed.run(QUIET).metrics == unbroken.metrics
+    assert not unfinished.exists() and (tmp_path / "checkpoints").exists(), "those of a run are not its own"
 
 
 @pytest.mark.parametrize("out", [True, False])
@@ -192,7 +194,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
         assert said == f"stopped at iteration 3 of 8; what is done is kept in {tmp_path}; " + (
             "the same command goes on from there\n"
         )
-        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000003.pt"]
+        assert [path.name for path in (tmp_path / "unfinished" / "checkpoints").iterdir()] == ["00000003.pt"]
     else:
         assert said == "stopped at iteration 3 of 8; nothing is kept, as there is no --out for it\n"
 

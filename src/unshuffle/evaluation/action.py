@@ -176,7 +176,7 @@ class ActionRecognition(Evaluation):
             milestones=tuple(epoch * stream.steps for epoch in self.milestones),
             clip=self.clip,
         )
-        folder = self.folder(split.name.replace(" ", "-").lower())
+        folder = self.folder(f"checkpoints/{split.name.replace(' ', '-').lower()}")
         workshop = Workshop(console, self.seed, self.workers, folder, identity, save_every=stream.steps)
         fine_tune(network, recipe, stream.batch, lambda batch: consensus_loss(network, batch.to(device)), workshop)
         return network

@@ -34,6 +34,8 @@ class Result:
     """Options that changed nothing here, such as a limit above the number of images."""
 
 
+UNFINISHED = "unfinished"
+"""Folder in --out that is deleted in the end; a name of its own, as a run has checkpoints too."""
 PLACES = frozenset({"weights", "train", "test", "images", "voc", "list", "videos"})
 """Options that lead to weights and data; what they lead to decides."""
 
@@ -71,9 +73,8 @@ class Evaluation:
         """Evaluate. The command line prints the result; what else a person wants to see is printed meanwhile."""
         self.check_numbers()
         result = self.measure(console)
-        features = self.folder("features")
-        if features is not None:
-            shutil.rmtree(features, ignore_errors=True)  # large, and of no use any more
+        if self.out is not None:
+            shutil.rmtree(self.out.expanduser() / UNFINISHED, ignore_errors=True)  # large, and of no use any more
         changed = ", ".join(self.departures(result.idle))
         return (
             replace(result, statement=f"{result.statement}; not as in the preset paper: {changed}")
@@ -99,7 +100,7 @@ class Evaluation:
 
     def folder(self, name: str) -> Path | None:
         """A folder in --out, for what a broken-off evaluation goes on from."""
-        return None if self.out is None else self.out.expanduser() / name
+        return None if self.out is None else self.out.expanduser() / UNFINISHED / name
 
     def options(self) -> dict[str, Any]:
         """The options that decide the figures, besides weights and data."""
