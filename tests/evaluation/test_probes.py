@@ -234,6 +234,26 @@ def test_an_empty_class_is_refused(name: str, classes: tuple[Path, Path], tmp_pa
         replace(EVALUATIONS[name], train=train, test=classes[1]).run(QUIET)
 
 
+@pytest.mark.parametrize("file", ["new/out/a.json", "new/a.json"])
+def test_figures_go_into_folders_that_out_makes(file: str, classes: tuple[Path, Path], tmp_path: Path) -> None:
+    folders = ["--train", str(classes[0]), "--test", str(classes[1]), "--out", str(tmp_path / "new" / "out")]
+    line = [
+        "evaluate",
+        "linear",
+        "--preset",
+        "quick",
+        "--weights",
+        "random:tiny",
+        "--device",
+        "cpu",
+        "--layers",
+        "pool5",
+    ]
+    assert cli.run([*line, *folders, "--json", str(tmp_path / "other" / "a.json")]) == 2
+    assert cli.run([*line, *folders, "--json", str(tmp_path / file)]) == 0
+    assert json.loads((tmp_path / file).read_text())["command"] == "evaluate linear"
+
+
 def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train, test = map(str, classes)
     line = ["linear", "--preset", "quick", "--weights", "random:tiny", "--train", train, "--test", test]
