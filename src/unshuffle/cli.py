@@ -612,12 +612,22 @@ def _parse(
         raise UserError(f"{complaint(complaints.getvalue(), command)}; see unshuffle {name} {help_option}") from None
     json_file: Path | None = getattr(parsed, "json", None)
     if json_file is not None:
-        check_file(json_file.expanduser(), "--json")
+        _check_json(json_file.expanduser(), getattr(parsed, "out", None))
     return parsed
+
+
+def _check_json(file: Path, out: Path | None) -> None:
+    """Refuse what could not be written; folders on the way to --out, and that one, will be made."""
+    made = out is not None and file.parent in (out.expanduser(), *out.expanduser().parents)
+    if made and not file.parent.exists():
+        check_folder(file.parent, "--json")
+    else:
+        check_file(file, "--json")
 
 
 def _write_json(
     path: Path | None, command: str, protocol: str, config: dict[str, Any], metrics: dict[str, Any]
 ) -> None:
     if path is not None:
+        path.expanduser().parent.mkdir(parents=True, exist_ok=True)
         write_measurement(path.expanduser(), command, protocol, config, metrics)

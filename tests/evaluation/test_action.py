@@ -220,7 +220,7 @@ def logits_of(evaluation: ActionRecognition, monkeypatch: pytest.MonkeyPatch) ->
         return seen[0]
 
     monkeypatch.setattr("unshuffle.evaluation.action.predict", keep)
-    evaluation.run(QUIET)
+    evaluation.measure(QUIET)  # which leaves the checkpoints
     return seen[0]
 
 
@@ -234,7 +234,9 @@ def test_a_resumed_evaluation_equals_an_unbroken_one(
         killed_after(7, patched)  # in the third epoch of three steps each
         with pytest.raises(Killed):
             broken.run(QUIET)
-    assert [path.name for path in (tmp_path / "own-folders").iterdir()] == ["00000006.pt"]
+    assert [path.name for path in (tmp_path / "unfinished" / "checkpoints" / "own-folders").iterdir()] == [
+        "00000006.pt"
+    ]
     with monkeypatch.context() as patched:
         killed_after(3, patched)  # no more than the last epoch is left to do
         torch.manual_seed(123)

@@ -11,6 +11,7 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation.classification import (
     accuracies,
     accuracy,
+    blind_accuracies,
     mean_class_accuracy,
     mirrored,
     window,
@@ -19,6 +20,16 @@ from unshuffle.evaluation.classification import (
 from unshuffle.evaluation.items import class_folders
 from unshuffle.evaluation.probes import Linear
 from unshuffle.evaluation.streaming import readable
+
+
+@pytest.mark.parametrize("classes", [2, 5, 8])
+def test_a_blind_guess_against_random_scores(classes: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(20_000, classes, generator=generator)
+    labels = torch.randint(classes, (20_000,), generator=generator)
+    found = accuracies(scores, labels)
+    assert {key: blind_accuracies(classes)[key] for key in found} == pytest.approx(found, abs=1.5)
+    assert blind_accuracies(classes)["top5"] <= 100
 
 
 def test_accuracies_against_loops() -> None:

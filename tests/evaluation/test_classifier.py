@@ -37,10 +37,10 @@ def test_folded_trunk_under_three_layers(tmp_path: Path) -> None:
 def test_fine_tuning_keeps_what_it_tested(classes: tuple[Path, Path], tmp_path: Path) -> None:
     train, test = classes
     options = {"weights": "random:tiny", "device": "cpu", "workers": 1, "train": train, "test": test}
-    FineTuning(**options, epochs=1, batch_size=6, out=tmp_path).run(Console(quiet=True))
+    FineTuning(**options, epochs=1, batch_size=6, out=tmp_path).measure(Console(quiet=True))
     loaded = TrainedClassifier.load(tmp_path)
     assert loaded.classes == ("across", "chess", "down")
-    state = torch.load(next((tmp_path / "checkpoints").glob("*.pt")), weights_only=True)["network"]
+    state = torch.load(next((tmp_path / "unfinished" / "checkpoints").glob("*.pt")), weights_only=True)["network"]
     assert torch.equal(state["2.weight"], loaded.head[1].weight)  # type: ignore[index]
     assert torch.equal(state["0.conv1.0.weight"], loaded.trunk.state_dict()["conv1.0.weight"])
 

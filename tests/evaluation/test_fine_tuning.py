@@ -37,6 +37,17 @@ def train(recipe: Recipe, folder: Path | None = None, options: str = "", stop: i
     return model
 
 
+def test_the_last_loss_is_told(tmp_path: Path) -> None:
+    losses, workshop = iter((3.0, 2.0, 1.5)), Workshop(QUIET, 0, 1, tmp_path)
+    model = network()
+
+    def run() -> float:
+        return fine_tune(model, Recipe(3, 0.1), batch, lambda x: 0 * model(x).sum() + next(losses), workshop)
+
+    assert run() == 1.5
+    assert np.isnan(run()), "nothing was left to do"
+
+
 def test_the_rate_drops_where_the_recipe_says_and_moves_with_its_length() -> None:
     recipe = Recipe(80, lr=1.0, milestones=(10, 40), decay=0.5)
     assert [recipe.rate(at) for at in (0, 9, 10, 39, 40, 79)] == [1, 1, 0.5, 0.5, 0.25, 0.25]

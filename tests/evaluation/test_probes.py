@@ -1,6 +1,7 @@
 import json
 import shutil
 import signal
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from unshuffle import cli
 from unshuffle.errors import UserError
 from unshuffle.evaluation import fine_tuning
 from unshuffle.evaluation.backbones import find_backbone
-from unshuffle.evaluation.classification import Classification
+from unshuffle.evaluation.classification import Classification, tell_unlearned
+from unshuffle.evaluation.items import Item, Items
 from unshuffle.evaluation.probes import Linear, LinearProbes, NonLinear, StepwiseRecipe, frozen_maps, two_hidden_layers
+from unshuffle.evaluation.progress import Advance, progress
 from unshuffle.evaluation.transfer import CosineRecipe, FineTuning
 
 QUIET = Console(quiet=True)
@@ -67,7 +70,7 @@ EVALUATIONS: dict[str, Classification] = {
     "fast": Linear(**TINY, fast=True, layers=("conv2", "pool5")),
     "linear": Linear(**TINY, iterations=24, batch_size=12, drop_every=20, layers=("conv2", "pool5")),
     "nonlinear": NonLinear(**TINY, epochs=(16, 20), rates=(0.05, 0.005), hidden=32, batch_size=12),
-    "finetune": FineTuning(**TINY, epochs=8, batch_size=12),
+    "finetune": FineTuning(**TINY, epochs=8, lr=0.01, batch_size=12),
 }
 
 
@@ -84,6 +87,50 @@ def test_each_beats_chance_on_textures(name: str, classes: tuple[Path, Path]) ->
     assert result.metrics["train_images"] == 24 and result.metrics["test_images"] == 15
     assert result.metrics["chance"] == pytest.approx(100 / 3) and result.metrics["shared_files"] == 0
     assert "24 training images" in result.statement and "centre crop of 96 px" in result.statement
+
+
+@pytest.mark.parametrize(("loss", "said"), [(1.0, ""), (float("nan"), ""), (3.2, "is 3.20, above the 1.61 of a blind")])
+def test_a_training_that_came_to_nothing_is_remarked_on(
+    loss: float, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell_unlearned(Console(), loss, 5)
+    out = capsys.readouterr().out
+    assert said in out and bool(said) == bool(out)
+
+
+@pytest.mark.parametrize(
+    ("images", "least", "steps", "remark"),
+    [(640, 1, (20, 30, 40), "only 40 iterations"), (60, 100, (50, 75, 100), ""), (1280, 50, (40, 60, 80), "")],
+)
+def test_few_images_are_seen_more_often_or_remarked_on(
+    images: int, least: int, steps: tuple[int, ...], remark: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = Items([Item(Path(), 0)] * images, ["a"], "images")
+    assert NonLinear(batch_size=64).steps((2, 3, 4), items, least, Console()) == steps
+    out = capsys.readouterr().out
+    assert remark in out and bool(remark) == bool(out)
+
+
+def test_a_rate_that_is_too_high_is_remarked_on(classes: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    for rate, loud in ((0.001, False), (30.0, True)):
+        short = FineTuning(**TINY, epochs=2, batch_size=6, lr=rate, train=classes[0], test=classes[1])
+        short.run(Console(width=200))
+        assert ("of a blind guess" in capsys.readouterr().out) == loud
+
+
+@pytest.mark.parametrize(("name", "title"), [("linear", "training the classifiers"), ("finetune", "fine-tuning")])
+def test_what_is_going_on_has_the_right_name(
+    name: str, title: str, classes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles: list[str] = []
+
+    def noted(console: Console, title: str, total: int) -> AbstractContextManager[Advance]:
+        titles.append(title)
+        return progress(console, title, total)
+
+    monkeypatch.setattr(fine_tuning, "progress", noted)
+    replace(SHORT[name], train=classes[0], test=classes[1]).run(QUIET)
+    assert titles == [title]
 
 
 SHORT: dict[str, Classification] = {
@@ -112,12 +159,14 @@ def test_a_broken_off_training_goes_on(
     with pytest.raises(KeyboardInterrupt):
         resumed.run(QUIET)
     monkeypatch.setattr(fine_tuning, "_step", step)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000004.pt"]
-    assert (tmp_path / "features").exists(), "not read again to see whether it can be"
-    assert resumed.run(QUIET).metrics == unbroken.metrics
-    assert not (tmp_path / "features").exists()
+    unfinished = tmp_path / "unfinished"
+    assert [path.name for path in (unfinished / "checkpoints").iterdir()] == ["00000004.pt"]
+    assert (unfinished / "features").exists(), "not read again to see whether it can be"
     with pytest.raises(UserError, match="other options"):
         replace(resumed, seed=1).run(QUIET)
+    (tmp_path / "checkpoints").mkdir()
+    assert resumed.run(QUIET).metrics == unbroken.metrics
+    assert not unfinished.exists() and (tmp_path / "checkpoints").exists(), "those of a run are not its own"
 
 
 @pytest.mark.parametrize("out", [True, False])
@@ -145,7 +194,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
         assert said == f"stopped at iteration 3 of 8; what is done is kept in {tmp_path}; " + (
             "the same command goes on from there\n"
         )
-        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000003.pt"]
+        assert [path.name for path in (tmp_path / "unfinished" / "checkpoints").iterdir()] == ["00000003.pt"]
     else:
         assert said == "stopped at iteration 3 of 8; nothing is kept, as there is no --out for it\n"
 
@@ -165,6 +214,13 @@ def test_a_limit_below_the_number_of_classes_is_of_fewer_classes(classes: tuple[
     assert result.metrics["chance"] == 50 and ", 2 classes;" in result.statement
 
 
+@pytest.mark.parametrize(("limit", "named"), [(20, "fast, limit 20, layers pool5"), (2000, "fast, layers pool5")])
+def test_a_limit_is_named_where_it_leaves_something_out(limit: int, named: str, classes: tuple[Path, Path]) -> None:
+    fast = replace(Linear.quick(), **TINY, train=classes[0], test=classes[1], limit=limit, layers=("pool5",))
+    departures = fast.run(QUIET).statement.partition("not as in the preset paper: ")[2]
+    assert sorted(departures.split(", ")) == sorted(named.split(", "))
+
+
 @pytest.mark.parametrize("name", EVALUATIONS)
 def test_an_empty_class_is_refused(name: str, classes: tuple[Path, Path], tmp_path: Path) -> None:
     train = shutil.copytree(classes[0], tmp_path / "train")
@@ -178,6 +234,26 @@ def test_an_empty_class_is_refused(name: str, classes: tuple[Path, Path], tmp_pa
         replace(EVALUATIONS[name], train=train, test=classes[1]).run(QUIET)
 
 
+@pytest.mark.parametrize("file", ["new/out/a.json", "new/a.json"])
+def test_figures_go_into_folders_that_out_makes(file: str, classes: tuple[Path, Path], tmp_path: Path) -> None:
+    folders = ["--train", str(classes[0]), "--test", str(classes[1]), "--out", str(tmp_path / "new" / "out")]
+    line = [
+        "evaluate",
+        "linear",
+        "--preset",
+        "quick",
+        "--weights",
+        "random:tiny",
+        "--device",
+        "cpu",
+        "--layers",
+        "pool5",
+    ]
+    assert cli.run([*line, *folders, "--json", str(tmp_path / "other" / "a.json")]) == 2
+    assert cli.run([*line, *folders, "--json", str(tmp_path / file)]) == 0
+    assert json.loads((tmp_path / file).read_text())["command"] == "evaluate linear"
+
+
 def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train, test = map(str, classes)
     line = ["linear", "--preset", "quick", "--weights", "random:tiny", "--train", train, "--test", test]
@@ -185,7 +261,7 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     said = capsys.readouterr().out
     assert "logistic regression" in said and "published, other data (ImageNet, top 1)" in said and "36.5" in said
     assert "only 24 training images for 3 classes, 8 of each" in said and "train/down/broken.jpg: " in said
-    assert "not as in the preset paper: limit 2000, layers pool5" in said
+    assert "not as in the preset paper: fast, layers pool5" in said
     document = json.loads((tmp_path / "a.json").read_text())
     assert document["config"]["fast"] is True and document["metrics"]["pool5"]["top1"] > 66
 

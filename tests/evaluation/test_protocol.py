@@ -33,6 +33,12 @@ def test_departures_from_the_paper_are_named(name: str) -> None:
     assert kind.quick().departures() != []
 
 
+def test_switches_are_named_as_they_are_given() -> None:
+    retrieval = find_evaluation("retrieval")(per_video=True, difficult=False, limit=9)  # type: ignore[call-arg]
+    assert sorted(retrieval.departures()) == ["limit 9", "no_difficult", "per_video"]
+    assert sorted(retrieval.departures(frozenset({"limit"}))) == ["no_difficult", "per_video"]
+
+
 @pytest.mark.parametrize(
     ("name", "option", "value", "sentence"),
     [

@@ -70,7 +70,7 @@ def test_a_broken_off_search_goes_on(
     done.clear()
     again = evaluation.run(QUIET)
     assert again.metrics == unbroken.metrics and sum(done) == 24 + 15 - before, "what was done is not done again"
-    assert not (tmp_path / "features").exists()
+    assert not (tmp_path / "unfinished").exists()
 
 
 def test_a_class_that_cannot_be_read_is_refused(classes: tuple[Path, Path], tmp_path: Path) -> None:

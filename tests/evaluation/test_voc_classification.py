@@ -106,8 +106,8 @@ def test_colours_are_learned(devkit: MakeDevkit) -> None:
 
 def test_resumed_from_out(devkit: MakeDevkit, annotate: Callable, tmp_path: Path) -> None:
     root, console = devkit(trainval=8, test=6), Console(quiet=True)
-    first = tiny_run(root, iterations=4, out=tmp_path / "out").run(console)
-    again = tiny_run(root, iterations=4, out=tmp_path / "out").run(Console(quiet=True))
+    first = tiny_run(root, iterations=4, out=tmp_path / "out").measure(console)  # which leaves the checkpoint
+    again = tiny_run(root, iterations=4, out=tmp_path / "out").measure(console)
     assert first.metrics == again.metrics == tiny_run(root, iterations=4).run(console).metrics
     with pytest.raises(UserError, match="other options"):
         tiny_run(root, iterations=4, lr=0.5, out=tmp_path / "out").run(console)

@@ -115,8 +115,8 @@ def test_coloured_squares_are_found(devkit: MakeDevkit, tmp_path: Path) -> None:
 def test_resumed_from_out(devkit: MakeDevkit, tmp_path: Path) -> None:
     root, quiet = devkit(trainval=4, test=3), Console(quiet=True)
     file = write_proposals(root, tmp_path / "proposals.npz", ("trainval", "test"))
-    first = tiny_run(root, file, iterations=3, out=tmp_path / "out").run(quiet)
-    again = tiny_run(root, file, iterations=3, out=tmp_path / "out").run(quiet)
+    first = tiny_run(root, file, iterations=3, out=tmp_path / "out").measure(quiet)  # which leaves the checkpoint
+    again = tiny_run(root, file, iterations=3, out=tmp_path / "out").measure(quiet)
     assert first.metrics == again.metrics == tiny_run(root, file, iterations=3).run(quiet).metrics
 
 

@@ -54,8 +54,8 @@ def test_colours_are_segmented(devkit: MakeDevkit) -> None:
 
 def test_resumed_from_out(devkit: MakeDevkit, tmp_path: Path) -> None:
     root, quiet = devkit(train=4, val=3), Console(quiet=True)
-    first = tiny_run(root, iterations=3, out=tmp_path / "out").run(quiet)
-    again = tiny_run(root, iterations=3, out=tmp_path / "out").run(quiet)
+    first = tiny_run(root, iterations=3, out=tmp_path / "out").measure(quiet)  # which leaves the checkpoint
+    again = tiny_run(root, iterations=3, out=tmp_path / "out").measure(quiet)
     assert first.metrics == again.metrics == tiny_run(root, iterations=3).run(quiet).metrics
     Image.fromarray(np.ones((88, 104), np.uint8)).save(root / "VOC2007/SegmentationClass/000002.png")
     with pytest.raises(UserError, match="other options, weights or files"):

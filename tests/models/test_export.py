@@ -143,6 +143,15 @@ def test_default_files(tmp_path: Path) -> None:
     assert default_file("torchvision:alexnet", "onnx") == Path("torchvision-alexnet.onnx")
 
 
+def test_what_is_safetensors_already_need_not_be_exported(tmp_path: Path) -> None:
+    file = tmp_path / "backbone.safetensors"
+    assert default_file(str(tmp_path), "safetensors") == file, "the run has none yet, which is said elsewhere"
+    file.touch()
+    for weights in (tmp_path, file):
+        with pytest.raises(UserError, match=r"backbone.safetensors is the backbone as safetensors already: use it"):
+            default_file(str(weights), "safetensors")
+
+
 def test_metadata_of_a_safetensors_export(tmp_path: Path) -> None:
     export(trained("tiny", tmp_path), tmp_path / "w.safetensors", "safetensors")
     metadata = read_weights(tmp_path / "w.safetensors")[1]

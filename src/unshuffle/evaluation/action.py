@@ -176,7 +176,7 @@ class ActionRecognition(Evaluation):
             milestones=tuple(epoch * stream.steps for epoch in self.milestones),
             clip=self.clip,
         )
-        folder = self.folder(split.name.replace(" ", "-").lower())
+        folder = self.folder(f"checkpoints/{split.name.replace(' ', '-').lower()}")
         workshop = Workshop(console, self.seed, self.workers, folder, identity, save_every=stream.steps)
         fine_tune(network, recipe, stream.batch, lambda batch: consensus_loss(network, batch.to(device)), workshop)
         return network
@@ -204,7 +204,7 @@ class ActionRecognition(Evaluation):
         classes, videos = "mean over classes", "all videos"
         ours = {
             "this network": {classes: metrics["mean_class_accuracy"], videos: metrics["accuracy"]},
-            "blind guess": {classes: metrics["chance"]},
+            "blind guess": {classes: metrics["chance"], videos: metrics["chance"]},
         }
         same = dataset in ("UCF-101", "HMDB-51") and self.unchanged("split", "classes", "per_class")
         theirs = "HMDB-51" if dataset == "HMDB-51" else "UCF-101"

@@ -1,10 +1,11 @@
 """What the evaluations that classify images have in common: folders by class, training crops, accuracies."""
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from unshuffle.data.media import BadMedia
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone
-from unshuffle.evaluation.coverage import check_covered, shared_files, sharing, tell_few, tell_shared
+from unshuffle.evaluation.coverage import check_covered, note, shared_files, sharing, tell_few, tell_shared
 from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
 from unshuffle.evaluation.identity import digest, fingerprint
 from unshuffle.evaluation.items import Items, class_folders
@@ -31,6 +32,8 @@ from unshuffle.models import Backbone
 from unshuffle.randomness import numpy_rng, seed_everything
 
 MARGIN = 256 / 227  # short side of an image over the side of a crop, in training and in the test
+FEW_STEPS = 50
+"""Fewer iterations than this teach little."""
 Augment = Callable[[Pixels, int, np.random.Generator], Pixels]
 
 
@@ -53,6 +56,8 @@ class Setting(NamedTuple):
     testing: Items
     shared: int
     """Test images that are also learned from."""
+    idle: frozenset[str]
+    """Options that change nothing."""
 
     @property
     def learned(self) -> int:
@@ -81,6 +86,8 @@ class Classification(Evaluation):
     save_every: int = 1000
     """Iterations between checkpoints in --out."""
 
+    training_title: ClassVar[str] = "training the classifiers"
+    """What the training is called while it goes on."""
     may_be_zero = Evaluation.may_be_zero | {"limit", "momentum", "weight_decay"}
 
     def prepare(self, console: Console) -> Setting:
@@ -97,12 +104,13 @@ class Classification(Evaluation):
             if items.kind != "images":
                 raise UserError(f"{folder} holds {items.kind}, but this evaluation classifies images")
         seed_everything(self.seed)
+        idle = frozenset({"limit"} if all(items.idle(self.limit) for items in (training, testing)) else ())
         training, testing = (
             replace(items, side=trunk.eval_size, margin=MARGIN).first(self.limit) for items in (training, testing)
         )
         shared = len(shared_files(*([item.path for item in items.items] for items in (training, testing))))
         tell_shared(console, shared)
-        return Setting(trunk, fingerprint(trunk), device, training, testing, shared)
+        return Setting(trunk, fingerprint(trunk), device, training, testing, shared, idle)
 
     def readable(self, setting: Setting, console: Console) -> Setting:
         """The same without the training images that cannot be read, which are named; each is read once."""
@@ -120,11 +128,17 @@ class Classification(Evaluation):
     def workshop(self, setting: Setting, console: Console) -> Workshop:
         """Where and how the training goes on."""
         identity = digest([self.options(), setting.weights, setting.training.fingerprint()])
-        return Workshop(console, self.seed, self.workers, self.folder("checkpoints"), identity, self.save_every)
+        folder = self.folder("checkpoints")
+        title = self.training_title
+        return Workshop(console, self.seed, self.workers, folder, identity, self.save_every, title)
 
-    def steps(self, epochs: float, items: Items) -> int:
-        """Iterations of so many epochs, at least 1."""
-        return max(1, round(epochs * len(items) / self.batch_size))
+    def steps(self, epochs: Sequence[float], items: Items, least: int, console: Console) -> tuple[int, ...]:
+        """Iterations at the ends of stretches of epochs, all longer alike if the last would come before `least`."""
+        each = max(len(items) / self.batch_size, least / epochs[-1])
+        steps = tuple(max(1, round(epoch * each)) for epoch in epochs)
+        if steps[-1] < FEW_STEPS:
+            note(console, f"only {steps[-1]} iterations, as there are few images: give more epochs, or smaller batches")
+        return steps
 
     def batches(self, items: Items, augment: Augment) -> Callable[[int], Labelled]:
         """Batches of training crops as a function of the iteration."""
@@ -167,12 +181,13 @@ class Classification(Evaluation):
             return F.cross_entropy(scores.flatten(0, -2), each.flatten(), reduction="sum") / len(labels)
 
         batches = self.batches(setting.training, augment)
-        fine_tune(network, recipe, batches, loss, self.workshop(setting, console))
+        last = fine_tune(network, recipe, batches, loss, self.workshop(setting, console))
         network.eval()
         with torch.no_grad():
-            found = self.scores(setting.testing, scores_of, setting.device, console, "test")
+            scores, labels = self.scores(setting.testing, scores_of, setting.device, console, "test")
         tell_skipped(console, setting.testing.skipped, "test images")
-        return found
+        tell_unlearned(console, last / scores[0, ..., 0].numel(), setting.learned)
+        return scores, labels
 
     def scores(
         self,
@@ -211,6 +226,13 @@ class Classification(Evaluation):
         }
 
 
+def tell_unlearned(console: Console, loss: float, classes: int) -> None:
+    """Say that a training has ended worse than it began, when all classes were as likely."""
+    if loss > math.log(classes):
+        blind = f"{math.log(classes):.2f} of a blind guess"
+        note(console, f"the loss of the last step is {loss:.2f}, above the {blind}: try a lower rate, or more epochs")
+
+
 def window(pixels: Pixels, side: int, rng: np.random.Generator) -> Pixels:
     """A random square of a side out of an image."""
     top, left = rng.integers(pixels.shape[0] - side + 1), rng.integers(pixels.shape[1] - side + 1)
@@ -243,6 +265,11 @@ def mean_class_accuracy(scores: Tensor, labels: Tensor) -> float:
     """Mean over the classes of the percent of their rows that are recognised; classes without any do not count."""
     each = [accuracy(scores[labels == label], labels[labels == label]) for label in labels.unique()]
     return sum(each) / len(each)
+
+
+def blind_accuracies(classes: int, top: Sequence[int] = (1, 5)) -> dict[str, float]:
+    """The top-k accuracies in percent of a blind guess."""
+    return {f"top{k}": 100 * min(1.0, k / classes) for k in top}
 
 
 def accuracies(scores: Tensor, labels: Tensor, top: Sequence[int] = (1, 5)) -> dict[str, float]:

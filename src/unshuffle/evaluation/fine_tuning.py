@@ -81,21 +81,24 @@ class Workshop:
     options: str = ""
     """What was asked for, of which weights and files, in any words: a checkpoint of something else is refused."""
     save_every: int = 1000
+    title: str = "fine-tuning"
+    """What it is called while it goes on."""
 
 
 def fine_tune(
     network: nn.Module, recipe: Recipe, batch: Callable[[int], T], loss: Callable[[T], Tensor], workshop: Workshop
-) -> None:
+) -> float:
     """Train on `loss(batch(0))`, `loss(batch(1))`, ...; batches are made by threads, ahead of their use.
 
-    A signal ends it after the step in hand, saved.
+    Gives the loss of the last step, NaN if none was left to do. A signal ends it after the step in hand, saved.
     """
     optimiser = build_sgd(network, recipe)
     start = _resume(network, optimiser, workshop)
     network.train()
     each = recipe.accumulate
     batches = iter(Prefetcher(batch, start * each, recipe.iterations * each, workshop.workers))
-    bar = progress(workshop.console, "fine-tuning", recipe.iterations)
+    bar = progress(workshop.console, workshop.title, recipe.iterations)
+    value = torch.tensor(math.nan)
     with closing(batches), bar as advance, stop_wishes() as wish:
         for iteration in range(start, recipe.iterations):
             value = _step(network, optimiser, recipe, iteration, (loss(next(batches)) for _ in range(each)))
@@ -106,6 +109,7 @@ def fine_tune(
                 _save(network, optimiser, workshop, done)
             if wish.signum is not None:
                 raise Stopped(wish.signum, f"at iteration {done} of {recipe.iterations}", done)
+    return float(value)
 
 
 def build_sgd(network: nn.Module, recipe: Recipe) -> torch.optim.SGD:

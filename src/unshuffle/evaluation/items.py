@@ -76,7 +76,7 @@ class Items:
 
     def first(self, limit: int) -> "Items":
         """At most so many items, evenly over the classes; 0 is no limit."""
-        if limit == 0 or limit >= len(self):
+        if self.idle(limit):
             return self
         places: dict[int, list[int]] = {}
         for position, label in enumerate(self.labels):
@@ -84,6 +84,10 @@ class Items:
         turns = sorted((turn, position) for some in places.values() for turn, position in enumerate(some))
         chosen = sorted(position for _, position in turns[:limit])
         return replace(self, items=[self.items[position] for position in chosen])
+
+    def idle(self, limit: int) -> bool:
+        """Whether a limit leaves nothing out."""
+        return limit == 0 or limit >= len(self)
 
     def fingerprint(self) -> str:
         """Tells these items, and how they are read, from others, or from themselves after a change."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unshuffle.errors import UserError
-from unshuffle.evaluation.classification import Classification, Setting, accuracies, window
+from unshuffle.evaluation.classification import Classification, Setting, accuracies, blind_accuracies, window
 from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.fine_tuning import Recipe
 from unshuffle.evaluation.items import Items
@@ -85,7 +85,7 @@ class Linear(Classification):
     drop_every: int = 40_000
     """Iterations after which the rate becomes a tenth."""
 
-    stated = Classification.stated | {"fast", "c"}
+    stated = Classification.stated | {"c"}
     may_be_zero = Classification.may_be_zero | {"c"}
 
     @classmethod
@@ -113,17 +113,16 @@ class Linear(Classification):
             else f"SGD, {self.iterations:,} steps of {self.batch_size}, random crops and mirror images"
         )
         common = self.figures(setting, trained_on, labels)
-        ours = {
-            f"this network, top {k}": {name: some[f"top{k}"] for name, some in figures.items()}
-            for k in (1, 5)
-            if k <= scores.shape[-1]
-        }
-        ours["blind guess, top 1"] = dict.fromkeys(figures, common["chance"])
+        tops = [k for k in (1, 5) if k <= scores.shape[-1]]
+        blind = blind_accuracies(setting.learned)
+        ours = {f"this network, top {k}": {name: some[f"top{k}"] for name, some in figures.items()} for k in tops}
+        ours |= {f"blind guess, top {k}": dict.fromkeys(figures, blind[f"top{k}"]) for k in tops}
         return Result(
             "linear classifiers on frozen layers" + (", logistic regression" if self.fast else ""),
             self.statement(setting, trained_on, labels, how) + " whose class is the first guess, or among five",
             {**figures, **common},
             published_table("2", ours, "ImageNet, top 1", {"pool5": "linear"}),
+            idle=setting.idle,
         )
 
     def _fit(self, setting: Setting, blank: Maps, console: Console) -> tuple[Tensor, Tensor, int]:
@@ -194,6 +193,8 @@ class NonLinear(Classification):
     """Width of the hidden layers."""
     epochs: tuple[int, ...] = (10, 20, 30, 40)
     """Epochs at which each stretch of the schedule ends."""
+    min_iterations: int = 1
+    """Steps that there are at least: with few images all stretches are longer."""
     rates: tuple[float, ...] = (0.1, 0.01, 0.002, 0.0004)
     """Learning rate of each stretch."""
     batch_size: int = 192
@@ -201,11 +202,12 @@ class NonLinear(Classification):
 
     @classmethod
     def quick(cls) -> Self:
-        """A tenth of the epochs, with narrow layers."""
+        """A tenth of the epochs, and 100 steps at least, with narrow layers."""
         return cls(
             preset="quick",
             epochs=(2, 3, 4),
             rates=(0.1, 0.01, 0.002),
+            min_iterations=100,
             hidden=512,
             limit=2000,
             batch_size=64,
@@ -225,20 +227,22 @@ class NonLinear(Classification):
             scores: Tensor = network(frozen_maps(trunk, pixels, ("pool5",))["pool5"])
             return scores
 
-        until = tuple(self.steps(epoch, training) for epoch in self.epochs)
+        until = self.steps(self.epochs, training, self.min_iterations, console)
         recipe = StepwiseRecipe(
             until[-1], self.rates[0], self.momentum, self.weight_decay, until=until, rates=self.rates
         )
         scores, labels = self.train_and_test(network, recipe, scores_of, window, setting, console)
         figures, common = accuracies(scores, labels), self.figures(setting, len(training), labels)
-        how = f"SGD, {self.epochs[-1]} epochs in batches of {self.batch_size}, random crops and mirror images"
+        how = f"SGD, {until[-1]:,} steps in batches of {self.batch_size}, random crops and mirror images"
         ours = {f"this network, top {key[3:]}": {"non-linear": value} for key, value in figures.items()}
-        ours["blind guess, top 1"] = {"non-linear": common["chance"]}
+        blind = blind_accuracies(setting.learned)
+        ours |= {f"blind guess, top {key[3:]}": {"non-linear": blind[key]} for key in figures}
         return Result(
             "non-linear classifier on frozen pool5",
             self.statement(setting, len(training), labels, how) + " whose class is the first guess, or among five",
             {**figures, **common},
             published_table("2", ours, "ImageNet, top 1"),
+            idle=setting.idle,
         )
 
 

@@ -30,8 +30,12 @@ class Result:
     """What to print below the statement, such as `published_table`."""
     neighbours: "Neighbours | None" = None
     """Queries and what was found for them, to be drawn into `out`."""
+    idle: frozenset[str] = frozenset()
+    """Options that changed nothing here, such as a limit above the number of images."""
 
 
+UNFINISHED = "unfinished"
+"""Folder in --out that is deleted in the end; a name of its own, as a run has checkpoints too."""
 PLACES = frozenset({"weights", "train", "test", "images", "voc", "list", "videos"})
 """Options that lead to weights and data; what they lead to decides."""
 
@@ -69,10 +73,9 @@ class Evaluation:
         """Evaluate. The command line prints the result; what else a person wants to see is printed meanwhile."""
         self.check_numbers()
         result = self.measure(console)
-        features = self.folder("features")
-        if features is not None:
-            shutil.rmtree(features, ignore_errors=True)  # large, and of no use any more
-        changed = ", ".join(self.departures())
+        if self.out is not None:
+            shutil.rmtree(self.out.expanduser() / UNFINISHED, ignore_errors=True)  # large, and of no use any more
+        changed = ", ".join(self.departures(result.idle))
         return (
             replace(result, statement=f"{result.statement}; not as in the preset paper: {changed}")
             if changed
@@ -97,7 +100,7 @@ class Evaluation:
 
     def folder(self, name: str) -> Path | None:
         """A folder in --out, for what a broken-off evaluation goes on from."""
-        return None if self.out is None else self.out.expanduser() / name
+        return None if self.out is None else self.out.expanduser() / UNFINISHED / name
 
     def options(self) -> dict[str, Any]:
         """The options that decide the figures, besides weights and data."""
@@ -108,13 +111,19 @@ class Evaluation:
         usual = type(self)()
         return all(getattr(self, name) == getattr(usual, name) for name in names)
 
-    def departures(self) -> list[str]:
-        """The options that are not as the preset paper has them, in words."""
+    def departures(self, idle: frozenset[str] = frozenset()) -> list[str]:
+        """The options that are not as the preset paper has them, in words; not those that changed nothing."""
         return [
-            f"{name} {_words(value)}"
+            _option(name, value)
             for name, value in self.options().items()
-            if name not in self.stated and not self.unchanged(name)
+            if name not in self.stated | idle and not self.unchanged(name)
         ]
+
+
+def _option(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return name if value else f"no_{name}"
+    return f"{name} {_words(value)}"
 
 
 def _words(value: object) -> str:

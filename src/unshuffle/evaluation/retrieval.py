@@ -99,7 +99,9 @@ class Retrieval(Evaluation):
         trunk = find_backbone(self.weights, self.seed).to(device)
         size = self.size or trunk.eval_size
         trunk_features(trunk, size)  # or the size is said to be wrong before anything is read
-        gallery_items, query_items = (self._prepared(items, size) for items in self._sources())
+        sources = self._sources()
+        idle = frozenset({"limit"} if all(items.idle(self.limit) for items in sources) else ())
+        gallery_items, query_items = (self._prepared(items, size) for items in sources)
         shared = len(shared_files(*({item.path for item in items.items} for items in (gallery_items, query_items))))
         tell_shared(console, shared)
         weights = fingerprint(trunk)
@@ -126,7 +128,7 @@ class Retrieval(Evaluation):
             owners.append(chunk.items)
         gallery = Side(gallery_items, torch.cat(owners))
         self._check_sides(queries, gallery, console)
-        return self._result(queries, gallery, search.neighbours.cpu(), size, shared)
+        return replace(self._result(queries, gallery, search.neighbours.cpu(), size, shared), idle=idle)
 
     def _check_sides(self, queries: Side, gallery: Side, console: Console) -> None:
         """Say what was left out; a class of the gallery without a readable file is refused, a lacking one noted."""

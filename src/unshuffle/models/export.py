@@ -39,7 +39,10 @@ def default_file(weights: str, form: Format, *, fold: bool = False) -> Path:
     """Where an export goes that is not told: into the run folder or beside the weights file, or else where we are."""
     path = Path(weights).expanduser()
     base = path / WEIGHTS_NAME if path.is_dir() else path if path.is_file() else Path(weights.replace(":", "-") + ".x")
-    return base.with_name(f"{base.stem}{'-folded' if fold else ''}{SUFFIXES[form]}")
+    out = base.with_name(f"{base.stem}{'-folded' if fold else ''}{SUFFIXES[form]}")
+    if form == "safetensors" and out == base and base.is_file():
+        raise UserError(f"{base} is the backbone as safetensors already: use it as it is, or give --out or --fold")
+    return out
 
 
 def _description(trunk: Backbone) -> dict[str, str]:
