@@ -160,6 +160,34 @@ def test_a_finished_or_foreign_folder_is_not_overwritten(small: Any, tmp_path: P
     assert (tmp_path / "photos" / "a.jpg").read_bytes() == b"mine"
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_that_is_being_trained_is_not_resumed(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    config = small(tmp_path / "run")
+    step = Trainer.step
+
+    def dying_step(self: Trainer, *args: Any) -> None:
+        if self.iteration == 5:
+            raise Killed
+        step(self, *args)
+
+    def intruded_step(self: Trainer, *args: Any) -> None:
+        if self.iteration == 6:
+            before = Run(config.out).metrics_file.read_bytes()
+            with pytest.raises(UserError, match="is being trained by another process"):
+                run_pretraining(config, resume=True)
+            assert Run(config.out).metrics_file.read_bytes() == before
+        step(self, *args)
+
+    if resumed:
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(Trainer, "step", dying_step)
+            run_pretraining(config)
+    monkeypatch.setattr(Trainer, "step", intruded_step)
+    assert run_pretraining(config, resume=resumed).weights.exists()
+
+
 def test_metrics_hold_no_line_twice_after_a_resume(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(tmp_path / "run")
     step = Trainer.step
