@@ -104,6 +104,7 @@ def _run_pretraining(config: Config, resume: bool, console: Console, holding: Ex
     data = _prepare(config)
     for sentence in data.found:
         console.print(sentence, highlight=False, soft_wrap=True)
+    distributed.check_shares(config.optim.batch_size, min(len(samples) for samples in data.validation.values()))
     with together():
         tasks = list(data.training)
         permutations = _permutations(config, tasks, resume)
