@@ -98,14 +98,17 @@ def _run_pretraining(config: Config, resume: bool, console: Console, holding: Ex
             _check_out(config, resume)
             if resume and config.out is not None:
                 holding.enter_context(_alone(Run(config.out)))
+    if resume and distributed.broadcast(_is_finished(config)):
+        return _say_finished(config, console)
+    with together():
         if resume and config.out is not None and list_checkpoints(Run(config.out).checkpoints):
             config = replace(config, init=None)  # the checkpoint has what became of those weights
         _try_parts(config)
     data = _prepare(config)
     for sentence in data.found:
         console.print(sentence, highlight=False, soft_wrap=True)
-    distributed.check_shares(config.optim.batch_size, min(len(samples) for samples in data.validation.values()))
     with together():
+        distributed.check_shares(config.optim.batch_size, min(len(samples) for samples in data.validation.values()))
         tasks = list(data.training)
         permutations = _permutations(config, tasks, resume)
         trainer = build_trainer(config, data, permutations, build_monitor(config) if is_main() else None)
@@ -162,6 +165,25 @@ def _check_out(config: Config, resume: bool) -> None:
     ]
     if changed:
         raise UserError(f"a resumed run keeps its config, but {', '.join(changed)} would change")
+
+
+def _is_finished(config: Config) -> bool:
+    """Whether nothing is left to do; a run may also have been broken off between its last iteration and its report."""
+    assert config.out is not None, "a run to go on with has a folder"
+    run = Run(config.out)
+    trained = any(int(path.stem) >= config.optim.iterations for path in list_checkpoints(run.checkpoints))
+    return trained and run.weights.exists() and (run.report.exists() or not config.log.pictures)
+
+
+def _say_finished(config: Config, console: Console) -> Run:
+    assert config.out is not None, "a run to go on with has a folder"
+    console.print(
+        f"{config.out} is finished, with all its {config.optim.iterations} iterations: to train its weights on, start "
+        f"another run with --init {shlex.quote(str(config.out))}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return Run(config.out)
 
 
 def _alone(run: Run) -> AbstractContextManager[None]:

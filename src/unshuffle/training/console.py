@@ -56,9 +56,9 @@ class Display:
     crops_per_second: float = 0.0
     waiting: float = 0.0
     top1: float | None = None
-    iteration: int = 0
 
     def __post_init__(self) -> None:
+        self.iteration = self.start
         self._progress = Progress(
             TextColumn("pretraining"),
             BarColumn(),
