@@ -206,7 +206,8 @@ def _add(data: Data, task: str, samples: Samples, apart: Samples | None, config:
 def _held_back(total: int, val_size: int, data: Data) -> int:
     """|X_val|: as many as are wanted, but the most of few samples is to be trained on."""
     size = min(val_size, max(1, total // ONE_HELD_BACK_IN))
-    sentence = f"held back to validate on: only {size} of {counted(total, 'samples')}, as they are few (data.val_size)"
+    part = f"{size} of {counted(total, 'samples')}"
+    sentence = f"held back to validate on: only {part}, a fifth, though data.val_size is {val_size}"
     if size < val_size and sentence not in data.found:  # two tasks may have the same clips
         data.found.append(sentence)
     return size
