@@ -14,7 +14,7 @@ from unshuffle.config_file import merge
 from unshuffle.errors import UserError
 
 SMALL = {
-    "data": {"val_size": 3, "image_short_side": 48, "frame_short_side": 24, "workers": 1},
+    "data": {"val_size": 1, "image_short_side": 48, "frame_short_side": 24, "workers": 1},
     "optim": {"batch_size": 4},
     "permutations": {"spatial": 5, "temporal": 5, "per_sample": 1},
     "shuffle": {"frames": 4, "crop_size": 24},
@@ -94,4 +94,4 @@ def test_with_data_nothing_is_drawn() -> None:
 def test_without_data_the_world_has_the_presets_sizes() -> None:
     config = replace(demo(), data=replace(demo().data, image_short_side=77, val_size=1000))
     world = bench.with_world(config).synthetic
-    assert (world.image_size, world.frame_size, world.images, world.clips) == (77, 32, 2000, 2000)
+    assert (world.image_size, world.frame_size, world.images, world.clips) == (77, 32, 5000, 5000)

@@ -17,7 +17,7 @@ from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, OptimConfig, check
 from unshuffle.config_file import merge
 from unshuffle.data.batches import Batch, Prefetcher, ahead
-from unshuffle.data.prepare import prepare
+from unshuffle.data.prepare import ONE_HELD_BACK_IN, prepare
 from unshuffle.errors import UserError
 from unshuffle.training.console import PatientConsole
 from unshuffle.training.step import Step
@@ -53,9 +53,9 @@ def with_world(config: Config) -> Config:
         return config
     sizes = {"image_size": config.data.image_short_side, "frame_size": config.data.frame_short_side}
     frames = max(WORLD["clip_frames"], config.shuffle.frames)
-    more = config.data.val_size  # held back, and as many again to train on
+    enough = ONE_HELD_BACK_IN * config.data.val_size  # for all of X_val to be held back
     world = {**WORLD, **sizes, "clip_frames": frames}
-    world |= {name: max(world[name], 2 * more) for name in ("images", "clips")}
+    world |= {name: max(world[name], enough) for name in ("images", "clips")}
     return merge(config, {"synthetic": world})
 
 

@@ -22,7 +22,7 @@ class DataConfig:
     """Where samples come from and which of them are held back."""
 
     val_size: int = 100
-    """|X_val|: samples per task drawn from the training samples and excluded from training."""
+    """|X_val|: samples per task drawn from the training samples and excluded from training; at most a fifth of them."""
     val_images: str | None = None
     """Take X_val of the spatial task from here instead: a folder, a store or shards that are not trained on."""
     val_videos: str | None = None

@@ -4,6 +4,7 @@ import csv
 import os
 import platform
 import shlex
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from unshuffle.data.held_out import KEPT, save_held_out
 from unshuffle.data.prepare import Data, prepare
 from unshuffle.errors import UserError
 from unshuffle.evaluation.monitor import RetrievalMonitor
+from unshuffle.lock import held
 from unshuffle.models.ordering import trunk_features
 from unshuffle.models.weights import save_backbone
 from unshuffle.outputs import check_folder
@@ -81,12 +83,12 @@ def pretrain(
 
 def run_pretraining(config: Config, resume: bool = False, console: Console | None = None) -> Run:
     """Train from a config, or go on with the run that lies in its folder; under torchrun, as one process of many."""
-    with distributed.started():
+    with distributed.started(), ExitStack() as holding:
         console = (console or PatientConsole()) if is_main() else PatientConsole(quiet=True)
-        return _run_pretraining(config, resume, console)
+        return _run_pretraining(config, resume, console, holding)
 
 
-def _run_pretraining(config: Config, resume: bool, console: Console) -> Run:
+def _run_pretraining(config: Config, resume: bool, console: Console, holding: ExitStack) -> Run:
     if config.out is not None:
         config = replace(config, out=config.out.expanduser())
     with together():
@@ -94,6 +96,11 @@ def _run_pretraining(config: Config, resume: bool, console: Console) -> Run:
         distributed.check_shares(config.optim.batch_size, config.data.val_size)
         if is_main():
             _check_out(config, resume)
+            if resume and config.out is not None:
+                holding.enter_context(_alone(Run(config.out)))
+    if resume and distributed.broadcast(_is_finished(config)):
+        return _say_finished(config, console)
+    with together():
         if resume and config.out is not None and list_checkpoints(Run(config.out).checkpoints):
             config = replace(config, init=None)  # the checkpoint has what became of those weights
         _try_parts(config)
@@ -101,6 +108,7 @@ def _run_pretraining(config: Config, resume: bool, console: Console) -> Run:
     for sentence in data.found:
         console.print(sentence, highlight=False, soft_wrap=True)
     with together():
+        distributed.check_shares(config.optim.batch_size, min(len(samples) for samples in data.validation.values()))
         tasks = list(data.training)
         permutations = _permutations(config, tasks, resume)
         trainer = build_trainer(config, data, permutations, build_monitor(config) if is_main() else None)
@@ -112,6 +120,7 @@ def _run_pretraining(config: Config, resume: bool, console: Console) -> Run:
     with together():
         if is_main() and not resume:
             _start_folder(run, replace(config, out=run.folder), permutations)
+            holding.enter_context(_alone(run))
         log = _open_log(trainer, run, data) if is_main() else NoLog()
     with log:
         trainer.train(run, log, Display(trainer.statuses(), config.optim.iterations, trainer.iteration, console))
@@ -156,6 +165,30 @@ def _check_out(config: Config, resume: bool) -> None:
     ]
     if changed:
         raise UserError(f"a resumed run keeps its config, but {', '.join(changed)} would change")
+
+
+def _is_finished(config: Config) -> bool:
+    """Whether nothing is left to do; a run may also have been broken off between its last iteration and its report."""
+    assert config.out is not None, "a run to go on with has a folder"
+    run = Run(config.out)
+    trained = any(int(path.stem) >= config.optim.iterations for path in list_checkpoints(run.checkpoints))
+    return trained and run.weights.exists() and (run.report.exists() or not config.log.pictures)
+
+
+def _say_finished(config: Config, console: Console) -> Run:
+    assert config.out is not None, "a run to go on with has a folder"
+    console.print(
+        f"{config.out} is finished, with all its {config.optim.iterations} iterations: to train its weights on, start "
+        f"another run with --init {shlex.quote(str(config.out))}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return Run(config.out)
+
+
+def _alone(run: Run) -> AbstractContextManager[None]:
+    """Two processes that write one run would spoil it; reading it is free to all."""
+    return held(run.config_file, f"{run.folder} is being trained by another process: wait for its end, or stop it")
 
 
 def _next_folder(preset: str) -> Path:

@@ -20,7 +20,7 @@ from unshuffle.errors import UserError
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     return Config(
-        data=DataConfig(val_size=2, image_short_side=32, frame_short_side=24, cache=tmp_path / "cache"),
+        data=DataConfig(val_size=1, image_short_side=32, frame_short_side=24, cache=tmp_path / "cache"),
         synthetic=SyntheticConfig(images=6, clips=5, image_size=24, frame_size=16, clip_frames=4),
         shuffle=ShuffleConfig(frames=4, image_share=15 / 16, crop_size=8),
     )
@@ -59,11 +59,11 @@ def summary(data: Data) -> dict[str, tuple[int, int, int, int]]:
     return result
 
 
-SYNTHETIC_S = {"spatial": (4, 2, 1, 22)}
-SYNTHETIC_T = {"temporal": (3, 2, 4, 16)}
-IMAGES_S = {"spatial": (3, 2, 1, 30)}
-VIDEOS_S = {"spatial": (2, 2, 1, 22)}
-VIDEOS_T = {"temporal": (2, 2, 4, 24)}
+SYNTHETIC_S = {"spatial": (5, 1, 1, 22)}
+SYNTHETIC_T = {"temporal": (4, 1, 4, 16)}
+IMAGES_S = {"spatial": (4, 1, 1, 30)}
+VIDEOS_S = {"spatial": (3, 1, 1, 22)}
+VIDEOS_T = {"temporal": (3, 1, 4, 24)}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_samples_can_be_drawn_and_validated(config: Config, images: Path, videos
         samples = data.training[task]
         drawn = samples.read(samples.draw(samples.items[:1], np.random.default_rng(0)))
         assert drawn.shape == (1, *shape)
-        assert data.validation[task].centres().shape == (2, *shape)
+        assert data.validation[task].centres().shape == (1, *shape)
 
 
 def test_the_frame_span_is_handed_on(config: Config) -> None:
@@ -188,11 +188,23 @@ def test_short_clips_are_skipped_and_listed(config: Config, videos: Path) -> Non
         prepare(strict, progress=False)
 
 
-@pytest.mark.parametrize("val_size", [5, 100])
-def test_validation_must_leave_something(val_size: int, config: Config, images: Path) -> None:
-    config = replace(config, images=images, data=replace(config.data, val_size=val_size))
-    with pytest.raises(UserError, match=f"val_size {val_size} leaves nothing to train on of 5 samples"):
+def test_validation_must_leave_something(config: Config) -> None:
+    config = replace(config, synthetic=replace(config.synthetic, clips=1), tasks="T")
+    with pytest.raises(UserError, match="nothing is left to train on of 1 sample when 1 to validate on"):
         prepare(config, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("total", "wanted", "size"), [(2, 100, 1), (9, 2, 1), (40, 100, 8), (40, 8, 8), (40, 5, 5), (500, 100, 100)]
+)
+def test_at_most_a_fifth_is_held_back(config: Config, total: int, wanted: int, size: int) -> None:
+    config = replace(config, synthetic=replace(config.synthetic, clips=total, images=total))
+    data = prepare(replace(config, data=replace(config.data, val_size=wanted), tasks="S+T"), progress=False)
+    for task in ("spatial", "temporal"):
+        assert (len(data.validation[task]), len(data.training[task])) == (size, total - size)
+    notes = [sentence for sentence in data.found if sentence.startswith("held back")]
+    assert len(notes) == (size < wanted), "said once, and only where it is so"
+    assert all(f"only {size} of {total} samples" in note for note in notes)
 
 
 def test_a_broken_pattern(config: Config) -> None:

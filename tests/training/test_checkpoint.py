@@ -49,6 +49,14 @@ def test_a_damaged_checkpoint_is_one_sentence(tmp_path: Path, damage: str) -> No
         checkpoint.load_checkpoint(path)
 
 
+def test_what_to_do_about_a_damaged_checkpoint(tmp_path: Path) -> None:
+    oldest, newest = (checkpoint.save_checkpoint(tmp_path, number, {"number": number}, keep=2) for number in (1, 2))
+    for path, advice in ((newest, "delete it to use the one before"), (oldest, "there is none before it")):
+        path.write_text("damaged")
+        with pytest.raises(UserError, match=advice):
+            checkpoint.load_checkpoint(path)
+
+
 def test_every_global_generator_comes_back(tmp_path: Path) -> None:
     path = checkpoint.save_checkpoint(tmp_path, 1, checkpoint.random_state(), keep=1)
 

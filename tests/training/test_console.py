@@ -1,14 +1,15 @@
 import io
 
+import pytest
 from rich.console import Console
 
 from unshuffle.training import console as module
 from unshuffle.training.console import Display, TaskStatus
 
 
-def make(terminal: bool) -> tuple[Display, io.StringIO]:
+def make(terminal: bool, width: int = 120) -> tuple[Display, io.StringIO]:
     text = io.StringIO()
-    screen = Console(file=text, force_terminal=terminal, width=120, color_system=None)
+    screen = Console(file=text, force_terminal=terminal, width=width, color_system=None)
     return Display({"spatial": TaskStatus(chance=0.01)}, total=20, console=screen), text
 
 
@@ -43,5 +44,25 @@ def test_the_live_display_shows_figures_speed_and_chance() -> None:
         display.waiting, display.top1 = 0.07, 33.3
         display.update(10)
         shown = text.getvalue()
-    for part in ("10/20", "0.250", "0.010", "0.990", "12 images and clips/s (108 crops/s)", "data 7 %", "33.3 %"):
+    for part in ("10/20", "0.250", "0.990", "12 images and clips/s (108 crops/s)", "data 7 %", "33.3 %"):
         assert part in shown
+
+
+@pytest.mark.parametrize(
+    "preference", ["uniform until chance is left", f"hard {20 * '▂'} easy", f"hard {90 * '▂'} easy"]
+)
+def test_every_number_is_whole_on_a_narrow_terminal(preference: str) -> None:
+    display, text = make(terminal=True, width=80)
+    display.tasks["temporal"] = TaskStatus(
+        chance=0.042, loss=12.345, accuracy=0.123, error=0.912, preference=preference
+    )
+    display.samples_per_second, display.crops_per_second, display.waiting, display.top1 = 12345, 111105, 0.07, 33.3
+    with display:
+        display.update(10)
+        lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    assert "12345 images and clips/s (111105 crops/s) · waiting for data 7 %" in lines
+    assert "retrieval top-1 33.3 %" in lines
+    assert any(line.split() == ["task", "loss", "accuracy", "val.", "error", "at", "chance", "draws"] for line in lines)
+    row = next(line for line in lines if line.startswith("temporal"))
+    assert row.split()[:5] == ["temporal", "12.345", "0.123", "0.912", "0.958"]
+    assert "…" not in text.getvalue()

@@ -1,5 +1,6 @@
 """A run that is broken off and resumed ends exactly where an unbroken one does."""
 
+import io
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 from unshuffle.errors import UserError
 from unshuffle.models.weights import read_weights
@@ -160,6 +162,45 @@ def test_a_finished_or_foreign_folder_is_not_overwritten(small: Any, tmp_path: P
     assert (tmp_path / "photos" / "a.jpg").read_bytes() == b"mine"
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_that_is_being_trained_is_not_resumed(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    config = small(tmp_path / "run")
+    step = Trainer.step
+
+    def dying_step(self: Trainer, *args: Any) -> None:
+        if self.iteration == 5:
+            raise Killed
+        step(self, *args)
+
+    def intruded_step(self: Trainer, *args: Any) -> None:
+        if self.iteration == 6:
+            before = Run(config.out).metrics_file.read_bytes()
+            with pytest.raises(UserError, match="is being trained by another process"):
+                run_pretraining(config, resume=True)
+            assert Run(config.out).metrics_file.read_bytes() == before
+        step(self, *args)
+
+    if resumed:
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(Trainer, "step", dying_step)
+            run_pretraining(config)
+    monkeypatch.setattr(Trainer, "step", intruded_step)
+    assert run_pretraining(config, resume=resumed).weights.exists()
+
+
+def test_a_finished_run_is_said_to_be_finished_and_left_alone(small: Any, tmp_path: Path) -> None:
+    config = small(tmp_path / "run")
+    run = run_pretraining(config)
+    before = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*")}
+    text = io.StringIO()
+    run_pretraining(config, resume=True, console=Console(file=text))
+    assert text.getvalue().startswith(f"{run.folder} is finished, with all its 9 iterations")
+    assert text.getvalue().count("\n") == 1
+    assert {path: path.stat().st_mtime_ns for path in run.folder.rglob("*")} == before
+
+
 def test_metrics_hold_no_line_twice_after_a_resume(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(tmp_path / "run")
     step = Trainer.step
@@ -189,8 +230,8 @@ def test_a_resumed_run_needs_the_data_it_began_with(small: Any, tmp_path: Path) 
     for number in range(12):
         Image.fromarray(rng.integers(0, 256, (96, 96, 3), dtype=np.uint8)).save(photos / f"{number}.png")
     config = small(tmp_path / "run", images=str(photos), data={"cache": str(tmp_path / "cache")})
-    run_pretraining(config)
-    run_pretraining(config, resume=True)
+    run_pretraining(config).weights.unlink()  # as if it had been killed just before its end
+    run_pretraining(config, resume=True).weights.unlink()
     (photos / "11.png").rename(photos / "one more.png")
     with pytest.raises(UserError, match="the data is not what the run began with"):
         run_pretraining(config, resume=True)
@@ -201,7 +242,9 @@ def test_a_resumed_run_does_not_need_the_weights_it_began_with(small: Any, tmp_p
     config = small(tmp_path / "second", init=str(first.weights), seed=3)
     second = run_pretraining(config)
     first.weights.unlink()
+    second.weights.unlink()  # as if it had been killed just before its end
     assert_same(final_state(run_pretraining(config, resume=True)), final_state(second))
+    assert second.weights.exists()
 
 
 def test_a_start_that_fails_leaves_no_folder_behind(small: Any, tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
+import io
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import unshuffle
 from unshuffle.assembly import build_trainer
@@ -202,3 +205,14 @@ def test_training_leaves_chance_on_the_synthetic_world(small: Any, tmp_path: Pat
 def test_a_run_opens_only_where_there_is_one(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a run folder"):
         Run.open(tmp_path)
+
+
+def test_a_line_shows_the_validation_of_its_own_iteration(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unshuffle.training.console.SECONDS_BETWEEN_LINES", -1.0)
+    text = io.StringIO()
+    run = run_pretraining(small(tmp_path / "run", tasks="S", log={"train_every": 3}), console=Console(file=text))
+    errors = {entry["iteration"]: entry["error"] for entry in run.metrics("validation")}
+    shown = re.findall(r"^(\d+)/9 .* validation error ([\d.]+)", text.getvalue(), re.MULTILINE)
+    assert shown == [(str(step), f"{errors[step]:.3f}") for step in (3, 6, 9)]

@@ -20,6 +20,7 @@ from unshuffle.errors import UserError
 from unshuffle.randomness import numpy_rng, stream_seed
 from unshuffle.wording import counted
 
+ONE_HELD_BACK_IN = 5  # samples, at the most
 Skipped = tuple[str, str]
 """The name of a file that cannot be used, and why."""
 
@@ -196,9 +197,20 @@ def _add(data: Data, task: str, samples: Samples, apart: Samples | None, config:
         data.training[task], data.validation[task] = samples, replace(apart, items=apart.items[np.sort(order)])
         return
     names = [samples.source.names[item] for item in samples.items]
-    training, validation = split(names, config.data.val_size, config.data.sibling_pattern, config.seed)
+    size = _held_back(len(names), config.data.val_size, data)
+    training, validation = split(names, size, config.data.sibling_pattern, config.seed)
     for part, chosen in ((data.training, training), (data.validation, validation)):
         part[task] = replace(samples, items=samples.items[chosen])
+
+
+def _held_back(total: int, val_size: int, data: Data) -> int:
+    """|X_val|: as many as are wanted, but the most of few samples is to be trained on."""
+    size = min(val_size, max(1, total // ONE_HELD_BACK_IN))
+    part = f"{size} of {counted(total, 'samples')}"
+    sentence = f"held back to validate on: only {part}, a fifth, though data.val_size is {val_size}"
+    if size < val_size and sentence not in data.found:  # two tasks may have the same clips
+        data.found.append(sentence)
+    return size
 
 
 def split(names: Sequence[str], val_size: int, pattern: str, seed: int) -> tuple[Items, Items]:
@@ -214,10 +226,10 @@ def split(names: Sequence[str], val_size: int, pattern: str, seed: int) -> tuple
         held_back += families[keys[order[0]]]
         order = order[1:]
     if not len(order):
-        siblings = " when siblings stay together" if pattern else ""
+        siblings = " and siblings stay together" if pattern else ""
         raise UserError(
-            f"data.val_size {val_size} leaves nothing to train on of {counted(len(names), 'samples')}{siblings}: "
-            "lower it or give more data"
+            f"nothing is left to train on of {counted(len(names), 'samples')} "
+            f"when {val_size} to validate on are held back{siblings}: give more data"
         )
     training = sorted(position for key in order for position in families[keys[key]])
     return np.array(training), np.array(sorted(held_back[:val_size]))

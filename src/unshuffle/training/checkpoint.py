@@ -53,8 +53,14 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, OSError, pickle.UnpicklingError):
-        raise UserError(f"checkpoint {path} is damaged; delete it to use the one before") from None
+        raise UserError(f"checkpoint {path} is damaged; {_way_out(path)}") from None
     return state
+
+
+def _way_out(path: Path) -> str:
+    if list_checkpoints(path.parent)[:1] == [path]:
+        return "there is none before it: without it the training starts from the beginning"
+    return "delete it to use the one before"
 
 
 def random_state() -> dict[str, Any]:

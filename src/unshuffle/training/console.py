@@ -56,9 +56,9 @@ class Display:
     crops_per_second: float = 0.0
     waiting: float = 0.0
     top1: float | None = None
-    iteration: int = 0
 
     def __post_init__(self) -> None:
+        self.iteration = self.start
         self._progress = Progress(
             TextColumn("pretraining"),
             BarColumn(),
@@ -98,10 +98,11 @@ class Display:
         self._last_line = time.monotonic()
         self.console.print(self._line(), highlight=False, soft_wrap=True)
 
-    def _speed(self) -> str:
-        monitor = "" if self.top1 is None else f" · retrieval top-1 {self.top1:.1f} %"
+    def _state(self) -> list[str]:
+        """Speed and retrieval, each short enough for a line of a narrow terminal."""
         speed = f"{self.samples_per_second:.0f} images and clips/s ({self.crops_per_second:.0f} crops/s)"
-        return f"{speed} · waiting for data {100 * self.waiting:.0f} %{monitor}"
+        monitor = [] if self.top1 is None else [f"retrieval top-1 {self.top1:.1f} %"]
+        return [f"{speed} · waiting for data {100 * self.waiting:.0f} %", *monitor]
 
     def _line(self) -> str:
         done = max(1, self.iteration - self.start)
@@ -111,23 +112,24 @@ class Display:
             f"validation error {_number(task.error)}" + (f", draws {task.preference}" if task.preference else "")
             for name, task in self.tasks.items()
         ]
-        return " | ".join([f"{self.iteration}/{self.total}", *tasks, self._speed(), f"{left:.0f} s left"])
+        return " | ".join([f"{self.iteration}/{self.total}", *tasks, " · ".join(self._state()), f"{left:.0f} s left"])
 
     def _render(self) -> Group:
-        table = Table(box=None, padding=(0, 2))
-        for title in ("task", "loss", "accuracy", "chance", "validation error", "chance", "draws"):
-            table.add_column(title, justify="left" if title in ("task", "draws") else "right", no_wrap=True)
+        table = Table(box=None, padding=(0, 1), pad_edge=False)
+        table.add_column("task", no_wrap=True)
+        for title in ("loss", "accuracy", "val. error", "at chance"):
+            table.add_column(title, justify="right", no_wrap=True)
+        table.add_column("draws", overflow="fold")  # where all is too wide, the numbers stay whole
         for name, task in self.tasks.items():
             table.add_row(
                 name,
                 _number(task.loss),
                 _number(task.accuracy),
-                f"{task.chance:.3f}",
                 _number(task.error),
                 f"{1 - task.chance:.3f}",
                 task.preference or "uniform",
             )
-        return Group(self._progress, table, self._speed())
+        return Group(self._progress, table, *self._state())
 
 
 def _number(value: float | None) -> str:

@@ -83,7 +83,7 @@ def check_shares(batch_size: int, val_size: int) -> None:
     if batch_size % size():
         raise UserError(f"optim.batch_size {batch_size} cannot be shared equally by {size()} processes")
     if val_size < size():
-        raise UserError(f"data.val_size {val_size} leaves nothing to validate for some of the {size()} processes")
+        raise UserError(f"{val_size} samples to validate on are too few for {size()} processes: each needs one")
 
 
 def parallel(network: nn.Module, *, some_unused: bool) -> nn.Module:

@@ -134,6 +134,7 @@ class Trainer:
             if self.iteration == self.first:
                 self._monitor(log, display)
                 self._validate(log, display)
+                display.update(self.iteration)
             tally = Tally()
             while self.iteration < self.last:
                 with together():
@@ -143,6 +144,9 @@ class Trainer:
                 if self._due(self.config.log.train_every):
                     tally = self._log_training(log, display, tally, batches.seconds_waited)
                 self._between_steps(run, log, display, tally, stopping=stop > 0)
+                if self._due(self.config.log.train_every):
+                    with tally.paused():
+                        display.update(self.iteration)  # what was found between the steps belongs to this iteration
                 if stop:
                     raise self._stopped(stop, run.folder)
 
@@ -287,7 +291,6 @@ class Trainer:
         display.waiting = (waited - tally.waited_before) / seconds
         for task in loss:
             display.tasks[task].loss, display.tasks[task].accuracy = loss[task], accuracy[task]
-        display.update(self.iteration)
         with together():
             log.write(
                 "train",
@@ -325,7 +328,6 @@ class Trainer:
             display.tasks[task].preference = self.samplers[task].preference()
         with together():
             log.write("cost", self.iteration, seconds=time.perf_counter() - begin)
-        display.update(self.iteration)
 
     def _observe(self, sampler: Sampler, validation: Validation) -> Observation:
         """Let a sampler see a validation; what the main process's makes of it holds for all."""
@@ -349,4 +351,3 @@ class Trainer:
             scores = self.monitor(self.network.trunk)
             log.write("monitor", self.iteration, **scores)
             display.top1 = scores["top1"]
-            display.update(self.iteration)
