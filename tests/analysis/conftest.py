@@ -28,8 +28,8 @@ def tiny_run(folder: Path, **changes: Any) -> Run:
         "synthetic": {
             "gallery": 24,
             "queries": 12,
-            "images": 24,
-            "clips": 18,
+            "images": 30,
+            "clips": 30,
             "clip_frames": 8,
             "image_size": 48,
             "frame_size": 16,

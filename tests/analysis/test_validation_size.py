@@ -109,7 +109,7 @@ def test_of_given_images(run: Run, ask: Ask, tmp_path: Path, pictures: Path) -> 
 def test_of_the_runs_own_images(run: Run, ask: Ask, tmp_path: Path, pictures: Path) -> None:
     folder = with_config(run, tmp_path / "run", images=str(pictures))
     analysis = ask("valset", run=folder, sizes=(2, 4), pool=8, device="cpu")
-    assert "of which only 6 were held back from training (8 spatial)" in analysis.statement
+    assert "of which only 1 were held back from training (8 spatial)" in analysis.statement
 
 
 def test_what_cannot_be_done(copied: Run, ask: Ask) -> None:

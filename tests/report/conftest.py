@@ -23,8 +23,8 @@ HOSTILE = "<img src=x onerror=document.title='pwned'>&\"'"
 def tiny_config(**changes: object) -> Config:
     config = demo()
     world = {
-        "images": 24,
-        "clips": 16,
+        "images": 30,
+        "clips": 30,
         "image_size": 48,
         "frame_size": 24,
         "clip_frames": 8,

@@ -144,9 +144,9 @@ class ValidationSize(Question):
             world = replace(config.synthetic, images=self.pool + 1, clips=self.pool + 1)
             fresh = replace(config, seed=config.seed + 1, synthetic=world, data=replace(config.data, val_size=1))
             return prepare(fresh), "of a synthetic world that the run has not seen"
-        return prepare(
-            config
-        ), f"of the run's own data, of which only {config.data.val_size} were held back from training"
+        data = prepare(config)
+        held_back = " and ".join(str(size) for size in sorted({len(some) for some in data.validation.values()}))
+        return data, f"of the run's own data, of which only {held_back} were held back from training"
 
     def _pool(self, task: str, data: Data) -> Tensor:
         """Samples in their validation form."""
