@@ -24,7 +24,7 @@ from unshuffle.assembly import (
 )
 from unshuffle.config import Config, OptimConfig, check, preset_config
 from unshuffle.config_file import differences, merge, write_config
-from unshuffle.data.held_out import KEPT, save_held_out
+from unshuffle.data.held_out import KEPT, load_held_out, save_held_out
 from unshuffle.data.prepare import Data, prepare
 from unshuffle.errors import UserError
 from unshuffle.evaluation.monitor import RetrievalMonitor
@@ -320,7 +320,8 @@ def _draw(trainer: Trainer, run: Run, console: Console) -> list[Path]:
     snapshot = Snapshot.of(trainer, hold_out(trainer, KEPT))
     pictures = draw_pictures(snapshot, trainer.monitor, run)
     try:
-        write_report(find_subjects([run.folder]), run.report, snapshots={run.folder: snapshot})
+        kept = replace(snapshot, held_out=load_held_out(run.held_out))  # as the run's folder alone would show it
+        write_report(find_subjects([run.folder]), run.report, snapshots={run.folder: kept})
     except Exception as error:  # whatever it is: the training is done, and a page can be written again
         again = f"unshuffle report {shlex.quote(str(run.folder))}"
         console.print(f"no report was written ({error}); try again with: {again}", highlight=False, soft_wrap=True)

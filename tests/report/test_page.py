@@ -50,7 +50,7 @@ def test_pretrain_writes_it(run: Run) -> None:
     last = {entry["task"]: entry["error"] for entry in run.metrics("validation")}
     for task in ("spatial", "temporal"):
         assert f"{last[task]:.3f}" in words and f"{100 * (1 - last[task]):.1f}" in words
-    for said in ("24 images of the synthetic world", "unshuffle pretrain --preset demo", "raw pixels", "torch 2."):
+    for said in ("30 images of the synthetic world", "unshuffle pretrain --preset demo", "raw pixels", "torch 2."):
         assert said in words
     assert len(page) < 5_000_000
 
