@@ -40,6 +40,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import unshuffle
+from unshuffle.accelerator import wait_for
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, paper
 from unshuffle.config_file import merge
@@ -237,11 +238,6 @@ def measure_peer(arm: str, batches: Iterator[tuple[Tensor, Tensor]], step: Step,
     if not loss.isfinite():
         raise RuntimeError("the loss is not a number, and such steps prove nothing")
     return Row(arm, done * setting.batch / seconds, "measured", waited / seconds, done, seconds)
-
-
-def wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def our_config(setting: Setting) -> Config:

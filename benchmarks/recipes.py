@@ -28,6 +28,9 @@ from unshuffle.training.trainer import Tally
 LEFT = 0.98
 CONCAT = {"model": {"temporal": {"kind": "concat", "fc6": 512, "hidden": 1024}}}
 TURNED = {"shuffle": {"mirror": True, "reverse": True}}
+ONE_CROP = {"shuffle": {"shared_crop": True, "frame_jitter": False}}
+SIXTEEN = {"permutations": {"per_sample": 16}}
+ADAMW = {"optim": {"temporal": {"optimiser": "adamw", "lr": 5e-4, "weight_decay": 0.01}}}
 
 Changes = dict[str, Any]
 
@@ -92,27 +95,10 @@ STUDIES = {
         {"tasks": "T"},
         {
             "paper": [],
-            "paper, one crop a clip": [{"shuffle": {"shared_crop": True, "frame_jitter": False}}],
-            "paper, one crop, 16 permutations": [
-                {"shuffle": {"shared_crop": True, "frame_jitter": False}, "permutations": {"per_sample": 16}}
-            ],
-            "the same, head by AdamW": [
-                {
-                    "shuffle": {"shared_crop": True, "frame_jitter": False},
-                    "permutations": {"per_sample": 16},
-                    "optim": {"temporal": {"optimiser": "adamw", "lr": 5e-4, "weight_decay": 0.01}},
-                }
-            ],
-            "the same, rate 0.01": [
-                {
-                    "shuffle": {"shared_crop": True, "frame_jitter": False},
-                    "permutations": {"per_sample": 16},
-                    "optim": {
-                        "trunk": {"lr": 0.01},
-                        "temporal": {"optimiser": "adamw", "lr": 5e-4, "weight_decay": 0.01},
-                    },
-                }
-            ],
+            "paper, one crop a clip": [ONE_CROP],
+            "paper, one crop, 16 permutations": [ONE_CROP, SIXTEEN],
+            "the same, head by AdamW": [ONE_CROP, SIXTEEN, ADAMW],
+            "the same, rate 0.01": [ONE_CROP, SIXTEEN, ADAMW, {"optim": {"trunk": {"lr": 0.01}}}],
         },
         iterations=3000,
         every=500,

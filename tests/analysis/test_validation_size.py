@@ -123,4 +123,7 @@ def test_what_cannot_be_done(copied: Run, ask: Ask) -> None:
 
 
 def test_a_single_checkpoint_can_be_drawn() -> None:
-    draw({"spatial": {100: [Spread(10, 0.5, 0.1, 0.1)]}})
+    above, below = draw({"spatial": {100: [Spread(10, 0.5, 0.1, 0.1)]}}).axes
+    left, right = above.get_xlim()
+    assert left < 100 < right and above.lines[0].get_xydata().tolist() == [[100, 0.5]]  # type: ignore[union-attr]
+    assert below.lines[0].get_xydata().tolist() == [[10, 0.1]]  # type: ignore[union-attr]

@@ -6,9 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from unshuffle.analysis.result import Analysis
-from unshuffle.errors import UserError
-from unshuffle.places import class_at, first_line_at
-from unshuffle.wording import did_you_mean
+from unshuffle.places import describe, find_class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +50,10 @@ QUESTIONS: dict[str, str] = {
 
 def find_question(name: str) -> type[Question]:
     """The class of an analysis."""
-    if name not in QUESTIONS:
-        hint = did_you_mean(name, QUESTIONS) or f"; there are {', '.join(QUESTIONS)}"
-        raise UserError(f"there is no analysis '{name}'{hint}")
-    question: type[Question] = class_at(QUESTIONS[name])
+    question: type[Question] = find_class(name, QUESTIONS, "analysis")
     return question
 
 
 def describe_questions() -> dict[str, str]:
     """The first line about each analysis."""
-    return {name: first_line_at(place) for name, place in QUESTIONS.items()}
+    return describe(QUESTIONS)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from rich.console import Console, RenderableType
 
 from unshuffle.errors import UserError
-from unshuffle.places import class_at, first_line_at
-from unshuffle.wording import did_you_mean
+from unshuffle.places import describe, find_class
 
 if TYPE_CHECKING:
     from unshuffle.evaluation.labelled import Neighbours  # needs torch, which takes seconds to import
@@ -155,13 +154,10 @@ EVALUATIONS: dict[str, str] = {
 
 def find_evaluation(name: str) -> type[Evaluation]:
     """The class of an evaluation."""
-    if name not in EVALUATIONS:
-        hint = did_you_mean(name, EVALUATIONS) or f"; there are {', '.join(EVALUATIONS)}"
-        raise UserError(f"there is no evaluation '{name}'{hint}")
-    evaluation: type[Evaluation] = class_at(EVALUATIONS[name])
+    evaluation: type[Evaluation] = find_class(name, EVALUATIONS, "evaluation")
     return evaluation
 
 
 def describe_evaluations() -> dict[str, str]:
     """The first line about each evaluation."""
-    return {name: first_line_at(place) for name, place in EVALUATIONS.items()}
+    return describe(EVALUATIONS)
