@@ -30,9 +30,16 @@ CONCAT = {"model": {"temporal": {"kind": "concat", "fc6": 512, "hidden": 1024}}}
 TURNED = {"shuffle": {"mirror": True, "reverse": True}}
 ONE_CROP = {"shuffle": {"shared_crop": True, "frame_jitter": False}}
 SIXTEEN = {"permutations": {"per_sample": 16}}
+VARIED = {"shuffle": {"frame_jitter": True, "frame_share": 0.7}, "permutations": {"per_sample": 32}}
+ADAMW_TRUNK = {"optim": {"trunk": {"optimiser": "adamw", "lr": 1e-3, "weight_decay": 0.05}}}
 ADAMW = {"optim": {"temporal": {"optimiser": "adamw", "lr": 5e-4, "weight_decay": 0.01}}}
 
 Changes = dict[str, Any]
+
+
+def momentum(value: float) -> Changes:
+    """The same momentum for all weights."""
+    return {"optim": {group: {"momentum": value} for group in ("trunk", "spatial", "temporal")}}
 
 
 @dataclass(frozen=True)
@@ -64,11 +71,12 @@ STUDIES = {
             "and 32 permutations a clip": [CONCAT, TURNED, {"permutations": {"per_sample": 32}}],
             "and within 48 frames": [CONCAT, TURNED, {"data": {"frame_span": 48}}],
             "and smaller crops": [CONCAT, TURNED, {"shuffle": {"frame_share": 0.6}}],
-            "and all of these": [
-                CONCAT,
-                TURNED,
-                {"shuffle": {"frame_jitter": True, "frame_share": 0.7}, "permutations": {"per_sample": 32}},
-            ],
+            "and a trunk by AdamW": [CONCAT, TURNED, ADAMW_TRUNK],
+            "all of these": [CONCAT, TURNED, VARIED],
+            "all, within 48 frames": [CONCAT, TURNED, VARIED, {"data": {"frame_span": 48}}],
+            "all, trunk by AdamW": [CONCAT, TURNED, VARIED, ADAMW_TRUNK],
+            "all, smaller head": [CONCAT, TURNED, VARIED, {"model": {"temporal": {"fc6": 128, "hidden": 512}}}],
+            "all, lstm": [TURNED, VARIED],
         },
         iterations=1600,
         every=400,
@@ -81,7 +89,8 @@ STUDIES = {
             "paper": [],
             "paper, dropout 0.5": [{"model": {"spatial": {"dropout": 0.5}}}],
             "paper, not centred": [{"model": {"spatial": {"centre": False}}}],
-            "paper, 8 permutations an image": [{"permutations": {"per_sample": 8}}],
+            "paper, 16 permutations an image": [SIXTEEN],
+            "paper, 16 permutations, momentum 0.98": [SIXTEEN, momentum(0.98)],
             "paper, rate 0.01": [{"optim": {"trunk": {"lr": 0.01}, "spatial": {"lr": 0.01}}}],
             "paper, rate 0.01, warm-up": [{"optim": {"trunk": {"lr": 0.01}, "spatial": {"lr": 0.01}, "warmup": 500}}],
         },
@@ -95,8 +104,11 @@ STUDIES = {
         {"tasks": "T"},
         {
             "paper": [],
-            "paper, one crop a clip": [ONE_CROP],
+            "paper, 16 permutations a clip": [SIXTEEN],
+            "paper, 16 permutations, momentum 0.98": [SIXTEEN, momentum(0.98)],
+            "paper, 16 permutations, momentum 0.99": [SIXTEEN, momentum(0.99)],
             "paper, one crop, 16 permutations": [ONE_CROP, SIXTEEN],
+            "the same, momentum 0.98": [ONE_CROP, SIXTEEN, momentum(0.98)],
             "the same, head by AdamW": [ONE_CROP, SIXTEEN, ADAMW],
             "the same, rate 0.01": [ONE_CROP, SIXTEEN, ADAMW, {"optim": {"trunk": {"lr": 0.01}}}],
         },

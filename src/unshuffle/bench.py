@@ -177,10 +177,10 @@ def _parts(trainer: Trainer, iterations: int) -> dict[str, float]:
             watch.mark("data")
             crops, proposals = trainer.shuffle(batch)
             watch.mark("shuffle")
-            logits = step.forward(crops, proposals)
+            answers = step.forward(crops, proposals)
             watch.mark("forward")
             trainer.optimisers.zero_grad()
-            step.backward(logits, proposals)
+            step.backward(answers)
             watch.mark("backward")
             trainer.optimisers.step(trainer.iteration)
             trainer.iteration += 1

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GOOD, BAD = COLOURS[0], COLOURS[1]
-LEARNS_OTHERWISE = ", which learns from what a draw of each group is worth (policy.reward progress) and not from these"
+LEARNS_OTHERWISE = (
+    ", which learns from what a draw of each group is worth by trial (policy.reward trials) and not from these"
+)
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def analyse_baseline(run: Run, tasks: Sequence[str]) -> Analysis:
     }
     statement = (
         f"errors of {run.folder} beside the line through the two before (E_BL), and the rewards r = E_BL − E; "
-        f"sampler {run.config.policy.sampler}{LEARNS_OTHERWISE if run.config.policy.reward == 'progress' else ''}"
+        f"sampler {run.config.policy.sampler}{LEARNS_OTHERWISE if run.config.policy.reward == 'trials' else ''}"
     )
     return Analysis("baseline", statement, metrics, [row for some in rows.values() for row in some], lambda: draw(rows))
 

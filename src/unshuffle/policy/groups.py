@@ -17,7 +17,7 @@ class Groups:
     """A division of Ψ into |C| groups, the hardest (lowest median ratio) first, empty ones last."""
 
     members: Tensor
-    """(|Ψ|,) the group of each permutation."""
+    """(|Ψ|,) the group of each permutation; empty when the groups are of pairs."""
     sizes: Tensor
     """(|C|,) |c_j| / |Ψ|."""
     medians: Tensor

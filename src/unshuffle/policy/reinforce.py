@@ -9,11 +9,11 @@
 
 The reward compares the error with what it would have been had it gone on falling as before:
 r = E_BL − E, where E_BL is the line through the two errors before it, at the iteration of the third.
-With `reward: progress` each group has a reward of its own instead, what its draws were worth (policy/progress).
+With `reward: trials` each group has a reward of its own instead: what a draw of it is worth by trial (policy/trials).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from unshuffle.config import PolicyConfig
 from unshuffle.policy.groups import Groups
 
+CLIMBS = 100  # updates for each set of trials
 MAX_IMPORTANCE = 5.0  # no single rare action may decide an update
 
 
@@ -34,8 +35,6 @@ class Actions:
     """(|C|,) the probabilities that the groups were really drawn with."""
     counts: Tensor
     """(|C|,) how often each was drawn."""
-    values: Tensor = field(default_factory=lambda: torch.ones(()))
-    """(|C|,) what a draw of each was worth; 1 is the average."""
 
 
 class ErrorHistory:
@@ -130,11 +129,8 @@ class Reinforce:
         return self.log_probabilities(groups).exp()
 
     def learn(self, actions: Actions, reward: float | None) -> None:
-        """Eq. 9, for the episode whose discounted return this reward completes; or by the worth of each draw."""
-        if self.config.reward == "progress":
-            self._ascend(self.progress_objective(actions))
-            return
-        if reward is None:
+        """Eq. 9, for the episode whose discounted return this reward completes."""
+        if reward is None or self.config.reward == "trials":
             return
         self.waiting.append((actions, []))
         for _, rewards in self.waiting:
@@ -167,14 +163,18 @@ class Reinforce:
         score = (importance * surprise * log_pi[possible]).sum() / total.sqrt()
         return advantage * score + self.config.entropy_weight * self._bonus(log_pi, actions.groups)
 
-    def progress_objective(self, actions: Actions) -> Tensor:
-        """Σ_j π(c_j | ŝ) v_j + entropy weight · H: the expected worth v of a draw.
+    def judge(self, groups: Groups, worth: Tensor) -> None:
+        """Climb towards the draws that are worth most; trials are few and exact, so each is listened to for long."""
+        for _ in range(CLIMBS):
+            self._ascend(self.expected_worth(groups, worth))
+
+    def expected_worth(self, groups: Groups, worth: Tensor) -> Tensor:
+        """Σ_j π(c_j | ŝ) v_j + entropy weight · H, for the worth v of a draw of each group.
 
         All groups have a value, so the sum over them takes the place of the actions that were drawn.
         """
-        log_pi = self.log_probabilities(actions.groups)
-        expected = (log_pi.exp() * (actions.values - 1)).sum()
-        return expected + self.config.entropy_weight * self._bonus(log_pi, actions.groups)
+        log_pi = self.log_probabilities(groups)
+        return (log_pi.exp() * worth).sum() + self.config.entropy_weight * self._bonus(log_pi, groups)
 
     def _bonus(self, log_pi: Tensor, groups: Groups) -> Tensor:
         """H(π); with `size_prior` the entropy of the permutations drawn, up to a constant, which small groups cannot
@@ -202,7 +202,7 @@ class Reinforce:
             "optimiser": self.optimiser.state_dict(),
             "returns": self.returns.state_dict(),
             "waiting": [
-                ([*vars(actions.groups).values(), actions.behaviour, actions.counts, actions.values], rewards)
+                ([*vars(actions.groups).values(), actions.behaviour, actions.counts], rewards)
                 for actions, rewards in self.waiting
             ],
         }
@@ -216,8 +216,8 @@ class Reinforce:
 
 
 def _actions(tensors: Sequence[Tensor]) -> Actions:
-    members, sizes, medians, behaviour, counts, values = tensors
-    return Actions(Groups(members, sizes, medians), behaviour, counts, values)
+    members, sizes, medians, behaviour, counts = tensors
+    return Actions(Groups(members, sizes, medians), behaviour, counts)
 
 
 def entropy(log_probabilities: Tensor) -> Tensor:

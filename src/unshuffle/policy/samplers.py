@@ -1,11 +1,11 @@
 """Who chooses the permutations: every sampler behind one interface, one sampler for each task.
 
-A sampler proposes the permutations of every batch and observes every validation. Most of them draw a group of equally
-hard permutations first, then one of its members; they differ only in how they choose among the groups.
+A sampler proposes the permutations of every batch and observes every validation. Most of them draw a group first, then
+one of its members; they differ in what the groups are made of, and in how they choose among them (policy/choosers).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from unshuffle.config import PolicyConfig
+from unshuffle.policy.choosers import Chooser, build_chooser
 from unshuffle.policy.groups import Groups, group_permutations
-from unshuffle.policy.progress import draw_values
-from unshuffle.policy.reinforce import Actions, ErrorHistory, MovingScale, Reinforce, entropy
+from unshuffle.policy.pairs import Choice, group_pairs, gumbel
+from unshuffle.policy.reinforce import Actions, ErrorHistory, Reinforce, entropy
 from unshuffle.policy.state import Validation
+from unshuffle.policy.trials import one_group_preferred, worths
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,11 @@ class Proposal:
     """The permutations of a batch."""
 
     permutations: Tensor
-    """(B, M) indices into Ψ."""
+    """(B, M) indices into Ψ; with a choice (B, K), the candidates."""
     log_prior: Tensor | None = None
     """(|Ψ|,) to add to the logits in training, so that the network does not learn how often it is asked what."""
+    choice: Choice | None = None
+    """How to choose among the candidates."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,24 @@ class Sampler(Protocol):
     def propose(self, samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
         """Permutations of a batch, on the generator's device."""
 
+    def count(self, permutations: Tensor, groups: Tensor) -> None:
+        """What this process has chosen of a proposal that left a choice, and the groups it was in, (B, M)."""
+
+    def gather(self, total: Callable[[Tensor], Tensor]) -> None:
+        """Add up what all processes have chosen; `total` sums over them."""
+
     def observe(self, validation: Validation, iteration: int, *, ends: bool, begins: bool) -> Observation:
         """See how the network stands; an episode may end or begin (or both) at this iteration."""
+
+    @property
+    def trials(self) -> int:
+        """How many trials it wants to learn from; most want none."""
+
+    def prefer(self, group: int | None) -> None:
+        """In a trial: prefer one group, or none."""
+
+    def judge(self, errors: Sequence[float]) -> dict[str, Any]:
+        """Learn from the errors after the trials; the log entry."""
 
     def rate_dropped(self) -> None:
         """The learning rate has just dropped: errors before and after are not on one line."""
@@ -87,6 +107,24 @@ class UniformSampler:
         self.draws.zero_()
         return Observation({"draws": draws})
 
+    def count(self, permutations: Tensor, groups: Tensor) -> None:
+        """Its proposals leave no choice, and are counted as they are made."""
+
+    def gather(self, total: Callable[[Tensor], Tensor]) -> None:
+        """Every process has counted all."""
+
+    @property
+    def trials(self) -> int:
+        """None."""
+        return 0
+
+    def prefer(self, group: int | None) -> None:
+        """It has no groups."""
+
+    def judge(self, errors: Sequence[float]) -> dict[str, Any]:
+        """It wants no trials."""
+        return {}
+
     def rate_dropped(self) -> None:
         """Nothing depends on it."""
 
@@ -103,100 +141,11 @@ class UniformSampler:
         self.draws = state["draws"].clone()
 
 
-class Chooser(Protocol):
-    """How a sampler chooses among groups."""
+class ChoosingSampler(UniformSampler):
+    """Draws a group, then one of its members; uniform until the network has left chance.
 
-    def probabilities(self, groups: Groups) -> Tensor:
-        """(|C|,) for the groups as they are now; 0 for an empty one."""
-
-    def learn(self, actions: Actions, reward: float | None) -> None:
-        """Learn from an episode; there is no reward while there is no baseline."""
-
-    def rate_dropped(self) -> None:
-        """Rewards from here on are not to be added to those before."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What it has learned."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
-
-
-class Inverse(Reinforce):
-    """Appendix F's control: learns as the policy does, and draws what the policy would avoid."""
-
-    def probabilities(self, groups: Groups) -> Tensor:
-        """Proportional to 1 / π, with a floor under π."""
-        pi = super().probabilities(groups)
-        inverse = torch.where(groups.sizes > 0, 1 / pi.clamp(min=self.config.inverse_floor), 0.0)
-        return inverse / inverse.sum()
-
-
-class Ranked:
-    """The hardest group half of the time, the next a quarter, and so on; or the easiest first."""
-
-    def __init__(self, hardest_first: bool) -> None:
-        self.hardest_first = hardest_first
-
-    def probabilities(self, groups: Groups) -> Tensor:
-        """A fixed preference by rank among the groups that have members."""
-        present = int((groups.sizes > 0).sum())
-        shares = 0.5 ** torch.arange(present)
-        ranked = torch.zeros_like(groups.sizes)
-        ranked[:present] = shares if self.hardest_first else shares.flip(0)
-        return ranked / ranked.sum()
-
-    def learn(self, actions: Actions, reward: float | None) -> None:
-        """It never learns."""
-
-    def rate_dropped(self) -> None:
-        """Nothing depends on it."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing to remember."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
-
-
-class Exp3:
-    """The bandit EXP3 over the ranks of the groups: the cheap rival that the policy has to beat."""
-
-    def __init__(self, config: PolicyConfig, rate: float = 0.1) -> None:
-        self.config, self.rate = config, rate
-        self.log_weights = torch.zeros(config.groups)
-        self.rewards = MovingScale(config.average_decay)
-
-    def probabilities(self, groups: Groups) -> Tensor:
-        """Weights times sizes, so that a new bandit draws every permutation equally often."""
-        return torch.softmax(self.log_weights + groups.sizes.log(), dim=0)
-
-    def learn(self, actions: Actions, reward: float | None) -> None:
-        """Raise the weight of each group that was drawn more often than expected before a good reward."""
-        if reward is None:
-            return
-        present, total = actions.behaviour > 0, actions.counts.sum()
-        surprise = (actions.counts / total - actions.behaviour)[present] / actions.behaviour[present]
-        advantage = self.rewards.centred(reward) / max(self.rewards.deviation, self.config.least_deviation)
-        self.log_weights[present] += self.rate * advantage * total.sqrt() * surprise
-        self.log_weights[present] -= self.log_weights[present].mean()
-
-    def rate_dropped(self) -> None:
-        """Nothing waits."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights and the scale of the rewards."""
-        return {"log_weights": self.log_weights.clone(), "rewards": self.rewards.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
-        self.log_weights = state["log_weights"].clone()
-        self.rewards.load_state_dict(state["rewards"])
-
-
-class GroupSampler(UniformSampler):
-    """Draws a group, then one of its members; uniform until the network has left chance."""
+    Subclasses say what the groups are made of.
+    """
 
     def __init__(self, config: PolicyConfig, chooser: Chooser, num_permutations: int, seed: int) -> None:
         super().__init__(num_permutations)
@@ -206,8 +155,144 @@ class GroupSampler(UniformSampler):
         self.in_episode = False
         self.episodes = 0
         self.groups: Groups | None = None
-        self.errors: Tensor | None = None
         self.behaviour = torch.zeros(config.groups)
+
+    def observe(self, validation: Validation, iteration: int, *, ends: bool, begins: bool) -> Observation:
+        """Learn from the episode that ends here, then group anew."""
+        episode = self._end(validation, iteration) if ends else None
+        self.history.add(iteration, validation.error)
+        arrays = super().observe(validation, iteration, ends=ends, begins=begins).arrays
+        acting = {f"acting_{name}": array for name, array in self._arrays().items()}
+        self.started = self.started or validation.error < self.config.start_below * validation.chance
+        if self.started:
+            self.groups = self._group(validation)
+            self._choose(self.chooser.probabilities(self.groups))
+        if begins:
+            self.in_episode = True
+        return Observation({**arrays, **acting, **self._arrays()}, episode, self._warnings())
+
+    def _group(self, validation: Validation) -> Groups:
+        """The groups for the network as it is now."""
+        raise NotImplementedError
+
+    def _action_counts(self) -> Tensor:
+        """(|C|,) how often each group was drawn since the last validation."""
+        raise NotImplementedError
+
+    def _choose(self, probabilities: Tensor) -> None:
+        """Draw the groups with these probabilities from here on, but for the exploration."""
+        assert self.groups is not None
+        floor = self.config.exploration
+        self.behaviour = (1 - floor) * probabilities + floor * self.groups.sizes
+
+    def _end(self, validation: Validation, iteration: int) -> dict[str, Any] | None:
+        """Reward and update; None for an episode that the policy did not act in."""
+        began, self.in_episode = self.in_episode, False
+        if self.groups is None or not began:
+            return None
+        baseline = self.history.baseline(iteration)
+        actions = Actions(self.groups, self.behaviour, self._action_counts())
+        if actions.counts.sum() == 0:  # the task was not trained, as in one half of S&T
+            return None
+        reward = None if baseline is None else baseline - validation.error
+        self.chooser.learn(actions, reward)
+        self.episodes += 1
+        return self._entry(actions, validation.error, baseline, reward)
+
+    def _entry(self, actions: Actions, error: float, baseline: float | None, reward: float | None) -> dict[str, Any]:
+        return {
+            "episode": self.episodes,
+            "reward": reward,
+            "baseline": baseline,
+            "error": error,
+            "entropy": float(entropy(actions.behaviour.log())),
+            "group_size": actions.groups.sizes.tolist(),
+            "group_median": actions.groups.medians.tolist(),
+            "probability": actions.behaviour.tolist(),
+            "drawn": actions.counts.tolist(),
+        }
+
+    @property
+    def trials(self) -> int:
+        """One for each group that has members, when the policy learns from them and has started."""
+        if self.groups is None or self.config.reward != "trials" or not isinstance(self.chooser, Reinforce):
+            return 0
+        return int((self.groups.sizes > 0).sum())
+
+    def prefer(self, group: int | None) -> None:
+        """Draw half of the permutations from one group and the others from all; or all from all."""
+        assert self.groups is not None
+        self._choose(self.groups.sizes if group is None else one_group_preferred(self.groups.sizes, group))
+
+    def judge(self, errors: Sequence[float]) -> dict[str, Any]:
+        """Learn from the errors after trials that preferred one group each."""
+        assert self.groups is not None
+        worth = worths(torch.tensor(errors), len(self.groups.sizes), self.config.least_deviation)
+        self.chooser.judge(self.groups, worth)
+        self._choose(self.chooser.probabilities(self.groups))
+        return {"errors": list(errors), "worth": worth.tolist(), "probability": self.behaviour.tolist()}
+
+    def _arrays(self) -> dict[str, npt.NDArray[Any]]:
+        if self.groups is None:
+            return {}
+        return {
+            "group_medians": self.groups.medians.numpy(),
+            "probabilities": self.behaviour.numpy().copy(),
+        }
+
+    def _warnings(self) -> list[str]:
+        """Say when one group takes nearly all draws."""
+        if self.groups is None:
+            return []
+        share, group = self.behaviour.max(dim=0)
+        size = self.groups.sizes[group]
+        if share > size + (1 - size) * self.config.largest_share:  # a group that holds most of Ψ may take most draws
+            return [f"group {int(group) + 1} of {len(self.behaviour)} takes {100 * float(share):.0f} % of the draws"]
+        return []
+
+    def rate_dropped(self) -> None:
+        """The errors follow another line from here on, and what trials have said holds no more."""
+        self.history.restart()
+        self.chooser.rate_dropped()
+        if self.trials:
+            self.prefer(None)
+
+    def preference(self) -> str | None:
+        """A bar for each group, the hardest first: how often its permutations come, beside uniform draws."""
+        if self.groups is None:
+            return "uniform until chance is left"
+        ratio = self.behaviour / self.groups.sizes.clamp(min=1e-9)
+        bars = "".join(" " if size == 0 else _bar(float(r)) for r, size in zip(ratio, self.groups.sizes, strict=True))
+        return f"hard {bars} easy"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the config."""
+        return {
+            **super().state_dict(),
+            "chooser": self.chooser.state_dict(),
+            "history": self.history.points,
+            "started": self.started,
+            "in_episode": self.in_episode,
+            "episodes": self.episodes,
+            "groups": None if self.groups is None else vars(self.groups),
+            "behaviour": self.behaviour.clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore all of it."""
+        super().load_state_dict(state)
+        self.chooser.load_state_dict(state["chooser"])
+        self.history.points = [(int(iteration), float(error)) for iteration, error in state["history"]]
+        self.started, self.in_episode, self.episodes = state["started"], state["in_episode"], state["episodes"]
+        self.groups = None if state["groups"] is None else Groups(**state["groups"])
+        self.behaviour = state["behaviour"].clone()
+
+
+class GroupSampler(ChoosingSampler):
+    """The paper's groups: permutations that are equally hard for all samples together."""
+
+    def __init__(self, config: PolicyConfig, chooser: Chooser, num_permutations: int, seed: int) -> None:
+        super().__init__(config, chooser, num_permutations, seed)
         self.batch_actions = torch.zeros(config.groups)
         self._share: Tensor | None = None
         self._batch_groups: tuple[Tensor, Tensor] | None = None
@@ -256,33 +341,18 @@ class GroupSampler(UniformSampler):
         return share.clamp(min=self.config.prior_floor / len(share)).log()
 
     def observe(self, validation: Validation, iteration: int, *, ends: bool, begins: bool) -> Observation:
-        """Learn from the episode that ends here, then group the permutations anew."""
-        episode = self._end(validation, iteration) if ends else None
-        self.history.add(iteration, validation.error)
-        self.errors = validation.permutation_errors
-        arrays = super().observe(validation, iteration, ends=ends, begins=begins).arrays
-        acting = {f"acting_{name}": array for name, array in self._arrays().items()}
-        self.started = self.started or validation.error < self.config.start_below * validation.chance
-        if self.started:
-            self._regroup(validation)
+        """As all do; the actions of batches are counted from the beginning of an episode."""
+        seen = super().observe(validation, iteration, ends=ends, begins=begins)
         if begins:
-            self.in_episode = True
             self.batch_actions.zero_()
-        return Observation({**arrays, **acting, **self._arrays()}, episode, self._warnings())
+        return seen
 
-    def _end(self, validation: Validation, iteration: int) -> dict[str, Any] | None:
-        """Reward and update; None for an episode that the policy did not act in."""
-        began, self.in_episode = self.in_episode, False
-        if self.groups is None or not began:
-            return None
-        baseline = self.history.baseline(iteration)
-        actions = Actions(self.groups, self.behaviour, self._action_counts(), self._draw_values(validation))
-        if actions.counts.sum() == 0:  # the task was not trained, as in one half of S&T
-            return None
-        reward = None if baseline is None else baseline - validation.error
-        self.chooser.learn(actions, reward)
-        self.episodes += 1
-        return self._entry(actions, validation.error, baseline, reward)
+    def _group(self, validation: Validation) -> Groups:
+        return group_permutations(validation.state, self.config.groups, self.seed)
+
+    def _choose(self, probabilities: Tensor) -> None:
+        super()._choose(probabilities)
+        self._share = self._batch_groups = None
 
     def _action_counts(self) -> Tensor:
         assert self.groups is not None
@@ -290,40 +360,11 @@ class GroupSampler(UniformSampler):
             return self.batch_actions.cpu().clone()
         return torch.zeros_like(self.behaviour).index_add(0, self.groups.members, self.draws.cpu())
 
-    def _draw_values(self, validation: Validation) -> Tensor:
-        assert self.groups is not None and self.errors is not None
-        after, draws = validation.permutation_errors, self.draws.cpu()
-        return draw_values(self.errors, after, draws, self.groups.members, len(self.behaviour))
-
-    def _entry(self, actions: Actions, error: float, baseline: float | None, reward: float | None) -> dict[str, Any]:
-        return {
-            "episode": self.episodes,
-            "reward": reward,
-            "baseline": baseline,
-            "error": error,
-            "entropy": float(entropy(actions.behaviour.log())),
-            "group_size": actions.groups.sizes.tolist(),
-            "group_median": actions.groups.medians.tolist(),
-            "probability": actions.behaviour.tolist(),
-            "drawn": actions.counts.tolist(),
-            "draw_value": actions.values.tolist(),
-        }
-
-    def _regroup(self, validation: Validation) -> None:
-        self.groups = group_permutations(validation.state, self.config.groups, self.seed)
-        chosen = self.chooser.probabilities(self.groups)
-        floor = self.config.exploration
-        self.behaviour = (1 - floor) * chosen + floor * self.groups.sizes
-        self._share = self._batch_groups = None
-
     def _arrays(self) -> dict[str, npt.NDArray[Any]]:
-        if self.groups is None:
-            return {}
-        return {
-            "groups": self.groups.members.numpy().astype(np.int16),
-            "group_medians": self.groups.medians.numpy(),
-            "probabilities": self.behaviour.numpy().copy(),
-        }
+        arrays = super()._arrays()
+        if self.groups is not None:
+            arrays["groups"] = self.groups.members.numpy().astype(np.int16)
+        return arrays
 
     def _warnings(self) -> list[str]:
         """Say when the draws have become narrow; the exploration keeps them from closing altogether."""
@@ -333,52 +374,77 @@ class GroupSampler(UniformSampler):
         spread = float(entropy(self.permutation_share.log())) / math.log(len(self.draws))
         if spread < self.config.least_spread:
             found.append(f"the draws have narrowed to {100 * spread:.0f} % of the entropy of uniform ones")
-        share, group = self.behaviour.max(dim=0)
-        size = self.groups.sizes[group]
-        if share > size + (1 - size) * self.config.largest_share:  # a group that holds most of Ψ may take most draws
-            found.append(
-                f"group {int(group) + 1} of {len(self.behaviour)} takes {100 * float(share):.0f} % of the draws"
-            )
-        return found
-
-    def rate_dropped(self) -> None:
-        """The errors follow another line from here on."""
-        self.history.restart()
-        self.chooser.rate_dropped()
-
-    def preference(self) -> str | None:
-        """A bar for each group, the hardest first: how often its permutations come, beside uniform draws."""
-        if self.groups is None:
-            return "uniform until chance is left"
-        ratio = self.behaviour / self.groups.sizes.clamp(min=1e-9)
-        bars = "".join(" " if size == 0 else _bar(float(r)) for r, size in zip(ratio, self.groups.sizes, strict=True))
-        return f"hard {bars} easy"
+        return [*found, *super()._warnings()]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the config."""
-        return {
-            **super().state_dict(),
-            "chooser": self.chooser.state_dict(),
-            "history": self.history.points,
-            "started": self.started,
-            "in_episode": self.in_episode,
-            "episodes": self.episodes,
-            "groups": None if self.groups is None else vars(self.groups),
-            "errors": self.errors,
-            "behaviour": self.behaviour.clone(),
-            "batch_actions": self.batch_actions.cpu().clone(),
-        }
+        return {**super().state_dict(), "batch_actions": self.batch_actions.cpu().clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore all of it."""
         super().load_state_dict(state)
-        self.chooser.load_state_dict(state["chooser"])
-        self.history.points = [(int(iteration), float(error)) for iteration, error in state["history"]]
-        self.started, self.in_episode, self.episodes = state["started"], state["in_episode"], state["episodes"]
-        self.groups = None if state["groups"] is None else Groups(**state["groups"])
-        self.errors = state["errors"]
-        self.behaviour, self.batch_actions = state["behaviour"].clone(), state["batch_actions"].clone()
+        self.batch_actions = state["batch_actions"].clone()
         self._share = self._batch_groups = None
+
+
+class PairSampler(ChoosingSampler):
+    """Groups of pairs: for each sample the permutations that are as hard, for this sample, as the group says."""
+
+    def __init__(self, config: PolicyConfig, chooser: Chooser, num_permutations: int, seed: int) -> None:
+        super().__init__(config, chooser, num_permutations, seed)
+        self.behaviour = torch.full((config.groups,), 1 / config.groups)
+        self.group_draws = torch.zeros(config.groups)
+        self._fresh = torch.zeros(num_permutations, config.groups)
+        """What this process has chosen and nobody else knows of."""
+        self._log_shares: Tensor | None = None
+
+    def propose(self, samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
+        """Candidates for each sample, and how to choose among them when the network has looked at them."""
+        shape = (samples, per_sample * self.config.candidates)
+        drawn = torch.randint(len(self.draws), shape, generator=generator, device=generator.device)
+        if self._log_shares is None or self._log_shares.device != generator.device:
+            self._log_shares = self.behaviour.log().to(generator.device)
+        return Proposal(drawn, choice=Choice(self._log_shares, gumbel(shape, generator), per_sample))
+
+    def count(self, permutations: Tensor, groups: Tensor) -> None:
+        """Add what was chosen."""
+        self._fresh = self._fresh.to(groups.device)
+        cells = (permutations * len(self.behaviour) + groups).flatten()
+        self._fresh.view(-1).index_add_(0, cells, torch.ones(len(cells), device=groups.device))
+
+    def gather(self, total: Callable[[Tensor], Tensor]) -> None:
+        """Draws of permutations and of groups, from those of the pairs."""
+        fresh = total(self._fresh.cpu().clone())
+        self._fresh.zero_()
+        self.draws = self.draws.cpu() + fresh.sum(dim=1)
+        self.group_draws += fresh.sum(dim=0)
+
+    def observe(self, validation: Validation, iteration: int, *, ends: bool, begins: bool) -> Observation:
+        """As all do; the draws of groups are counted from one validation to the next."""
+        seen = super().observe(validation, iteration, ends=ends, begins=begins)
+        self.group_draws.zero_()
+        return seen
+
+    def _group(self, validation: Validation) -> Groups:
+        return group_pairs(validation.state, self.config.groups)
+
+    def _choose(self, probabilities: Tensor) -> None:
+        super()._choose(probabilities)
+        self._log_shares = None
+
+    def _action_counts(self) -> Tensor:
+        return self.group_draws.clone()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the config; what was not gathered is lost."""
+        return {**super().state_dict(), "group_draws": self.group_draws.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore all of it."""
+        super().load_state_dict(state)
+        self.group_draws = state["group_draws"].clone()
+        self._fresh.zero_()
+        self._log_shares = None
 
 
 def _bar(ratio: float) -> str:
@@ -391,11 +457,5 @@ def build_sampler(config: PolicyConfig, num_permutations: int, seed: int) -> Sam
     """The sampler that the config names."""
     if config.sampler == "uniform":
         return UniformSampler(num_permutations)
-    choosers: dict[str, Callable[[], Chooser]] = {
-        "policy": lambda: Reinforce(config, config.groups, seed),
-        "inverse": lambda: Inverse(config, config.groups, seed),
-        "hard-first": lambda: Ranked(hardest_first=True),
-        "easy-first": lambda: Ranked(hardest_first=False),
-        "exp3": lambda: Exp3(config),
-    }
-    return GroupSampler(config, choosers[config.sampler](), num_permutations, seed)
+    kind = PairSampler if config.grouped == "pairs" else GroupSampler
+    return kind(config, build_chooser(config, seed), num_permutations, seed)

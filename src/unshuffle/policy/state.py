@@ -80,12 +80,12 @@ def _all_orders(network: OrderingNetwork, task: str, vectors: Tensor, permutatio
 
 
 def softmax_ratios(logits: Tensor, labels: Tensor) -> Tensor:
-    """y_l = (y*_l + 1) / (y*_p + 1) of Eq. 3, (B, K), from logits (B, K, |Ψ|) and the labels (K,).
+    """y_l = (y*_l + 1) / (y*_p + 1) of Eq. 3, (B, K), from logits (B, K, |Ψ|) and the labels, (K,) or (B, K).
 
     p is the second highest when l is the highest, and the highest otherwise: the highest of all but l.
     """
     probabilities = logits.softmax(dim=2)
-    index = labels[:, None].expand(len(logits), -1, 1)
+    index = labels.expand(logits.shape[:2])[..., None]
     label = probabilities.gather(2, index)
     rival = probabilities.scatter_(2, index, -1.0).amax(dim=2, keepdim=True)
     return ((label + 1) / (rival + 1)).squeeze(2)

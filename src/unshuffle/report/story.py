@@ -70,7 +70,7 @@ def _rewards(run: Run, task: str) -> list[str]:
 def progress_episodes(run: Run, task: str) -> list[dict[str, Any]]:
     """The episodes of a policy that learned from what draws were worth, and not from the rewards."""
     policy = run.config.policy
-    if policy.reward != "progress" or policy.sampler not in ("policy", "inverse"):
+    if policy.reward != "trials" or policy.sampler not in ("policy", "inverse"):
         return []
     return [entry for entry in run.metrics("episode") if entry["task"] == task]
 

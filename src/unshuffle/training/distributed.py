@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from unshuffle.accelerator import local_rank
@@ -144,6 +144,13 @@ def means(values: Sequence[float]) -> list[float]:
     box = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(box, group=_control)
     return [float(total) / size() for total in box]
+
+
+def total(values: Tensor) -> Tensor:
+    """The sum over the processes of a tensor on the CPU, everywhere."""
+    if size() > 1:
+        dist.all_reduce(values, group=_control)
+    return values
 
 
 @contextmanager

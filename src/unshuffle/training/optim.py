@@ -27,6 +27,8 @@ class Optimisers:
             groups[task] = (network.head(task), config.spatial if task == "spatial" else config.temporal)
         self.groups = {name: _build(module.parameters(), group) for name, (module, group) in groups.items()}
         self._rates = {name: group.lr for name, (_, group) in groups.items()}
+        self.damping = 1.0
+        """What the rates are multiplied by on top of their schedule; a trial ends slowly."""
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -35,7 +37,7 @@ class Optimisers:
 
     def step(self, iteration: int) -> None:
         """Move all weights that have a gradient, at the rates of this iteration."""
-        factor = rate_factor(self.config, iteration)
+        factor = self.damping * rate_factor(self.config, iteration)
         for name, optimiser in self.groups.items():
             for group in optimiser.param_groups:
                 group["lr"] = self._rates[name] * factor

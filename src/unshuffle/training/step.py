@@ -1,7 +1,7 @@
 """One training step: shuffled crops in, moved weights out."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from unshuffle.accelerator import has_kernels
 from unshuffle.errors import UserError
+from unshuffle.policy.pairs import Pick
 from unshuffle.policy.samplers import Proposal
 from unshuffle.training.optim import Optimisers
 
@@ -21,6 +22,32 @@ class Outcome:
 
     loss: Tensor
     accuracy: Tensor
+    chosen: tuple[Tensor, Tensor] | None = None
+    """Where the proposal left a choice: the permutations that were trained on and the groups they were in, (B, M)."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the network makes of a task's batch, and what it should have made of it."""
+
+    logits: Tensor
+    """(B, M, |Ψ|)"""
+    labels: Tensor
+    """(B, M) the permutations that were applied."""
+    log_prior: Tensor | None
+    groups: Tensor | None
+    """(B, M) where the proposal left a choice."""
+
+    @property
+    def loss(self) -> Tensor:
+        """Cross-entropy; with a prior, of logits that need not know how often each permutation is drawn."""
+        logits = self.logits.float() if self.log_prior is None else self.logits.float() + self.log_prior
+        return F.cross_entropy(logits.flatten(0, 1), self.labels.flatten())
+
+    def outcome(self, loss: Tensor) -> Outcome:
+        """What is worth knowing of it."""
+        accuracy = (self.logits.detach().argmax(dim=-1) == self.labels).float().mean()
+        return Outcome(loss, accuracy, None if self.groups is None else (self.labels, self.groups))
 
 
 class Step:
@@ -42,25 +69,27 @@ class Step:
         return outcomes
 
     def _gradients(self, crops: Mapping[str, Tensor], proposals: Mapping[str, Proposal]) -> dict[str, Outcome]:
-        logits = self.forward(crops, proposals)
-        losses = self.backward(logits, proposals)
-        return {
-            task: Outcome(loss, _accuracy(logits[task].detach(), proposals[task].permutations))
-            for task, loss in losses.items()
-        }
+        answers = self.forward(crops, proposals)
+        losses = self.backward(answers)
+        return {task: answer.outcome(losses[task]) for task, answer in answers.items()}
 
-    def forward(self, crops: Mapping[str, Tensor], proposals: Mapping[str, Proposal]) -> dict[str, Tensor]:
-        """Logits (B, M, |Ψ|) of each task."""
+    def forward(self, crops: Mapping[str, Tensor], proposals: Mapping[str, Proposal]) -> dict[str, Answer]:
+        """The answer to each task."""
         device = next(iter(crops.values())).device
-        orders = {task: self.permutations[task][chosen.permutations] for task, chosen in proposals.items()}
+        orders = {task: self.permutations[task][one.permutations] for task, one in proposals.items()}
+        picks = {task: Pick(one.permutations, one.choice) for task, one in proposals.items() if one.choice}
         # a recording must not depend on casts that were kept from before it
         with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False):
-            logits: dict[str, Tensor] = self.network(crops, orders)
-        return logits
+            logits: dict[str, Tensor] = self.network(crops, orders, picks)
+        labels = {task: (picks.get(task) or one).permutations for task, one in proposals.items()}
+        groups = {task: pick.groups for task, pick in picks.items()}
+        return {
+            task: Answer(logits[task], labels[task], one.log_prior, groups.get(task)) for task, one in proposals.items()
+        }
 
-    def backward(self, logits: Mapping[str, Tensor], proposals: Mapping[str, Proposal]) -> dict[str, Tensor]:
+    def backward(self, answers: Mapping[str, Answer]) -> dict[str, Tensor]:
         """Gradients of the sum of the tasks' losses, which come back."""
-        losses = {task: _loss(logits[task], proposals[task]) for task in logits}
+        losses = {task: answer.loss for task, answer in answers.items()}
         torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
         return {task: loss.detach() for task, loss in losses.items()}
 
@@ -84,9 +113,9 @@ class GraphedStep(Step):
         self, crops: Mapping[str, Tensor], proposals: Mapping[str, Proposal], iteration: int
     ) -> dict[str, Outcome]:
         """Learn from a batch of the shapes of the first one."""
-        inputs = {task: (crops[task], proposals[task].permutations, self._prior(task, proposals)) for task in crops}
+        inputs = {task: (crops[task], *self._tensors(task, proposals[task])) for task in crops}
         if tuple(inputs) not in self._graphs:
-            self._graphs[tuple(inputs)] = self._record(inputs)
+            self._graphs[tuple(inputs)] = self._record(inputs, proposals)
         recording = self._graphs[tuple(inputs)]
         recording.replay(inputs)
         for parameter, gradient in zip(self._parameters, recording.gradients, strict=True):
@@ -94,18 +123,19 @@ class GraphedStep(Step):
         self.optimisers.step(iteration)
         return recording.outcomes
 
-    def _prior(self, task: str, proposals: Mapping[str, Proposal]) -> Tensor:
+    def _tensors(self, task: str, proposal: Proposal) -> tuple[Tensor, ...]:
         """A prior of nothing changes nothing, and the graph need not know whether there is one."""
-        prior = proposals[task].log_prior
-        return self._no_prior[task] if prior is None else prior
+        prior = self._no_prior[task] if proposal.log_prior is None else proposal.log_prior
+        choice = proposal.choice
+        return proposal.permutations, prior, *(() if choice is None else (choice.log_shares, choice.noise))
 
-    def _record(self, inputs: Mapping[str, tuple[Tensor, Tensor, Tensor]]) -> "_Recording":
+    def _record(self, inputs: Mapping[str, tuple[Tensor, ...]], proposals: Mapping[str, Proposal]) -> "_Recording":
         places = {task: tuple(torch.clone(one) for one in some) for task, some in inputs.items()}
 
         def run() -> dict[str, Outcome]:
             self.optimisers.zero_grad()
-            proposals = {task: Proposal(drawn, prior) for task, (_, drawn, prior) in places.items()}
-            return self._gradients({task: crops for task, (crops, _, _) in places.items()}, proposals)
+            placed = {task: _placed(proposals[task], some[1:]) for task, some in places.items()}
+            return self._gradients({task: some[0] for task, some in places.items()}, placed)
 
         self._rehearse(run)
         graph = torch.cuda.CUDAGraph()
@@ -163,11 +193,8 @@ def build_step(
     return Step(network, permutations, optimisers, precision)
 
 
-def _loss(logits: Tensor, proposal: Proposal) -> Tensor:
-    """Cross-entropy; with a prior, of logits that need not know how often each permutation is drawn."""
-    logits = logits.float() if proposal.log_prior is None else logits.float() + proposal.log_prior
-    return F.cross_entropy(logits.flatten(0, 1), proposal.permutations.flatten())
-
-
-def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:
-    return (logits.argmax(dim=-1) == labels).float().mean()
+def _placed(proposal: Proposal, tensors: tuple[Tensor, ...]) -> Proposal:
+    """A proposal like another, of other tensors."""
+    permutations, prior, *rest = tensors
+    choice = proposal.choice and replace(proposal.choice, log_shares=rest[0], noise=rest[1])
+    return Proposal(permutations, prior, choice)

@@ -1,5 +1,6 @@
 """The training loop: batches, shuffling, one step of the network, and now and then a validation."""
 
+import copy
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -185,6 +186,8 @@ class Trainer:
             seed_everything(int(stream_seed(self.config.seed, *where).generate_state(1)[0]))
         for task, outcome in self.learn(crops, proposals, self.iteration).items():
             tally.add(task, outcome)
+            if outcome.chosen is not None:
+                self.samplers[task].count(*outcome.chosen)
         self.iteration += 1
 
     def shuffle(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Proposal]]:
@@ -199,7 +202,9 @@ class Trainer:
     def _propose(self, task: str, samples: int, generator: torch.Generator) -> Proposal:
         """This process's share of the permutations of a whole batch."""
         whole = self.samplers[task].propose(samples, self.config.permutations.per_sample, generator)
-        return replace(whole, permutations=whole.permutations[self.share.rows(samples)])
+        rows = self.share.rows(samples)
+        choice = whole.choice and replace(whole.choice, noise=whole.choice.noise[rows])
+        return replace(whole, permutations=whole.permutations[rows], choice=choice)
 
     def crops(self, task: str, squares: Squares, generator: torch.Generator | None = None) -> Tensor:
         """Squares on the device to (B, P, 3, S, S) crops; with a generator those of training."""
@@ -252,6 +257,8 @@ class Trainer:
 
     def save(self, run: Run) -> None:
         """Write a checkpoint, unless there is nothing left worth saving."""
+        for sampler in self.samplers.values():
+            sampler.gather(distributed.total)
         with together():
             if not all(bool(value.isfinite().all()) for value in self.network.state_dict().values()):
                 raise UserError(self._not_a_number())
@@ -325,15 +332,54 @@ class Trainer:
                 log.write_validation(self.iteration, task, validation, seen)
                 self._warn(log, display, task, seen.warnings)
             display.tasks[task].error = validation.error
-            display.tasks[task].preference = self.samplers[task].preference()
+        if self._episode_ends and self.iteration < self.last:
+            self._try_groups(log)
+        for task, sampler in self.samplers.items():
+            display.tasks[task].preference = sampler.preference()
         with together():
             log.write("cost", self.iteration, seconds=time.perf_counter() - begin)
 
-    def _observe(self, sampler: Sampler, validation: Validation) -> Observation:
-        """Let a sampler see a validation; what the main process's makes of it holds for all."""
-        seen = sampler.observe(validation, self.iteration, ends=self._episode_ends, begins=self._episode_begins)
+    def _try_groups(self, log: RunLog) -> None:
+        """Let the samplers that want it see what becomes of the network when a group is preferred for a while."""
+        wanted = {task: sampler.trials for task, sampler in self.samplers.items() if sampler.trials}
+        if not wanted:
+            return
+        before = copy.deepcopy(self.state_dict())
+        errors: dict[str, list[float]] = {task: [] for task in wanted}
+        for group in range(max(wanted.values())):
+            self._trial({task: min(group, count - 1) for task, count in wanted.items()})
+            for task in wanted:
+                errors[task].append(self.validate(task).error)
+            self.load_state_dict(copy.deepcopy(before))  # the optimisers keep what they are given
+        for task, count in wanted.items():
+            entry = self.samplers[task].judge(errors[task][:count])
+            self._agree(self.samplers[task])
+            with together():
+                log.write("trials", self.iteration, task=task, iterations=self.config.policy.trial, **entry)
+
+    def _trial(self, preferred: Mapping[str, int]) -> None:
+        """Train on the next batches with some groups preferred, then with none, at rates that fall to zero."""
+        length, tally = self.config.policy.trial, Tally()
+        batches = Prefetcher(self.load, self.iteration, self.iteration + length, self.config.data.workers)
+        with closing(ahead(batches, self.device)) as coming:
+            for done, batch in enumerate(coming):
+                second_half = 2 * done >= length
+                for task, group in preferred.items():
+                    self.samplers[task].prefer(None if second_half else group)
+                self.optimisers.damping = 2 - 2 * done / length if second_half else 1.0
+                self.step(batch, tally)
+        self.optimisers.damping = 1.0
+
+    def _agree(self, sampler: Sampler) -> None:
+        """What the main process's sampler has learned holds for all."""
         if self.share.of > 1:
             sampler.load_state_dict(distributed.broadcast(sampler.state_dict()))
+
+    def _observe(self, sampler: Sampler, validation: Validation) -> Observation:
+        """Let a sampler see a validation."""
+        sampler.gather(distributed.total)
+        seen = sampler.observe(validation, self.iteration, ends=self._episode_ends, begins=self._episode_begins)
+        self._agree(sampler)
         return seen
 
     def _warn(self, log: RunLog, display: Display, task: str, warnings: list[str]) -> None:
