@@ -356,7 +356,13 @@ def small() -> Config:
             temporal=head,
         ),
         policy=PolicyConfig(
-            interval=1000, batches=1000, groups=4, grouped="pairs", candidates=4, reward="trials", trial=40
+            interval=1000,
+            batches=1000,
+            groups=4,
+            grouped="pairs",
+            reward="trials",
+            entropy_weight=0.5,
+            least_deviation=0.002,
         ),
         log=LogConfig(monitor_every=2000),
     )

@@ -20,7 +20,7 @@ class Chooser(Protocol):
     def learn(self, actions: Actions, reward: float | None) -> None:
         """Learn from an episode; there is no reward while there is no baseline."""
 
-    def judge(self, groups: Groups, worth: Tensor) -> None:
+    def judge(self, worth: Tensor) -> None:
         """Learn from what trials say that a draw of each group is worth."""
 
     def rate_dropped(self) -> None:
@@ -33,14 +33,71 @@ class Chooser(Protocol):
         """Restore it."""
 
 
-class Inverse(Reinforce):
+class ByTrial:
+    """Draws what trials say is worth most; for a worth v and an entropy weight τ the best policy is π ∝ |c| exp(v / τ).
+
+    Nothing has to be guessed from noisy rewards here, so there is no network to guess it.
+    """
+
+    def __init__(self, config: PolicyConfig) -> None:
+        self.config = config
+        self.worth = torch.zeros(config.groups)
+
+    def probabilities(self, groups: Groups) -> Tensor:
+        """The best ones for the worth so far; with none, every permutation is equally likely."""
+        return torch.softmax(self.worth / self.config.entropy_weight + groups.sizes.log(), dim=0)
+
+    def learn(self, actions: Actions, reward: float | None) -> None:
+        """One reward for all groups says little of each."""
+
+    def judge(self, worth: Tensor) -> None:
+        """Half of what is known comes from the last trials: they are noisy too, and the network changes."""
+        self.worth = (self.worth + worth) / 2
+
+    def rate_dropped(self) -> None:
+        """Forget: other rates, another worth."""
+        self.worth = torch.zeros_like(self.worth)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The worth of a draw of each group."""
+        return {"worth": self.worth.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        self.worth = state["worth"].clone()
+
+
+class Inverse:
     """Appendix F's control: learns as the policy does, and draws what the policy would avoid."""
+
+    def __init__(self, policy: Chooser, floor: float) -> None:
+        self.policy, self.floor = policy, floor
 
     def probabilities(self, groups: Groups) -> Tensor:
         """Proportional to 1 / π, with a floor under π."""
-        pi = super().probabilities(groups)
-        inverse = torch.where(groups.sizes > 0, 1 / pi.clamp(min=self.config.inverse_floor), 0.0)
+        pi = self.policy.probabilities(groups)
+        inverse = torch.where(groups.sizes > 0, 1 / pi.clamp(min=self.floor), 0.0)
         return inverse / inverse.sum()
+
+    def learn(self, actions: Actions, reward: float | None) -> None:
+        """As the policy."""
+        self.policy.learn(actions, reward)
+
+    def judge(self, worth: Tensor) -> None:
+        """As the policy."""
+        self.policy.judge(worth)
+
+    def rate_dropped(self) -> None:
+        """As the policy."""
+        self.policy.rate_dropped()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The policy's."""
+        return self.policy.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The policy's."""
+        self.policy.load_state_dict(state)
 
 
 class Ranked:
@@ -60,7 +117,7 @@ class Ranked:
     def learn(self, actions: Actions, reward: float | None) -> None:
         """It never learns."""
 
-    def judge(self, groups: Groups, worth: Tensor) -> None:
+    def judge(self, worth: Tensor) -> None:
         """Nor from trials."""
 
     def rate_dropped(self) -> None:
@@ -96,7 +153,7 @@ class Exp3:
         self.log_weights[present] += self.rate * advantage * total.sqrt() * surprise
         self.log_weights[present] -= self.log_weights[present].mean()
 
-    def judge(self, groups: Groups, worth: Tensor) -> None:
+    def judge(self, worth: Tensor) -> None:
         """A bandit learns from its own draws alone."""
 
     def rate_dropped(self) -> None:
@@ -115,10 +172,14 @@ class Exp3:
 def build_chooser(config: PolicyConfig, seed: int) -> Chooser:
     """The one that the config names."""
     choosers: dict[str, Callable[[], Chooser]] = {
-        "policy": lambda: Reinforce(config, config.groups, seed),
-        "inverse": lambda: Inverse(config, config.groups, seed),
+        "policy": lambda: _policy(config, seed),
+        "inverse": lambda: Inverse(_policy(config, seed), config.inverse_floor),
         "hard-first": lambda: Ranked(hardest_first=True),
         "easy-first": lambda: Ranked(hardest_first=False),
         "exp3": lambda: Exp3(config),
     }
     return choosers[config.sampler]()
+
+
+def _policy(config: PolicyConfig, seed: int) -> Chooser:
+    return ByTrial(config) if config.reward == "trials" else Reinforce(config, config.groups, seed)

@@ -6,6 +6,7 @@ anyway, so to look at some more permutations of it costs their heads alone.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -53,7 +54,7 @@ def group_pairs(state: Tensor, count: int) -> Groups:
     """Divide the permutations of each sample, the columns of s, into `count` groups of equal size, hardest first."""
     ordered = state.double().sort(dim=0).values
     bounds = torch.arange(count + 1) * len(ordered) // count
-    parts = [ordered[first:last] for first, last in zip(bounds[:-1], bounds[1:], strict=True)]
+    parts = [ordered[first:last] for first, last in pairwise(bounds)]
     return Groups(
         members=torch.empty(0, dtype=torch.int64),
         sizes=torch.tensor([len(part) / len(ordered) for part in parts]),

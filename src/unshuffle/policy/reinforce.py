@@ -9,7 +9,6 @@
 
 The reward compares the error with what it would have been had it gone on falling as before:
 r = E_BL − E, where E_BL is the line through the two errors before it, at the iteration of the third.
-With `reward: trials` each group has a reward of its own instead: what a draw of it is worth by trial (policy/trials).
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 from unshuffle.config import PolicyConfig
 from unshuffle.policy.groups import Groups
 
-CLIMBS = 100  # updates for each set of trials
 MAX_IMPORTANCE = 5.0  # no single rare action may decide an update
 
 
@@ -130,7 +128,7 @@ class Reinforce:
 
     def learn(self, actions: Actions, reward: float | None) -> None:
         """Eq. 9, for the episode whose discounted return this reward completes."""
-        if reward is None or self.config.reward == "trials":
+        if reward is None:
             return
         self.waiting.append((actions, []))
         for _, rewards in self.waiting:
@@ -163,18 +161,8 @@ class Reinforce:
         score = (importance * surprise * log_pi[possible]).sum() / total.sqrt()
         return advantage * score + self.config.entropy_weight * self._bonus(log_pi, actions.groups)
 
-    def judge(self, groups: Groups, worth: Tensor) -> None:
-        """Climb towards the draws that are worth most; trials are few and exact, so each is listened to for long."""
-        for _ in range(CLIMBS):
-            self._ascend(self.expected_worth(groups, worth))
-
-    def expected_worth(self, groups: Groups, worth: Tensor) -> Tensor:
-        """Σ_j π(c_j | ŝ) v_j + entropy weight · H, for the worth v of a draw of each group.
-
-        All groups have a value, so the sum over them takes the place of the actions that were drawn.
-        """
-        log_pi = self.log_probabilities(groups)
-        return (log_pi.exp() * worth).sum() + self.config.entropy_weight * self._bonus(log_pi, groups)
+    def judge(self, worth: Tensor) -> None:
+        """It learns from its rewards alone."""
 
     def _bonus(self, log_pi: Tensor, groups: Groups) -> Tensor:
         """H(π); with `size_prior` the entropy of the permutations drawn, up to a constant, which small groups cannot

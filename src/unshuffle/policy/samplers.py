@@ -18,7 +18,7 @@ from unshuffle.config import PolicyConfig
 from unshuffle.policy.choosers import Chooser, build_chooser
 from unshuffle.policy.groups import Groups, group_permutations
 from unshuffle.policy.pairs import Choice, group_pairs, gumbel
-from unshuffle.policy.reinforce import Actions, ErrorHistory, Reinforce, entropy
+from unshuffle.policy.reinforce import Actions, ErrorHistory, entropy
 from unshuffle.policy.state import Validation
 from unshuffle.policy.trials import one_group_preferred, worths
 
@@ -215,7 +215,8 @@ class ChoosingSampler(UniformSampler):
     @property
     def trials(self) -> int:
         """One for each group that has members, when the policy learns from them and has started."""
-        if self.groups is None or self.config.reward != "trials" or not isinstance(self.chooser, Reinforce):
+        learns = self.config.reward == "trials" and self.config.sampler in ("policy", "inverse")
+        if self.groups is None or not learns:
             return 0
         return int((self.groups.sizes > 0).sum())
 
@@ -228,7 +229,7 @@ class ChoosingSampler(UniformSampler):
         """Learn from the errors after trials that preferred one group each."""
         assert self.groups is not None
         worth = worths(torch.tensor(errors), len(self.groups.sizes), self.config.least_deviation)
-        self.chooser.judge(self.groups, worth)
+        self.chooser.judge(worth)
         self._choose(self.chooser.probabilities(self.groups))
         return {"errors": list(errors), "worth": worth.tolist(), "probability": self.behaviour.tolist()}
 
@@ -254,8 +255,8 @@ class ChoosingSampler(UniformSampler):
         """The errors follow another line from here on, and what trials have said holds no more."""
         self.history.restart()
         self.chooser.rate_dropped()
-        if self.trials:
-            self.prefer(None)
+        if self.groups is not None:
+            self._choose(self.chooser.probabilities(self.groups))
 
     def preference(self) -> str | None:
         """A bar for each group, the hardest first: how often its permutations come, beside uniform draws."""
