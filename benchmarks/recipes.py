@@ -5,8 +5,8 @@
 
 STUDY is one of `STUDIES`. All trainings of a study see the same data and the same validation samples, at most 434 of
 --val_images and --val_videos: as many as UCF-101 has test clips in 31 classes. Permutations are drawn uniformly. A line
-for each validation goes to results/recipes_STUDY.csv; `left_chance` is the first iteration at which the error was below
-0.98.
+for each validation goes to results/recipes_STUDY.csv, or recipes_STUDY_N.csv if --iterations is given; `left_chance` is
+the first iteration at which the error was below 0.98.
 """
 
 import argparse
@@ -138,7 +138,8 @@ def main() -> None:
             ]
             print(name, seed, [(point["iteration"], point["error"]) for point in curve], flush=True)
             rows += with_departure(curve)
-    write_table(f"recipes_{args.study}", rows, args.device)
+    length = f"_{args.iterations}" if args.iterations else ""
+    write_table(f"recipes_{args.study}{length}", rows, args.device)
 
 
 def arguments() -> argparse.Namespace:

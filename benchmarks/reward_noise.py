@@ -1,17 +1,19 @@
 """How well a reward tells good draws from bad ones: episodes from one checkpoint, repeated with other samples.
 
-    python benchmarks/reward_noise.py --images FOLDER --videos FOLDER --init RUN [--preset small] [--warmup 500]
-                                      [--episodes 25,100] [--repeats 8] [--val_sizes 100,300,1000] [--device cuda]
+    python benchmarks/reward_noise.py [--images FOLDER --videos FOLDER --init RUN] [--preset small] [--warmup 500]
+                                      [--episodes 25,100] [--repeats 8] [--val_sizes 100,300,1000]
+                                      [--tasks auto] [--permutations 700] [--device cuda]
 
-The trunk of a run is trained on for --warmup iterations with uniform draws; from there every episode begins. Its draws
-are uniform, or prefer the hard or the easy groups (`hard-first`, `easy-first`). For each length of an episode, size of
-X_val, and with or without BN's statistics estimated anew before the validation, the table has
+A network is trained for --warmup iterations with uniform draws; from there every episode begins. Its draws are uniform,
+or prefer the hard or the easy groups (`hard-first`, `easy-first`), which are groups of permutations or of pairs. An
+episode ends as it is (`plain`), with BN's statistics estimated anew (`bn`), or after as many iterations again with
+uniform draws at rates that fall to zero (`cooled`, as a trial does). For each of these, for each length of an episode
+and size of X_val, the table has
 
 - the mean error after each way to draw;
 - `between`: deviation of the mean error between the three ways to draw, and `within`: deviation between repeats of one;
-  their ratio squared is the signal-to-noise ratio of the paper's reward, E_BL − E, as E_BL is the same for all;
-- `value_hard` and `value_noise`: worth of a draw of the hardest group in the uniform episodes (`reward: progress`),
-  mean and deviation between repeats; `value_snr` is their distance from 1 squared over the noise squared.
+  `snr` is their ratio squared: the signal-to-noise ratio of the paper's reward, E_BL − E, as E_BL is the same for all;
+- `paired`: the same deviation of the differences to uniform draws, when all see the same batches; `paired_snr` with it.
 
 Results go to results/reward_noise_DEVICE.csv.
 """
@@ -20,25 +22,26 @@ import argparse
 import copy
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from table import write_table
-from torch import Tensor, nn
+from torch import nn
 
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, preset_config
 from unshuffle.config_file import merge
 from unshuffle.data.prepare import prepare
-from unshuffle.policy.groups import Groups, group_permutations
-from unshuffle.policy.progress import draw_values
-from unshuffle.policy.samplers import GroupSampler, Ranked, Sampler, UniformSampler
+from unshuffle.policy.samplers import Sampler, build_sampler
 from unshuffle.policy.state import Validation
 from unshuffle.training.trainer import Tally, Trainer
 
 WAYS = ("uniform", "hard-first", "easy-first")
+GROUPED = ("permutations", "pairs")
+ENDS = ("plain", "bn", "cooled")
 BN_BATCHES = 20
 APART = 1_000_000  # iterations between repeats, so that none sees the samples of another
 
@@ -49,6 +52,7 @@ def main() -> None:
     changes: dict[str, Any] = {"images": args.images, "videos": args.videos, "init": args.init, "device": args.device}
     sizes = [int(size) for size in args.val_sizes.split(",")]
     changes |= {"data": {"val_size": max(sizes)}, "policy": {"sampler": "uniform"}}
+    changes |= {"tasks": args.tasks, "permutations": {"spatial": args.permutations, "temporal": args.permutations}}
     changes |= {"optim": {"iterations": 10 * APART * args.repeats, "milestones": []}}
     config = merge(preset_config(args.preset), changes)
     trainer = build_trainer(config, prepare(config))
@@ -57,15 +61,19 @@ def main() -> None:
     before = {task: trainer.validate(task) for task in trainer.permutations}
     print("errors at the checkpoint", {task: round(one.error, 4) for task, one in before.items()}, flush=True)
     rows = []
-    for length in [int(length) for length in args.episodes.split(",")]:
-        for anew in (False, True):
-            found = {way: [episode(trainer, start, before, way, length, repeat, anew) for repeat in range(args.repeats)]
-                     for way in WAYS}  # fmt: skip
-            for task, size in itertools.product(trainer.permutations, sizes):
-                rows.append({"task": task, "iterations": length, "val_size": size, "bn_anew": anew}
-                            | figures(before[task], {way: [one[task] for one in some] for way, some in found.items()},
-                                      size, config))  # fmt: skip
-                print(rows[-1], flush=True)
+    lengths = [int(length) for length in args.episodes.split(",")]
+    for grouped, length, end in itertools.product(GROUPED, lengths, ENDS):
+        found = {
+            way: [
+                episode(trainer, start, before, (way, grouped), length, repeat, end) for repeat in range(args.repeats)
+            ]
+            for way in WAYS
+        }
+        for task, size in itertools.product(trainer.permutations, sizes):
+            errors = np.array([[error_of(one[task], size) for one in found[way]] for way in WAYS])
+            what = {"task": task, "grouped": grouped, "iterations": length, "end": end, "val_size": size}
+            rows.append(what | figures(errors))
+            print(rows[-1], flush=True)
     write_table(f"reward_noise_{trainer.device.type}", rows, args.device)
 
 
@@ -79,14 +87,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--episodes", default="25,100")
     parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--val_sizes", default="100,300,1000")
+    parser.add_argument("--tasks", default="auto")
+    parser.add_argument("--permutations", type=int, default=700)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()
 
 
-def steps(trainer: Trainer, first: int, count: int) -> None:
+def steps(trainer: Trainer, first: int, count: int, *, cooling: bool = False) -> None:
     """Train on the batches of some iterations; they are made here, as there are few."""
     trainer.iteration, tally = first, Tally()
-    for iteration in range(first, first + count):
+    for done, iteration in enumerate(range(first, first + count)):
+        trainer.optimisers.damping = 1 - done / count if cooling else 1.0
         batch = trainer.load(iteration)
         trainer.step({task: some.to(trainer.device) for task, some in batch.items()}, tally)
 
@@ -95,28 +106,28 @@ def episode(
     trainer: Trainer,
     start: dict[str, Any],
     before: dict[str, Validation],
-    way: str,
+    how: tuple[str, str],
     length: int,
     repeat: int,
-    anew: bool,
-) -> dict[str, tuple[Validation, Tensor]]:
-    """An episode from the checkpoint: the validation at its end and the draws, of each task."""
+    end: str,
+) -> dict[str, Validation]:
+    """An episode from the checkpoint: the validation at its end, of each task."""
     trainer.network.load_state_dict(start["network"])
     trainer.optimisers.load_state_dict(copy.deepcopy(start["optimisers"]))
-    trainer.samplers = {task: drawing(way, one, trainer.config, task) for task, one in before.items()}
+    trainer.samplers = {task: drawing(*how, one, trainer.config) for task, one in before.items()}
     first = APART * (repeat + 1)
     steps(trainer, first, length)
-    draws = {task: sampler.state_dict()["draws"] for task, sampler in trainer.samplers.items()}
-    with statistics_anew(trainer, first + length) if anew else unchanged():
-        return {task: (trainer.validate(task), draws[task]) for task in trainer.permutations}
+    if end == "cooled":
+        trainer.samplers = {task: drawing("uniform", "", one, trainer.config) for task, one in before.items()}
+        steps(trainer, first + length, length, cooling=True)
+    with statistics_anew(trainer, first + 2 * length) if end == "bn" else nullcontext():
+        return {task: trainer.validate(task) for task in trainer.permutations}
 
 
-def drawing(way: str, before: Validation, config: Config, task: str) -> Sampler:
+def drawing(way: str, grouped: str, before: Validation, config: Config) -> Sampler:
     """A sampler that draws one way, in the groups of the checkpoint."""
-    if way == "uniform":
-        return UniformSampler(len(before.state))
-    policy = merge(config, {"policy": {"sampler": way, "start_below": 2.0}}).policy
-    sampler = GroupSampler(policy, Ranked(way == "hard-first"), len(before.state), config.seed)
+    changes = {"sampler": way, "start_below": 2.0, **({"grouped": grouped} if grouped else {})}
+    sampler = build_sampler(merge(config, {"policy": changes}).policy, len(before.state), config.seed)
     sampler.observe(before, 0, ends=False, begins=True)
     return sampler
 
@@ -139,39 +150,23 @@ def statistics_anew(trainer: Trainer, iteration: int) -> Iterator[None]:
         norm.momentum = momentum
 
 
-@contextmanager
-def unchanged() -> Iterator[None]:
-    """Nothing is done about them."""
-    yield
-
-
-def figures(
-    before: Validation, found: dict[str, list[tuple[Validation, Tensor]]], size: int, config: Config
-) -> dict[str, Any]:
-    """Signal and noise of both rewards, with the first `size` samples of X_val."""
-    errors = np.array([[error_of(one, size).mean() for one, _ in found[way]] for way in WAYS])
+def figures(errors: npt.NDArray[np.float64]) -> dict[str, Any]:
+    """Signal and noise of (3, repeats) errors, by the way to draw."""
     between, within = errors.mean(axis=1).std(ddof=1), np.sqrt(errors.var(axis=1, ddof=1).mean())
-    groups: Groups = group_permutations(before.state[:, :size], config.policy.groups, config.seed)
-    first = error_of(before, size)
-    values = [
-        float(draw_values(first, error_of(one, size), draws, groups.members, config.policy.groups)[0])
-        for one, draws in found["uniform"]
-    ]
-    noise = float(np.std(values, ddof=1))
+    paired = np.sqrt((errors[1:] - errors[0]).var(axis=1, ddof=1).mean() / 2)  # a difference has the noise of two
     return {
         **{way: round(float(mean), 4) for way, mean in zip(WAYS, errors.mean(axis=1), strict=True)},
         "between": round(float(between), 5),
         "within": round(float(within), 5),
-        "snr": round(float((between / within) ** 2), 3),
-        "value_hard": round(float(np.mean(values)), 3),
-        "value_noise": round(noise, 3),
-        "value_snr": round(((np.mean(values) - 1) / noise) ** 2, 3) if noise else "",
+        "snr": round(float((between / within) ** 2), 2),
+        "paired": round(float(paired), 5),
+        "paired_snr": round(float((between / paired) ** 2), 2),
     }
 
 
-def error_of(validation: Validation, size: int) -> Tensor:
-    """(|Ψ|,) errors on the first samples alone: a permutation is recognised where its ratio is above 1."""
-    return 1 - (validation.state[:, :size] > 1).double().mean(dim=1)
+def error_of(validation: Validation, size: int) -> float:
+    """The error on the first samples alone: a permutation is recognised where its ratio is above 1."""
+    return 1 - float((validation.state[:, :size] > 1).double().mean())
 
 
 if __name__ == "__main__":

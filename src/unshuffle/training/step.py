@@ -97,14 +97,14 @@ class Step:
 class GraphedStep(Step):
     """The same on a GPU, recorded once as a CUDA graph: launching its hundreds of kernels one by one takes too long.
 
-    There is a graph for each set of tasks that a step may have. What goes in is copied to where the graph expects it.
+    There is a graph for each set of tasks and shapes that a step has. What goes in is copied to where the graph expects it.
     """
 
     def __init__(
         self, network: nn.Module, permutations: Mapping[str, Tensor], optimisers: Optimisers, precision: str
     ) -> None:
         super().__init__(network, permutations, optimisers, precision)
-        self._graphs: dict[tuple[str, ...], _Recording] = {}
+        self._graphs: dict[tuple[object, ...], _Recording] = {}
         self._pool = torch.cuda.graph_pool_handle()  # recordings take turns, so they share their memory
         self._parameters = list(network.parameters())
         self._no_prior = {task: torch.zeros(len(rows), device=rows.device) for task, rows in permutations.items()}
@@ -112,11 +112,12 @@ class GraphedStep(Step):
     def __call__(
         self, crops: Mapping[str, Tensor], proposals: Mapping[str, Proposal], iteration: int
     ) -> dict[str, Outcome]:
-        """Learn from a batch of the shapes of the first one."""
+        """Learn from a batch; the first of its shapes is recorded."""
         inputs = {task: (crops[task], *self._tensors(task, proposals[task])) for task in crops}
-        if tuple(inputs) not in self._graphs:
-            self._graphs[tuple(inputs)] = self._record(inputs, proposals)
-        recording = self._graphs[tuple(inputs)]
+        shapes = tuple((task, *(one.shape for one in some)) for task, some in inputs.items())
+        if shapes not in self._graphs:
+            self._graphs[shapes] = self._record(inputs, proposals)
+        recording = self._graphs[shapes]
         recording.replay(inputs)
         for parameter, gradient in zip(self._parameters, recording.gradients, strict=True):
             parameter.grad = gradient  # each recording writes its gradients to places of its own
