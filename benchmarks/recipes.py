@@ -34,6 +34,13 @@ VARIED = {"shuffle": {"frame_jitter": True, "frame_share": 0.7}, "permutations":
 ADAMW_TRUNK = {"optim": {"trunk": {"optimiser": "adamw", "lr": 1e-3, "weight_decay": 0.05}}}
 ADAMW = {"optim": {"temporal": {"optimiser": "adamw", "lr": 5e-4, "weight_decay": 0.01}}}
 
+PLAIN = {
+    "tasks": "T",
+    "permutations": {"temporal": 100, "per_sample": 8},
+    **ONE_CROP,
+    "optim": {"warmup": 500, "trunk": {"lr": 0.01}, **ADAMW["optim"]},
+}
+
 Changes = dict[str, Any]
 
 
@@ -59,8 +66,8 @@ class Study:
 STUDIES = {
     # how the temporal task generalises; 100 permutations
     "temporal": Study(
-        "small",
-        {"tasks": "T"},
+        "paper",
+        PLAIN,
         {
             "lstm": [],
             "concat": [CONCAT],
@@ -124,7 +131,9 @@ def main() -> None:
     args = arguments()
     study = STUDIES[args.study]
     iterations = args.iterations or study.iterations
-    base = merge(preset_config(study.preset), {**study.shared, **given(args, study), **schedule(study, iterations)})
+    base = preset_config(study.preset)
+    for changes in (study.shared, given(args, study), schedule(study, iterations)):
+        base = merge(base, changes)
     names = args.variants or list(study.variants)
     opened: dict[Any, Data] = {}
     rows = []

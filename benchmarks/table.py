@@ -2,6 +2,7 @@
 
 import csv
 import platform
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ def write_table(name: str, rows: Sequence[dict[str, Any]], device: str = "cpu", 
 
 def command() -> str:
     """The command line, with folders by their names: where they lie is nobody's business."""
-    return " ".join(["python", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv)])
+    return shlex.join(["python", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv)])
 
 
 def versions() -> str:

@@ -97,7 +97,7 @@ class Step:
 class GraphedStep(Step):
     """The same on a GPU, recorded once as a CUDA graph: launching its hundreds of kernels one by one takes too long.
 
-    There is a graph for each set of tasks and shapes that a step has. What goes in is copied to where the graph expects it.
+    There is a graph for each set of tasks and shapes. What goes in is copied to where the graph expects it.
     """
 
     def __init__(
