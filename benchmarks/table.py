@@ -4,7 +4,7 @@ import csv
 import platform
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 RESULTS = Path(__file__).parent / "results"
 
 
-def write_table(name: str, rows: Sequence[dict[str, Any]], device: str = "cpu", note: str = "") -> None:
+def write_table(name: str, rows: Sequence[Mapping[str, Any]], device: str = "cpu", note: str = "") -> None:
     """Write results/NAME.csv and print it."""
     out = RESULTS / f"{name}.csv"
     with out.open("w", newline="") as file:

@@ -1,0 +1,148 @@
+"""The comparison: who proposes the permutations and what each task is worth, on real images and videos.
+
+    python benchmarks/comparison.py --images FOLDER --videos FOLDER --val_videos FOLDER [--out runs/comparison]
+                                    [--train FOLDER --test FOLDER] [--arms uniform policy ...] [--iterations 6000]
+                                    [--seeds 3] [--init WEIGHTS] [--device cuda]
+
+All arms begin with one trunk: --init, or 2,000 iterations of the preset `small` with uniform draws, 100 permutations
+and batches of 64, in OUT/warm-up. Then 1000 permutations of tiles and 1000 of frames are learned, 8 of each sample in a
+step. What is finished in --out is not done again. With --train and --test, labelled folders by class, the trunks are
+evaluated: retrieval, a linear classifier on pool5 and RankMe there, and retrieval of single frames among the videos.
+
+Results: results/comparison_DEVICE.csv (a line for each figure) and comparison_curves_DEVICE.csv (errors over iterations
+and over forward passes).
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from table import write_table
+
+import unshuffle
+from unshuffle.analysis.ablation import Ablation, ablate
+from unshuffle.analysis.forward_passes import total_passes
+
+PAPERS = {
+    "reward": "error",
+    "grouped": "permutations",
+    "groups": 10,
+    "interval": 100,
+    "batches": 100,
+    "entropy_weight": 0.2,
+    "least_deviation": 0.001,
+}
+"""The policy in the paper's form, with more episodes than the paper has: validation is nearly free."""
+ARMS: dict[str, dict[str, Any]] = {
+    "uniform": {"policy": {"sampler": "uniform"}},
+    "policy": {"policy": {"sampler": "policy"}},
+    "inverse": {"policy": {"sampler": "inverse"}},
+    "hard first": {"policy": {"sampler": "hard-first"}},
+    "paper's policy": {"policy": {"sampler": "policy", **PAPERS}},
+    "paper's inverse": {"policy": {"sampler": "inverse", **PAPERS}},
+    "bandit": {"policy": {"sampler": "exp3", **PAPERS}},
+    "S": {"tasks": "S", "policy": {"sampler": "uniform"}},
+    "T": {"tasks": "T", "policy": {"sampler": "uniform"}},
+}
+WARM_UP = 2000
+
+
+def main() -> None:
+    """Warm up, train and evaluate all arms, write the tables."""
+    args = arguments()
+    init = args.init or warm_up(args)
+    found = ablate(
+        args.out / "arms",
+        arms={name: ARMS[name] for name in args.arms},
+        seeds=args.seeds,
+        evaluations=evaluations(args),
+        preset="small",
+        init=init,
+        permutations={"spatial": 1000, "temporal": 1000, "per_sample": 8},
+        optim=schedule(args.iterations),
+        policy={"interval": 500, "batches": 500},
+        **data(args),
+    )
+    for job, sentence in found.failures.items():
+        print(f"{job}: {sentence}")
+    write_table(f"comparison_{args.device}", found.rows, args.device)
+    write_table(f"comparison_curves_{args.device}", list(curves(found)), args.device)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", required=True)
+    parser.add_argument("--videos", required=True)
+    parser.add_argument("--val_videos", required=True)
+    parser.add_argument("--train", type=Path)
+    parser.add_argument("--test", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("runs/comparison"))
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--iterations", type=int, default=6000)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--init", type=Path)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser.parse_args()
+
+
+def data(args: argparse.Namespace) -> dict[str, Any]:
+    """What all trainings see; the clips that are validated on are of other scenes."""
+    return {
+        "images": args.images,
+        "videos": args.videos,
+        "device": args.device,
+        "data": {"val_videos": args.val_videos, "val_size": 434},
+        "log": {"monitor_every": args.iterations, "checkpoint_every": args.iterations, "pictures": False},
+    }
+
+
+def schedule(iterations: int) -> dict[str, Any]:
+    """Two drops, as the preset `small` has them, for so many iterations."""
+    milestones = [round(0.7 * iterations), round(0.9 * iterations)]
+    return {"iterations": iterations, "batch_size": 64, "warmup": 200, "milestones": milestones}
+
+
+def warm_up(args: argparse.Namespace) -> Path:
+    """The trunk that all arms begin with."""
+    folder: Path = args.out / "warm-up"
+    if not (folder / "backbone.safetensors").exists():
+        unshuffle.pretrain(
+            out=folder, preset="small", policy={"sampler": "uniform"}, optim=schedule(WARM_UP), **data(args)
+        )
+    return folder
+
+
+def evaluations(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What the trunks are worth, if there is something to tell by."""
+    if args.train is None:
+        return {}
+    folders = {"preset": "quick", "train": str(args.train), "test": str(args.test)}
+    videos = {"preset": "quick", "train": args.videos, "test": args.val_videos}
+    return {
+        "retrieval": {**folders, "limit": 0},
+        "linear": {**folders, "layers": ["pool5"]},
+        "rankme": {"preset": "quick", "images": str(args.train)},
+        "frames": {**videos, "evaluation": "retrieval", "limit": 124},
+    }
+
+
+def curves(found: Ablation) -> Iterator[dict[str, Any]]:
+    """The errors of all runs, over iterations and over what has passed the network until then."""
+    for job in found.plan.jobs:
+        entries = list(job.run.metrics("validation")) if job.is_trained else []
+        passes = total_passes(job.run, [entry["iteration"] for entry in entries]) if entries else []
+        for entry, passed in zip(entries, passes, strict=True):
+            yield {
+                "arm": job.arm,
+                "seed": job.seed,
+                "task": entry["task"],
+                "iteration": entry["iteration"],
+                "forward_passes": round(passed),
+                "error": round(entry["error"], 4),
+            }
+
+
+if __name__ == "__main__":
+    main()
