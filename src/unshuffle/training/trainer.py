@@ -348,6 +348,7 @@ class Trainer:
         errors: dict[str, list[float]] = {task: [] for task in wanted}
         for group in range(max(wanted.values())):
             self._trial({task: min(group, count - 1) for task, count in wanted.items()})
+            distributed.average_buffers(self.network)
             for task in wanted:
                 errors[task].append(self.validate(task).error)
             self.load_state_dict(copy.deepcopy(before))  # the optimisers keep what they are given
@@ -362,7 +363,9 @@ class Trainer:
         length, tally = self.config.policy.trial, Tally()
         batches = Prefetcher(self.load, self.iteration, self.iteration + length, self.config.data.workers)
         with closing(ahead(batches, self.device)) as coming:
-            for done, batch in enumerate(coming):
+            for done in range(length):
+                with together():
+                    batch = next(coming)
                 second_half = 2 * done >= length
                 for task, group in preferred.items():
                     self.samplers[task].prefer(None if second_half else group)
