@@ -341,7 +341,8 @@ class Trainer:
 
     def _try_groups(self, log: RunLog) -> None:
         """Let the samplers that want it see what becomes of the network when a group is preferred for a while."""
-        wanted = {task: sampler.trials for task, sampler in self.samplers.items() if sampler.trials}
+        # what a trial does not train it says nothing about
+        wanted = {task: count for task in self.active_tasks(self.iteration) if (count := self.samplers[task].trials)}
         if not wanted:
             return
         before = copy.deepcopy(self.state_dict())
