@@ -58,6 +58,15 @@ def test_the_arithmetic_of_a_step_is_counted(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("small_world")
+def test_to_look_at_candidates_costs_their_heads_alone() -> None:
+    pairs = merge(demo(), {**SMALL, "policy": {**SMALL["policy"], "grouped": "pairs", "candidates": 3}})
+    of_pairs, of_permutations = (bench.bench(config, iterations=1) for config in (pairs, merge(demo(), SMALL)))
+    forward = 4 * 3 * (9 * 128 * 512 + 4 * 128 * 512 + 2 * 512 * 5)
+    more = of_pairs["tflop_per_iteration"] - of_permutations["tflop_per_iteration"]
+    assert more * 1e12 == pytest.approx(2 * forward, rel=0.02)
+
+
+@pytest.mark.usefixtures("small_world")
 def test_the_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "bench.json"
     options = [f"--{section}.{name}={value}" for section, values in SMALL.items() for name, value in values.items()]

@@ -81,6 +81,14 @@ def test_every_preset_is_possible_and_named(name: Any) -> None:
         ({"log": {"monitor_every": 0}}, "log.monitor_every"),
         ({"policy": {"batches": 4000}}, "but must be at least policy.batches"),
         ({"policy": {"groups": 1}}, "a choice needs 2"),
+        ({"policy": {"reward": "trials", "discount": 0.9}}, "leave policy.discount at 0"),
+        ({"policy": {"grouped": "pairs", "action": "batch"}}, "leave policy.action at sample"),
+        (
+            {"policy": {"grouped": "pairs", "candidates": 2, "groups": 17}},
+            "policy.groups is 17, but a sample has only policy.candidates times permutations.per_sample, 16,",
+        ),
+        ({"policy": {"trial": 0}}, "policy.trial is 0"),
+        ({"policy": {"candidates": 0}}, "policy.candidates is 0"),
         ({"log": {"monitor_every": 0}}, "log.monitor_every"),
         ({"log": {"checkpoint_every": 0}}, "log.checkpoint_every"),
         ({"log": {"keep_checkpoints": 0}}, "log.keep_checkpoints"),
@@ -101,6 +109,10 @@ def test_the_impossible_is_refused(values: dict[str, Any], words: str) -> None:
         {"optim": {"batch_size": 2, "iterations": 1, "decay": 1.0}},
         {"data": {"val_size": 1, "max_bad_share": 1.0}},
         {"monitor": {"gallery": "one", "queries": "other"}},
+        {"policy": {"reward": "trials", "discount": 0.0, "trial": 1, "action": "batch"}},
+        {"policy": {"grouped": "pairs", "candidates": 2, "groups": 16, "discount": 0.9}},
+        {"policy": {"grouped": "pairs", "candidates": 1, "groups": 8}},
+        {"policy": {"candidates": 1, "groups": 10}},
     ],
 )
 def test_the_limits_themselves_are_possible(values: dict[str, Any]) -> None:

@@ -103,3 +103,62 @@ def test_only_the_heads_of_the_given_tasks_get_gradients() -> None:
     assert all(weight.grad is not None for weight in net.head("temporal").parameters())
     assert all(weight.grad is None for weight in net.head("spatial").parameters())
     assert any(weight.grad is not None and weight.grad.any() for weight in net.trunk.parameters())
+
+
+# a choice among the permutations
+
+
+class First:
+    """Chooses columns that were decided before, and keeps the logits it was shown."""
+
+    def __init__(self, columns: Tensor) -> None:
+        self.columns = columns
+        self.shown: Tensor | None = None
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        self.shown = logits
+        return self.columns
+
+
+@pytest.mark.parametrize("kind", ["concat", "lstm"])
+def test_logits_of_what_is_picked_are_those_of_asking_for_it(kind: str) -> None:
+    net, batch = network("tiny", kind), {"spatial": 4, "temporal": 3}
+    parts = {task: crops(task, size, "tiny") for task, size in batch.items()}
+    psi = {task: permutations(task, size, 5) for task, size in batch.items()}
+    pick = First(torch.tensor([[4, 0], [1, 1], [2, 3], [0, 4]]))
+    picked = net(parts, psi, {"spatial": pick})
+    assert picked["spatial"].shape == (4, 2, COUNT["spatial"])
+    all_of_them = net(parts, psi)
+    assert pick.shown is not None
+    np.testing.assert_allclose(pick.shown, all_of_them["spatial"], atol=1e-6)
+    np.testing.assert_allclose(picked["temporal"], all_of_them["temporal"], atol=1e-6)
+    orders = torch.stack([psi["spatial"][sample, columns] for sample, columns in enumerate(pick.columns)])
+    asked_for = net(parts, {**psi, "spatial": orders})["spatial"]
+    np.testing.assert_allclose(picked["spatial"], asked_for, atol=1e-6)
+    for sample, columns in enumerate(pick.columns.tolist()):
+        for place, column in enumerate(columns):
+            expected = all_of_them["spatial"][sample, column]
+            np.testing.assert_allclose(picked["spatial"][sample, place], expected, atol=1e-5)
+    assert (all_of_them["spatial"].amax(dim=1) - all_of_them["spatial"].amin(dim=1)).max() > 1e-3, "they differ"
+
+
+@pytest.mark.parametrize("kind", ["concat", "lstm"])
+def test_no_gradient_comes_from_what_is_not_picked(kind: str) -> None:
+    parts, psi = crops("spatial", 3, "tiny"), permutations("spatial", 3, 6)
+    pick, gradients = First(torch.tensor([[5, 2], [0, 1], [3, 3]])), []
+    orders = torch.stack([psi[sample, columns] for sample, columns in enumerate(pick.columns)])
+    for wanted, picks in ((psi, {"spatial": pick}), (orders, None)):
+        net = network("tiny", kind)
+        with torch.enable_grad():
+            net({"spatial": parts}, {"spatial": wanted}, picks)["spatial"].square().sum().backward()
+        gradients.append({name: weight.grad for name, weight in net.named_parameters() if weight.grad is not None})
+    assert pick.shown is not None and not pick.shown.requires_grad
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_the_trunk_runs_once_for_all_candidates() -> None:
+    net, passes = network("tiny"), []
+    net.trunk.register_forward_hook(lambda _, inputs, __: passes.append(len(inputs[0])))
+    pick = First(torch.zeros(2, 1, dtype=torch.int64))
+    net({"spatial": crops("spatial", 2, "tiny")}, {"spatial": permutations("spatial", 2, 9)}, {"spatial": pick})
+    assert passes == [2 * PARTS["spatial"]]

@@ -406,37 +406,79 @@ def test_without_a_signal_the_permutations_stay_equally_likely() -> None:
         assert float((pi * (pi / groups.sizes).log()).sum()) < 0.1
 
 
-# a reward for each group
+# a worth for each group, by trial
 
 
 @pytest.mark.parametrize("size_prior", [True, False])
-def test_the_objective_of_progress_is_the_expected_worth_of_a_draw(size_prior: bool) -> None:
-    config = replace(CONFIG, reward="progress", size_prior=size_prior, entropy_weight=0.3)
-    policy = scrambled(Reinforce(config, 4, 0))
-    groups, values = groups_of([3, 5, 0, 7]), torch.tensor([1.5, 0.2, 9.0, 1.1])
-    actions = Actions(groups, groups.sizes, torch.ones(4), values)
-    log_pi = policy.log_probabilities(groups).detach()
-    present = [0, 1, 3]
-    expected = sum(float(log_pi[g].exp()) * float(values[g] - 1) for g in present)
-    spread = -sum(float(log_pi[g].exp() * log_pi[g]) for g in present)
-    if size_prior:
-        spread += sum(float(log_pi[g].exp()) * math.log(float(groups.sizes[g])) for g in present)
-    assert policy.progress_objective(actions).item() == pytest.approx(expected + 0.3 * spread, abs=1e-5)
+def test_the_expected_worth_of_a_draw(size_prior: bool) -> None:
+    policy = scrambled(Reinforce(replace(CONFIG, size_prior=size_prior, entropy_weight=0.3), 4, 0))
+    groups, worth = groups_of([3, 5, 0, 7]), torch.tensor([1.5, -0.2, 9.0, 0.1])
+    pi = policy.probabilities(groups).tolist()
+    expected = 0.0
+    for group in (0, 1, 3):  # what an empty one is worth does not matter
+        each = pi[group] / float(groups.sizes[group]) if size_prior else pi[group]
+        expected += pi[group] * (float(worth[group]) - 0.3 * math.log(each))
+    assert policy.expected_worth(groups, worth).item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_groups_whose_draws_are_worth_more_are_drawn_more() -> None:
-    policy = Reinforce(replace(CONFIG, reward="progress"), 10, 0)
-    values = torch.linspace(1.3, 0.7, 10)
-    for _ in range(100):
-        policy.learn(Actions(TEN, policy.probabilities(TEN), torch.ones(10), values), 0.0)
-    probabilities = policy.probabilities(TEN)
-    assert (probabilities.diff() < 0).all()
-    best = torch.softmax((values - 1) / CONFIG.entropy_weight, dim=0)  # where worth and entropy balance
-    torch.testing.assert_close(probabilities, best, atol=0.02, rtol=0)
+def test_the_gradient_of_the_expected_worth_is_that_of_actions_without_noise() -> None:
+    """Eq. 9 on average over all actions, each with its own reward."""
+    policy = scrambled(Reinforce(replace(CONFIG, entropy_weight=0.3), 4, 3))
+    groups, worth = groups_of([3, 5, 2, 7]), torch.tensor([0.3, -1, 2, 0.5])
+    pi, weight = policy.probabilities(groups), policy.network.layers[-1].weight
+    total = torch.zeros(4, 16)
+    for action, often in enumerate(pi.tolist()):
+        objective = policy.objective(Actions(groups, pi, torch.eye(4)[action]), float(worth[action]))
+        total += often * torch.autograd.grad(objective, weight)[0]
+    exact = torch.autograd.grad(policy.expected_worth(groups, worth), weight)[0]
+    torch.testing.assert_close(exact, total, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "learns"), [("error", False), ("progress", True)])
-def test_an_episode_without_a_baseline_teaches_progress_alone(kind: Any, learns: bool) -> None:
+@pytest.mark.parametrize("sizes", [[10] * 10, [30, 20, 15, 10, 8, 6, 5, 3, 2, 1]])
+def test_a_judgement_ends_where_worth_and_entropy_balance(sizes: list[int]) -> None:
+    groups, worth = groups_of(sizes), torch.linspace(0.3, -0.3, 10)
+    policy = Reinforce(replace(CONFIG, reward="trials"), 10, 0)
+    policy.judge(groups, worth)
+    probabilities = policy.probabilities(groups)
+    assert ((probabilities / groups.sizes).diff() < 0).all()
+    best = torch.softmax(worth / CONFIG.entropy_weight + groups.sizes.log(), dim=0)
+    torch.testing.assert_close(probabilities, best, atol=0.03, rtol=0)
+
+
+def test_groups_of_one_worth_stay_as_they_are() -> None:
+    policy = Reinforce(replace(CONFIG, reward="trials"), 10, 0)
+    policy.judge(TEN, torch.zeros(10))
+    torch.testing.assert_close(policy.probabilities(TEN), TEN.sizes, atol=1e-3, rtol=0)
+
+
+def test_empty_groups_do_no_harm_to_a_judgement() -> None:
+    policy, groups = Reinforce(replace(CONFIG, reward="trials"), 4, 0), groups_of([3, 5, 0, 0])
+    policy.judge(groups, torch.tensor([-1.0, 1.0, 0.0, 0.0]))
+    probabilities = policy.probabilities(groups)
+    assert probabilities[1] > 0.8 and (probabilities[2:] == 0).all()
+    assert all(weight.isfinite().all() for weight in policy.network.parameters())
+
+
+def test_judgements_go_on_bit_by_bit_from_a_checkpoint(saved_and_loaded: Reload) -> None:
+    policy, resumed = (Reinforce(replace(CONFIG, reward="trials"), 10, seed) for seed in (3, 99))
+    policy.judge(TEN, torch.linspace(1, -1, 10))
+    resumed.load_state_dict(saved_and_loaded(policy.state_dict()))
+    for one in (policy, resumed):
+        one.judge(TEN, torch.linspace(-1, 1, 10))
+    for mine, theirs in zip(policy.network.parameters(), resumed.network.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize(("kind", "learns"), [("error", True), ("trials", False)])
+def test_where_trials_teach_the_rewards_do_not(kind: Any, learns: bool) -> None:
     policy = Reinforce(replace(CONFIG, reward=kind), 10, 0)
-    policy.learn(Actions(TEN, TEN.sizes, torch.ones(10), torch.linspace(1.3, 0.7, 10)), None)
-    assert bool(policy.probabilities(TEN)[0] > policy.probabilities(TEN)[9] + 1e-4) == learns
+    for value in (0.1, 0.5):
+        policy.learn(Actions(TEN, TEN.sizes, torch.arange(10.0)), value)
+    assert (not torch.allclose(policy.probabilities(TEN), TEN.sizes, atol=1e-4)) == learns
+    assert (policy.returns.average is not None) == learns
+
+
+def test_without_a_baseline_there_is_nothing_to_learn() -> None:
+    policy = Reinforce(CONFIG, 10, 0)
+    policy.learn(Actions(TEN, TEN.sizes, torch.arange(10.0)), None)
+    assert policy.returns.average is None and policy.waiting == []

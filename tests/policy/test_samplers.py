@@ -11,19 +11,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unshuffle.config import PolicyConfig
-from unshuffle.policy.groups import Groups
+from unshuffle.policy.choosers import Exp3, Inverse, Ranked
+from unshuffle.policy.pairs import Pick
 from unshuffle.policy.reinforce import Actions, Reinforce
 from unshuffle.policy.samplers import (
-    Exp3,
+    ChoosingSampler,
     GroupSampler,
-    Inverse,
     Observation,
-    Ranked,
+    PairSampler,
+    Proposal,
     Sampler,
     UniformSampler,
     build_sampler,
 )
 from unshuffle.policy.state import Validation
+from unshuffle.policy.trials import one_group_preferred
 
 Reload = Callable[[dict[str, Any]], dict[str, Any]]
 GROUPED = ["policy", "inverse", "hard-first", "easy-first", "exp3"]
@@ -53,14 +55,26 @@ def config(name: str = "policy", **options: Any) -> PolicyConfig:
     return replace(PolicyConfig(sampler=name, groups=4), **options)  # type: ignore[arg-type]
 
 
-def group_sampler(name: str = "policy", **options: Any) -> GroupSampler:
+def choosing_sampler(name: str = "policy", **options: Any) -> ChoosingSampler:
     sampler = build_sampler(config(name, **options), COUNT, seed=0)
-    assert isinstance(sampler, GroupSampler)
+    assert isinstance(sampler, ChoosingSampler)
     if isinstance(sampler.chooser, Reinforce):  # with a preference, that a new policy does not have
         with torch.no_grad():
             sampler.chooser.network.layers[-1].bias.copy_(torch.tensor([1.0, -1.0, 0.5, 0.0]))  # type: ignore[operator]
     if isinstance(sampler.chooser, Exp3):
         sampler.chooser.log_weights = torch.tensor([0.5, -1.0, 1.0, -0.5])
+    return sampler
+
+
+def group_sampler(name: str = "policy", **options: Any) -> GroupSampler:
+    sampler = choosing_sampler(name, **options)
+    assert isinstance(sampler, GroupSampler)
+    return sampler
+
+
+def pair_sampler(name: str = "policy", **options: Any) -> PairSampler:
+    sampler = choosing_sampler(name, grouped="pairs", **options)
+    assert isinstance(sampler, PairSampler)
     return sampler
 
 
@@ -84,6 +98,9 @@ def test_the_config_names_it() -> None:
     for name, kind in kinds.items():
         sampler: Sampler = build_sampler(config(name), 12, 0)
         assert isinstance(sampler, GroupSampler) and type(sampler.chooser) is kind
+        sampler = build_sampler(config(name, grouped="pairs"), 12, 0)
+        assert isinstance(sampler, PairSampler) and type(sampler.chooser) is kind
+    assert type(build_sampler(config("uniform", grouped="pairs"), 12, 0)) is UniformSampler
 
 
 @pytest.mark.parametrize("count", [2, 7, 100])
@@ -301,46 +318,6 @@ def test_with_the_correction_the_network_does_not_learn_the_prior(name: str) -> 
 # how the groups are chosen
 
 
-def four_groups(sizes: list[float]) -> Groups:
-    return Groups(MEMBERS, torch.tensor(sizes), torch.tensor([0.6, 0.9, 1.2, 1.8]))
-
-
-def test_the_inverse_policy() -> None:
-    pi = torch.tensor([0.6, 0.3, 0.099, 0.001])
-    chooser = Inverse(config(size_prior=False, inverse_floor=0.02), 4, 0)
-    with torch.no_grad():
-        chooser.network.layers[-1].bias.copy_(pi.log())  # type: ignore[operator]
-    inverse = np.array([1 / 0.6, 1 / 0.3, 1 / 0.099, 1 / 0.02])
-    np.testing.assert_allclose(chooser.probabilities(four_groups([0.25] * 4)), inverse / inverse.sum(), rtol=1e-4)
-    inverse[3], pi = 0, torch.tensor([0.6, 0.3, 0.099, 0]) / 0.999
-    inverse[:3] = 1 / pi[:3].numpy()
-    chosen = chooser.probabilities(four_groups([0.5, 0.25, 0.25, 0]))
-    np.testing.assert_allclose(chosen, inverse / inverse.sum(), rtol=1e-4)
-    assert chosen[3] == 0
-
-
-def test_the_inverse_policy_learns_as_the_policy_does() -> None:
-    policy, inverse = Reinforce(config(), 4, 0), Inverse(config(), 4, 0)
-    groups = four_groups([0.25] * 4)
-    for _ in range(30):
-        for chooser in (policy, inverse):
-            chooser.learn(Actions(groups, groups.sizes, torch.tensor([4.0, 1, 0, 0])), 1.0)
-            chooser.learn(Actions(groups, groups.sizes, torch.tensor([0.0, 1, 4, 0])), 0.0)
-    assert policy.probabilities(groups).argmax() == 0 and inverse.probabilities(groups).argmin() == 0
-    assert inverse.probabilities(groups)[0] < 0.2
-
-
-@pytest.mark.parametrize(("hardest_first", "expected"), [(True, [8, 4, 2, 1]), (False, [1, 2, 4, 8])])
-def test_ranked(hardest_first: bool, expected: list[int]) -> None:
-    chooser = Ranked(hardest_first)
-    np.testing.assert_allclose(chooser.probabilities(four_groups([0.1, 0.4, 0.3, 0.2])), np.array(expected) / 15)
-    three = [4, 2, 1, 0] if hardest_first else [1, 2, 4, 0]
-    np.testing.assert_allclose(chooser.probabilities(four_groups([0.2, 0.5, 0.3, 0])), np.array(three) / 7)
-    before = chooser.probabilities(four_groups([0.25] * 4))
-    chooser.learn(Actions(four_groups([0.25] * 4), before, torch.ones(4)), 1.0)
-    assert torch.equal(chooser.probabilities(four_groups([0.25] * 4)), before)
-
-
 def test_hard_first_prefers_the_lowest_median() -> None:
     hard, easy = started("hard-first"), started("easy-first")
     assert hard.behaviour.argmax() == 0 and easy.behaviour.argmax() == 3
@@ -348,41 +325,10 @@ def test_hard_first_prefers_the_lowest_median() -> None:
     assert (MEMBERS[hard.permutation_share.topk(2).indices] == 0).all()
 
 
-def test_a_new_bandit_draws_every_permutation_equally_often() -> None:
-    sizes = [0.1, 0.4, 0.5, 0]
-    np.testing.assert_allclose(Exp3(config("exp3")).probabilities(four_groups(sizes)), sizes, atol=1e-6)
-
-
-@pytest.mark.parametrize("worst_case", [0.0, -1.0])
-def test_the_bandit_finds_the_better_group(worst_case: float) -> None:
-    """One action an episode, as bandits have it; the reward is never negative, or never positive."""
-    for seed in range(10):
-        bandit, groups, better = Exp3(config("exp3")), four_groups([0.25] * 4), seed % 4
-        source = generator(seed)
-        for _ in range(300):
-            probabilities = 0.9 * bandit.probabilities(groups) + 0.1 * groups.sizes
-            counts = F.one_hot(torch.multinomial(probabilities, 1, generator=source)[0], 4).float()
-            noise = 0.01 * float(torch.randn((), generator=source))
-            bandit.learn(Actions(groups, probabilities, counts), worst_case + float(counts[better]) + noise)
-        assert float(bandit.probabilities(groups)[better]) > 0.9
-
-
-def test_the_bandit_finds_the_better_group_among_many_draws() -> None:
-    for seed in range(5):
-        bandit, groups, better = Exp3(config("exp3")), four_groups([0.25] * 4), seed % 4
-        source = generator(seed)
-        for _ in range(200):
-            probabilities = 0.9 * bandit.probabilities(groups) + 0.1 * groups.sizes
-            drawn = torch.multinomial(probabilities, 200, replacement=True, generator=source)
-            counts = torch.bincount(drawn, minlength=4).float()
-            bandit.learn(Actions(groups, probabilities, counts), float(counts[better] / 200))
-        assert float(bandit.probabilities(groups)[better]) > 0.9
-
-
 # episodes
 
 
-def spy(sampler: GroupSampler, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Actions, float]]:
+def spy(sampler: ChoosingSampler, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Actions, float]]:
     """What the chooser is given to learn from."""
     learned: list[tuple[Actions, float]] = []
     real: Callable[[Actions, float], None] = sampler.chooser.learn
@@ -564,6 +510,304 @@ def test_the_preference_in_a_few_characters() -> None:
     assert hard[5] == "█" and hard[8] == "▁" and easy[5] < easy[8]
 
 
+# groups of pairs
+
+
+def alone(fresh: Tensor) -> Tensor:
+    """The total of one process."""
+    return fresh
+
+
+def trained_on(sampler: Sampler, seed: int, samples: int = 6, per_sample: int = 2) -> Proposal:
+    """A batch in which a network that answers anything chooses, if there is a choice, and all that comes of it."""
+    proposal = sampler.propose(samples, per_sample, generator(seed))
+    if proposal.choice is not None:
+        pick = Pick(proposal.permutations, proposal.choice)
+        pick(torch.randn(*proposal.permutations.shape, COUNT, generator=generator(seed)))
+        sampler.count(pick.permutations, pick.groups)
+    return proposal
+
+
+@pytest.mark.parametrize("after_start", [False, True])
+@pytest.mark.parametrize("name", GROUPED)
+def test_candidates_and_their_choice_are_seeded(name: str, after_start: bool) -> None:
+    sampler = pair_sampler(name, candidates=3)
+    if after_start:
+        sampler.observe(seen(), 0, ends=False, begins=True)
+    state = torch.get_rng_state()
+    first, again, other = (sampler.propose(30, 7, generator(seed)) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state), "the global generator is left alone"
+    assert first.permutations.shape == (30, 21) and first.permutations.dtype == torch.int64
+    assert first.permutations.min() >= 0 and first.permutations.max() < COUNT
+    assert first.choice is not None and again.choice is not None and other.choice is not None
+    assert first.choice.count == 7 and first.choice.noise.shape == (30, 21) and first.log_prior is None
+    assert torch.equal(first.permutations, again.permutations) and torch.equal(first.choice.noise, again.choice.noise)
+    assert not torch.equal(first.permutations, other.permutations)
+    assert not torch.equal(first.choice.noise, other.choice.noise)
+    assert chisquare(frequencies(sampler.propose(500, 7, generator()).permutations)).pvalue > 0.001
+
+
+def log_shares(sampler: PairSampler) -> Tensor:
+    choice = sampler.propose(1, 1, generator()).choice
+    assert choice is not None
+    return choice.log_shares
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_the_choice_is_uniform_before_the_start(name: str) -> None:
+    sampler = pair_sampler(name)
+    assert log_shares(sampler).tolist() == [0] * 4
+    trained_on(sampler, 0)
+    sampler.gather(alone)
+    observation = sampler.observe(seen(0.95), 10, ends=True, begins=True)
+    assert log_shares(sampler).tolist() == [0] * 4
+    assert observation.episode is None and list(observation.arrays) == ["draws"] and observation.warnings == []
+
+
+@pytest.mark.parametrize("groups", [4, 5])
+@pytest.mark.parametrize("name", GROUPED)
+def test_members_are_chosen_as_often_as_the_chooser_wants(name: str, groups: int) -> None:
+    """Four groups have six of the 24 permutations each; five have four or five."""
+    sampler = build_sampler(config(name, grouped="pairs", groups=groups, exploration=0.2), COUNT, 0)
+    assert isinstance(sampler, PairSampler)
+    if isinstance(sampler.chooser, Reinforce):
+        with torch.no_grad():
+            sampler.chooser.network.layers[-1].bias.copy_(torch.linspace(1, -1, groups))  # type: ignore[operator]
+    if isinstance(sampler.chooser, Exp3):
+        sampler.chooser.log_weights = torch.linspace(1, -1, groups)
+    sampler.observe(seen(), 0, ends=False, begins=False)
+    assert sampler.groups is not None
+    sizes = sampler.groups.sizes
+    wanted = 0.8 * sampler.chooser.probabilities(sampler.groups) + 0.2 * sizes
+    torch.testing.assert_close(sampler.behaviour, wanted)
+    torch.testing.assert_close(log_shares(sampler).exp() * sizes, wanted)
+    assert log_shares(sampler).exp().max() > 1.2, "a test of something"
+
+
+@pytest.mark.parametrize("groups", [4, 5, 7])
+def test_a_new_policy_chooses_uniformly_whatever_the_sizes(groups: int) -> None:
+    sampler = build_sampler(config(grouped="pairs", groups=groups), COUNT, 0)
+    assert isinstance(sampler, PairSampler)
+    sampler.observe(seen(), 0, ends=False, begins=False)
+    torch.testing.assert_close(log_shares(sampler), torch.zeros(groups), atol=1e-6, rtol=0)
+
+
+def test_what_was_chosen_is_counted_when_it_is_gathered() -> None:
+    sampler = pair_sampler()
+    sampler.observe(seen(), 0, ends=False, begins=True)
+    sampler.propose(10, 5, generator())
+    sampler.count(torch.tensor([[3, 3], [5, 0]]), torch.tensor([[1, 2], [1, 0]]))
+    sampler.count(torch.tensor([[3, 23], [23, 7]]), torch.tensor([[3, 3], [3, 2]]))
+    assert sampler.draws.sum() == 0 and sampler.group_draws.sum() == 0, "candidates do not count"
+    sampler.gather(lambda fresh: 10 * fresh)
+    sampler.count(torch.tensor([[6]]), torch.tensor([[0]]))
+    sampler.gather(lambda fresh: fresh + 100 * torch.eye(COUNT)[:, :4])  # what another process has chosen
+    expected = np.zeros(COUNT)
+    expected[[0, 3, 5, 7, 23, 6]] = [10, 30, 10, 10, 20, 1]
+    expected[:4] += 100
+    observation = sampler.observe(seen(), 10, ends=True, begins=True)
+    np.testing.assert_array_equal(observation.arrays["draws"], expected)
+    assert observation.episode is not None and observation.episode["drawn"] == [111, 120, 120, 130]
+    sampler.gather(alone)
+    observation = sampler.observe(seen(), 20, ends=True, begins=True)
+    assert observation.episode is None, "nothing was chosen since"
+    assert not observation.arrays["draws"].any()
+
+
+def test_a_total_may_be_made_in_place() -> None:
+    """As all-reduce does it: what is summed must not come back into what this process will choose."""
+    sampler = pair_sampler()
+    sampler.count(torch.tensor([[2]]), torch.tensor([[1]]))
+    sampler.gather(lambda fresh: fresh.mul_(2))
+    sampler.gather(alone)
+    assert float(sampler.draws.sum()) == 2 and sampler.draws[2] == 2 and sampler.group_draws.tolist() == [0, 2, 0, 0]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_others_have_nothing_to_gather(name: str) -> None:
+    sampler = build_sampler(config(name), COUNT, 0)
+    assert isinstance(sampler, UniformSampler)
+    drawn = sampler.propose(5, 3, generator()).permutations
+    sampler.count(drawn, torch.zeros_like(drawn))
+    sampler.gather(lambda fresh: 2 * fresh)
+    np.testing.assert_array_equal(sampler.draws, frequencies(drawn))
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_an_episode_of_pairs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = pair_sampler(name)
+    learned = spy(sampler, monkeypatch)
+    sampler.observe(seen(0.84), 0, ends=False, begins=False)
+    trained_on(sampler, 1)
+    sampler.gather(alone)
+    sampler.observe(seen(0.78), 60, ends=False, begins=True)
+    behaviour, groups = sampler.behaviour.clone(), sampler.groups
+    for seed in (2, 3):
+        trained_on(sampler, seed)
+    sampler.gather(alone)
+    drawn = sampler.group_draws.clone()
+    entry = sampler.observe(seen(0.7), 100, ends=True, begins=False).episode
+    assert entry is not None and groups is not None
+    assert entry["episode"] == 1 and entry["reward"] == pytest.approx(0.74 - 0.7)
+    assert entry["drawn"] == drawn.tolist() and sum(entry["drawn"]) == 2 * 6 * 2, "of the episode alone"
+    assert entry["probability"] == behaviour.tolist()
+    assert entry["group_size"] == groups.sizes.tolist() and entry["group_median"] == groups.medians.tolist()
+    ((actions, reward),) = learned
+    assert reward == pytest.approx(0.04) and torch.equal(actions.counts, drawn)
+    assert torch.equal(actions.behaviour, behaviour)
+
+
+def test_what_goes_into_the_states_of_pairs() -> None:
+    sampler = pair_sampler()
+    arrays = sampler.observe(seen(), 0, ends=False, begins=False).arrays
+    assert set(arrays) == {"draws", "group_medians", "probabilities"}, "a permutation is in no group of its own"
+    np.testing.assert_array_equal(arrays["probabilities"], sampler.behaviour)
+    ordered = seen().state.sort(dim=0).values
+    np.testing.assert_allclose(
+        arrays["group_medians"], [np.median(part) for part in ordered.numpy().reshape(4, -1)], rtol=1e-6
+    )
+    kept = {key: value.copy() for key, value in arrays.items()}
+    trained_on(sampler, 1)
+    sampler.gather(alone)
+    later = sampler.observe(seen(0.3, (0.5, 0.7, 0.9, 1.9)), 10, ends=True, begins=True).arrays
+    assert all((kept[key] == arrays[key]).all() for key in arrays), "they stay what they were"
+    np.testing.assert_array_equal(later["acting_probabilities"], arrays["probabilities"])
+    np.testing.assert_array_equal(later["acting_group_medians"], arrays["group_medians"])
+
+
+def test_warns_when_one_group_of_pairs_takes_nearly_all() -> None:
+    sampler = pair_sampler()
+    assert isinstance(sampler.chooser, Reinforce)
+    assert sampler.observe(seen(), 0, ends=False, begins=False).warnings == []
+    with torch.no_grad():
+        sampler.chooser.network.layers[-1].bias[2] += 30  # type: ignore[index]
+    warnings = sampler.observe(seen(), 10, ends=False, begins=False).warnings
+    assert warnings == ["group 3 of 4 takes 92 % of the draws"]
+
+
+# trials
+
+
+TRIED = {"grouped": ["permutations", "pairs"], "name": ["policy", "inverse"]}
+
+
+def tried(name: str = "policy", grouped: str = "pairs", **options: Any) -> ChoosingSampler:
+    """A sampler that has started and learns from trials; without a preference yet."""
+    sampler = build_sampler(config(name, reward="trials", grouped=grouped, **options), COUNT, seed=0)
+    assert isinstance(sampler, ChoosingSampler)
+    sampler.observe(seen(), 0, ends=False, begins=True)
+    return sampler
+
+
+def test_who_wants_trials() -> None:
+    for grouped in TRIED["grouped"]:
+        for name in ALL:
+            sampler = build_sampler(config(name, reward="trials", grouped=grouped), COUNT, 0)
+            assert sampler.trials == 0, "before the start groups mean nothing"
+            sampler.observe(seen(), 0, ends=False, begins=True)
+            assert sampler.trials == (4 if name in TRIED["name"] else 0), (grouped, name)
+        assert started(grouped="permutations").trials == 0, "the paper's reward needs none"
+
+
+def test_a_trial_for_each_group_that_has_members() -> None:
+    sampler = tried(grouped="permutations")
+    sampler.observe(seen(levels=(0.6, 0.6, 1.5, 1.5)), 10, ends=False, begins=False)
+    assert sampler.trials == 2
+    entry = sampler.judge([0.4, 0.5])
+    assert entry["worth"][0] > 0 > entry["worth"][1] and entry["worth"][2:] == [0, 0]
+    assert entry["probability"][0] > 0.55 and entry["probability"][2:] == [0, 0]
+
+
+@pytest.mark.parametrize("grouped", TRIED["grouped"])
+def test_a_group_is_preferred_or_none(grouped: str) -> None:
+    sampler = tried(grouped=grouped, exploration=0.2)
+    assert sampler.groups is not None
+    for group in range(4):
+        before = sampler.propose(2000, 2, generator())
+        sampler.prefer(group)
+        sizes = sampler.groups.sizes
+        torch.testing.assert_close(sampler.behaviour, 0.8 * one_group_preferred(sizes, group) + 0.2 * sizes)
+        after = sampler.propose(2000, 2, generator())
+        if before.choice is not None and after.choice is not None:
+            assert not torch.equal(before.choice.log_shares, after.choice.log_shares)
+        else:
+            assert not torch.equal(before.permutations, after.permutations)
+    sampler.prefer(None)
+    torch.testing.assert_close(sampler.behaviour, sampler.groups.sizes)
+
+
+@pytest.mark.parametrize("better", range(4))
+@pytest.mark.parametrize("grouped", TRIED["grouped"])
+def test_a_judgement_turns_the_draws_towards_the_better_group(grouped: str, better: int) -> None:
+    sampler = tried(grouped=grouped)
+    assert sampler.groups is not None
+    errors = [0.40, 0.41, 0.42, 0.43]
+    errors[better] = 0.3
+    for _ in range(2):
+        before = sampler.behaviour.clone()
+        entry = sampler.judge(errors)
+        assert (sampler.behaviour / before).argmax() == better and sampler.behaviour[better] > before[better]
+    assert list(entry) == ["errors", "worth", "probability"]
+    assert entry["errors"] == errors and entry["probability"] == sampler.behaviour.tolist()
+    expected = (np.mean(errors) - np.array(errors)) / np.std(errors, ddof=1)
+    np.testing.assert_allclose(entry["worth"], expected, rtol=1e-3)
+    wanted = sampler.chooser.probabilities(sampler.groups)
+    torch.testing.assert_close(sampler.behaviour, 0.9 * wanted + 0.1 * sampler.groups.sizes)
+    assert float(sampler.behaviour[better] / sampler.groups.sizes[better]) > 1.2
+
+
+def test_the_inverse_policy_turns_away_from_it() -> None:
+    sampler = tried("inverse")
+    sampler.judge([0.3, 0.4, 0.41, 0.42])
+    assert sampler.behaviour.argmin() == 0 and sampler.behaviour[0] < 0.2
+
+
+def test_an_episode_teaches_nothing_where_trials_do() -> None:
+    sampler = tried()
+    before = sampler.behaviour.clone()
+    for end, error in [(10, 0.45), (20, 0.3), (30, 0.1)]:
+        trained_on(sampler, end)
+        sampler.gather(alone)
+        entry = sampler.observe(seen(error), end, ends=True, begins=True).episode
+        assert entry is not None and sum(entry["drawn"]) == 12
+    assert entry["reward"] is not None, "but it is told"
+    assert torch.equal(sampler.behaviour, before)
+
+
+@pytest.mark.parametrize("grouped", TRIED["grouped"])
+def test_after_a_drop_of_the_rate_what_trials_said_holds_no_more(grouped: str) -> None:
+    sampler = tried(grouped=grouped)
+    assert sampler.groups is not None
+    sampler.judge([0.3, 0.4, 0.5, 0.6])
+    judged = sampler.propose(2000, 2, generator())
+    sampler.rate_dropped()
+    torch.testing.assert_close(sampler.behaviour, sampler.groups.sizes)
+    dropped = sampler.propose(2000, 2, generator())
+    if dropped.choice is not None:
+        torch.testing.assert_close(dropped.choice.log_shares, torch.zeros(4), atol=1e-6, rtol=0)
+    else:
+        assert chisquare(frequencies(dropped.permutations)).pvalue > 0.001
+        assert chisquare(frequencies(judged.permutations)).pvalue < 0.001
+
+
+@pytest.mark.parametrize("grouped", TRIED["grouped"])
+def test_after_a_drop_of_the_rate_a_policy_without_trials_stays(grouped: str) -> None:
+    sampler = choosing_sampler(grouped=grouped)
+    sampler.rate_dropped()
+    sampler.observe(seen(), 0, ends=False, begins=True)
+    before = sampler.behaviour.clone()
+    sampler.rate_dropped()
+    assert torch.equal(sampler.behaviour, before) and not torch.allclose(before, torch.full((4,), 0.25))
+
+
+def test_uniform_draws_take_no_part_in_trials() -> None:
+    sampler = UniformSampler(COUNT)
+    first = sampler.propose(8, 4, generator(1)).permutations
+    sampler.prefer(2)
+    assert torch.equal(first, sampler.propose(8, 4, generator(1)).permutations)
+    assert sampler.trials == 0 and sampler.judge([0.5]) == {}
+
+
 # the checkpoint
 
 
@@ -618,3 +862,49 @@ def test_goes_on_before_the_start(name: str, saved_and_loaded: Reload) -> None:
         validation = seen(0.9 - end / 40)
         one, other = (each.observe(validation, end, ends=True, begins=True) for each in (sampler, resumed))
         assert same(vars(one), vars(other))
+
+
+@pytest.mark.parametrize("reward", ["error", "trials"])
+@pytest.mark.parametrize("name", GROUPED)
+def test_pairs_go_on_in_the_middle_of_an_episode(name: str, reward: str, saved_and_loaded: Reload) -> None:
+    def new() -> Sampler:
+        return build_sampler(config(name, grouped="pairs", reward=reward), COUNT, 0)
+
+    def go_on(sampler: Sampler, begin: int) -> list[Any]:
+        happened: list[Any] = []
+        for end in range(begin, begin + 40, 10):
+            for batch in range(2):
+                proposal = trained_on(sampler, end + batch)
+                happened.append([proposal.permutations, vars(proposal.choice)])
+            sampler.gather(alone)
+            happened.append(vars(sampler.observe(seen(0.5 + 0.3 * math.cos(end)), end, ends=True, begins=True)))
+            if sampler.trials:
+                happened.append(sampler.judge([math.sin(end + trial) for trial in range(sampler.trials)]))
+            happened.append(sampler.preference())
+        return happened
+
+    sampler = new()
+    go_on(sampler, 10)
+    trained_on(sampler, 1)
+    sampler.gather(alone)
+    resumed = new()
+    trained_on(resumed, 2)  # forgotten with all else
+    resumed.load_state_dict(saved_and_loaded(sampler.state_dict()))
+    assert same(saved_and_loaded(resumed.state_dict()), saved_and_loaded(sampler.state_dict()))
+    assert same(go_on(sampler, 50), go_on(resumed, 50))
+    assert same(saved_and_loaded(resumed.state_dict()), saved_and_loaded(sampler.state_dict()))
+
+
+def test_a_trial_is_undone_by_the_state_before_it(saved_and_loaded: Reload) -> None:
+    """Nothing that was drawn or preferred meanwhile stays, also not what was kept ready for the device."""
+    sampler = tried()
+    sampler.judge([0.3, 0.4, 0.5, 0.6])
+    before, proposed = saved_and_loaded(sampler.state_dict()), trained_on(sampler, 1)
+    sampler.prefer(3)
+    trained_on(sampler, 2)
+    sampler.rate_dropped()
+    sampler.load_state_dict(before)
+    sampler.gather(alone)
+    assert same(sampler.state_dict(), before)
+    again = trained_on(sampler, 1)
+    assert same(vars(again.choice), vars(proposed.choice))

@@ -103,6 +103,17 @@ def test_ratios_against_the_slow_ones(scale: float) -> None:
     np.testing.assert_allclose(ratios, expected, atol=1e-6)
 
 
+def test_ratios_of_other_labels_for_each_sample() -> None:
+    source = torch.Generator().manual_seed(1)
+    logits, labels = 3 * torch.randn(6, 7, 9, generator=source), torch.randint(9, (6, 7), generator=source)
+    ratios = softmax_ratios(logits, labels)
+    for sample in range(6):
+        for place in range(7):
+            expected = slow_ratio(logits[sample, place].tolist(), int(labels[sample, place]))
+            assert float(ratios[sample, place]) == pytest.approx(expected, abs=1e-6)
+    assert len(labels.unique(dim=0)) == 6, "a test of something"
+
+
 @given(st.lists(st.integers(-40, 40), min_size=2, max_size=8, unique=True), st.data())
 @settings(max_examples=60, deadline=None)
 def test_a_ratio_is_bounded_and_above_one_where_recognised(values: list[int], data: st.DataObject) -> None:

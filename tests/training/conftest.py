@@ -36,6 +36,6 @@ def small_config(out: Path, **changes: Any) -> Config:
     return merge(merge(demo(), values), changes)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small() -> Any:
     return small_config

@@ -32,6 +32,7 @@ def test_a_process_on_its_own_is_all_there_is() -> None:
         assert (distributed.rank(), distributed.size(), distributed.is_main()) == (0, 1, True)
     assert distributed.gather("a") == ["a"]
     assert (distributed.broadcast("a"), distributed.largest(3), distributed.means([1.0, 2.0])) == ("a", 3, [1.0, 2.0])
+    assert distributed.total(torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
     network = torch.nn.Linear(1, 1)
     assert distributed.parallel(network, some_unused=False) is network
     with pytest.raises(OSError, match="gone"), distributed.together():
@@ -92,17 +93,17 @@ class Outcomes:
     ranks: list[dict[str, Any]]
 
 
-def assert_close(one: Any, other: Any, where: str = "") -> None:
+def assert_close(one: Any, other: Any, where: str = "", rtol: float = 1e-5, atol: float = 1e-7) -> None:
     if isinstance(one, dict):
         assert one.keys() == other.keys(), where
         for key in one:
-            assert_close(one[key], other[key], f"{where}.{key}")
+            assert_close(one[key], other[key], f"{where}.{key}", rtol, atol)
     elif isinstance(one, list | tuple):
         assert len(one) == len(other), where
         for place, (left, right) in enumerate(zip(one, other, strict=True)):
-            assert_close(left, right, f"{where}[{place}]")
+            assert_close(left, right, f"{where}[{place}]", rtol, atol)
     elif isinstance(one, torch.Tensor | float):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7, msg=lambda text: f"{where}: {text}")
+        torch.testing.assert_close(one, other, rtol=rtol, atol=atol, msg=lambda text: f"{where}: {text}")
     else:
         assert one == other, where
 
@@ -117,6 +118,7 @@ def test_two_processes_do_what_one_does(tmp_path: Path, monkeypatch: pytest.Monk
     outcomes = Outcomes(tmp_path, alone, ranks)
     same_as_one_with_the_same_batch(outcomes)
     the_same_permutations_and_decisions_to_the_bit(outcomes)
+    what_both_chose_is_counted_together(outcomes)
     one_network_with_their_own_normalisation_and_dropout(outcomes)
     a_signal_to_one_stops_all_after_the_same_step(outcomes)
     what_one_fails_at_ends_all_and_is_said_once(outcomes)
@@ -126,7 +128,7 @@ def test_two_processes_do_what_one_does(tmp_path: Path, monkeypatch: pytest.Monk
 
 def same_as_one_with_the_same_batch(outcomes: Outcomes) -> None:
     """Weights, running statistics, crops, permutations, validations and the samplers' states."""
-    for scenario in ("normalised", "frozen", "synchronised", "in turn"):
+    for scenario in ("normalised", "frozen", "synchronised", "in turn", "by trial"):
         for found in outcomes.ranks:
             assert_close(found[scenario], outcomes.alone[scenario], scenario)
 
@@ -134,7 +136,7 @@ def same_as_one_with_the_same_batch(outcomes: Outcomes) -> None:
 def the_same_permutations_and_decisions_to_the_bit(outcomes: Outcomes) -> None:
     first, second = (found["synchronised"] for found in outcomes.ranks)
     for name in ("steps", "samplers", "validations"):
-        torch.testing.assert_close(first[name], second[name], rtol=0, atol=0)
+        assert_close(first[name], second[name], name, rtol=0, atol=0)
     for step, whole in zip(first["steps"], outcomes.alone["synchronised"]["steps"], strict=True):
         for task in ("spatial", "temporal"):
             assert torch.equal(step[f"{task} permutations"], whole[f"{task} permutations"])
@@ -142,10 +144,35 @@ def the_same_permutations_and_decisions_to_the_bit(outcomes: Outcomes) -> None:
     assert first["samplers"]["spatial"]["episodes"] > 0
 
 
+def what_both_chose_is_counted_together(outcomes: Outcomes) -> None:
+    """Two permutations of each of four samples, and their groups: those of the steps, without those of the trials."""
+    first, second = (found["by trial"] for found in outcomes.ranks)
+    for name in ("steps", "samplers", "validations", "log"):
+        assert_close(first[name], second[name], name, rtol=0, atol=0)
+    trials = [(entry["iteration"], entry["task"]) for entry in first["log"] if "worth" in entry]
+    assert trials == [(step, task) for step in (3, 6) for task in ("spatial", "temporal")]
+    steps = first["steps"]
+    of_the_run = steps[:3] + steps[12:15] + steps[24:]  # three trials of three iterations after each three
+    assert len(of_the_run) == 9
+    for task, count in (("spatial", 6), ("temporal", 5)):
+        observed = [entry for entry in first["log"] if entry["task"] == task and "draws" in entry]
+        before = 0
+        for entry in observed:
+            now = entry["iteration"]
+            chosen = [step[f"{task} chosen"] for step in of_the_run[before:now]]
+            permutations, groups = torch.cat(chosen).flatten(0, 1).T if chosen else torch.empty(2, 0, dtype=torch.int64)
+            assert len(permutations) == 8 * (now - before)
+            assert entry["draws"].tolist() == torch.bincount(permutations, minlength=count).tolist()
+            if now in (3, 6, 9):
+                assert entry["episode"]["drawn"] == torch.bincount(groups, minlength=3).tolist()
+            before = now
+        assert before == 9
+
+
 def one_network_with_their_own_normalisation_and_dropout(outcomes: Outcomes) -> None:
     first, second = (found["as it comes"] for found in outcomes.ranks)
-    for name in ("network", "samplers", "validations"):
-        torch.testing.assert_close(first[name], second[name], rtol=0, atol=0)
+    for name in ("network", "samplers", "validations", "log"):
+        assert_close(first[name], second[name], name, rtol=0, atol=0)
     with pytest.raises(AssertionError, match="conv1"):
         assert_close(first["network"], outcomes.alone["as it comes"]["network"])
 
@@ -157,6 +184,7 @@ def a_signal_to_one_stops_all_after_the_same_step(outcomes: Outcomes) -> None:
 def what_one_fails_at_ends_all_and_is_said_once(outcomes: Outcomes) -> None:
     assert outcomes.ranks[0]["unreadable"] == ["SaidByAnother: rank 1 has failed", "UserError: the disk is gone"]
     assert outcomes.alone["unreadable"] == ["UserError: the disk is gone"]
+    assert outcomes.ranks[0]["unreadable in a trial"] == outcomes.ranks[0]["unreadable"]
     first, second = outcomes.ranks[0]["refused"]  # both find it
     assert first == outcomes.alone["refused"][0] == "UserError: policy.groups is 1, but a choice needs 2 or more"
     assert second == "SaidByAnother: rank 0 has failed"

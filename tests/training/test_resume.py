@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,68 @@ def test_a_killed_run_resumes_bit_exactly(
     assert_same(final_state(run), final_state(unbroken))
     assert_same(read_weights(run.weights), read_weights(unbroken.weights))
     assert comparable_metrics(run) == comparable_metrics(unbroken)
+
+
+class AfterSteps:
+    """Something happens before a step; those of trials count too."""
+
+    def __init__(self, count: int, happens: Callable[[], None]) -> None:
+        self.left, self.happens, self.step = count, happens, Trainer.step
+
+    def __call__(self, trainer: Trainer, *args: Any) -> None:
+        if self.left == 0:
+            self.happens()
+        self.left -= 1
+        self.step(trainer, *args)
+
+
+def die() -> None:
+    raise Killed
+
+
+BY_TRIAL = {"policy": {"grouped": "pairs", "reward": "trials", "trial": 4}}
+"""Three trials of four iterations each at iterations 3 and 6; nine iterations besides."""
+
+
+@pytest.fixture(scope="module")
+def unbroken_by_trial(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_pretraining(small(tmp_path_factory.mktemp("unbroken") / "run", **BY_TRIAL))
+
+
+# 7: in a trial, before the first checkpoint; 17: at iteration 5, on its own; 23: in a trial again, at iteration 6
+@pytest.mark.parametrize("steps", [7, 17, 23])
+def test_a_run_with_trials_resumes_bit_exactly(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken_by_trial: Run, steps: int
+) -> None:
+    config = small(tmp_path / "broken", **BY_TRIAL)
+    with monkeypatch.context() as patch:
+        dying = AfterSteps(steps, die)
+        patch.setattr(Trainer, "step", lambda trainer, *args: dying(trainer, *args))
+        with pytest.raises(Killed):
+            run_pretraining(config)
+    run = run_pretraining(config, resume=True)
+    assert_same(final_state(run), final_state(unbroken_by_trial))
+    assert_same(read_weights(run.weights), read_weights(unbroken_by_trial.weights))
+    assert comparable_metrics(run) == comparable_metrics(unbroken_by_trial)
+    assert len(list(run.metrics("trials"))) == 4
+
+
+# 8: in a trial, which goes on to its end; 16: between two validations, with draws that are not yet told of;
+# 17: at iteration 6, whose checkpoint then holds what its trials have taught
+@pytest.mark.parametrize(("steps", "saved"), [(8, 4), (16, 5), (17, 6)])
+def test_a_run_with_trials_stops_and_goes_on(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken_by_trial: Run, steps: int, saved: int
+) -> None:
+    config = small(tmp_path / "stopped", **BY_TRIAL)
+    with monkeypatch.context() as patch:
+        asked = AfterSteps(steps, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        patch.setattr(Trainer, "step", lambda trainer, *args: asked(trainer, *args))
+        with pytest.raises(Stopped) as stop:
+            run_pretraining(config)
+    assert stop.value.iteration == saved
+    run = run_pretraining(config, resume=True)
+    assert_same(final_state(run), final_state(unbroken_by_trial))
+    assert comparable_metrics(run) == comparable_metrics(unbroken_by_trial)
 
 
 def test_a_run_killed_twice_resumes_bit_exactly_in_sequence(

@@ -1,5 +1,7 @@
+import copy
 import io
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,15 @@ from unshuffle.config import Config
 from unshuffle.data.prepare import prepare
 from unshuffle.errors import UserError
 from unshuffle.permutations import permutation_set, save_permutations
+from unshuffle.policy.reinforce import Reinforce
+from unshuffle.policy.samplers import ChoosingSampler
+from unshuffle.policy.state import Validation
 from unshuffle.pretraining import run_pretraining
 from unshuffle.run import Run
 from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
-from unshuffle.training.step import Outcome
+from unshuffle.training.console import Display
+from unshuffle.training.log import NoLog, RunLog
+from unshuffle.training.step import Outcome, Step
 from unshuffle.training.trainer import Tally, Trainer
 
 
@@ -161,6 +168,184 @@ def test_bf16_steps_are_close_to_fp32(small: Any, tmp_path: Path) -> None:
         losses[precision] = {task: float(value) for task, value in tally.losses.items()}
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
     assert losses["bf16"] != losses["fp32"]
+
+
+# trials
+
+
+def with_trials(grouped: str = "pairs", **others: Any) -> dict[str, Any]:
+    """Two times three trials: one for each group at iterations 3 and 6."""
+    return {"policy": {"reward": "trials", "trial": 4, "grouped": grouped, **others}}
+
+
+def kept(trainer: Trainer) -> dict[str, Any]:
+    """All that a trainer is, but for what its policies have learned."""
+    state = copy.deepcopy(trainer.state_dict())
+    for sampler in state["samplers"].values():
+        del sampler["chooser"], sampler["behaviour"]
+    return {**state, "damping": trainer.optimisers.damping, "training": trainer.network.training}
+
+
+def bits(value: Any) -> Any:
+    """Something to compare for equality, tensors by their bits."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: bits(inner) for key, inner in value.items()}
+    return [bits(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.parametrize("grouped", ["pairs", "permutations"])
+def test_trials_leave_no_trace(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grouped: str) -> None:
+    """Dropout draws from the global generator, and a milestone lies within the trials of iteration 3."""
+    real, tried = Trainer._try_groups, []
+
+    def watched(self: Trainer, log: RunLog) -> None:
+        before, learned = kept(self), {task: sampler.state_dict() for task, sampler in self.samplers.items()}
+        real(self, log)
+        assert bits(kept(self)) == bits(before)
+        for task, sampler in self.samplers.items():
+            assert bits(sampler.state_dict()["chooser"]) != bits(learned[task]["chooser"])
+            assert not torch.equal(sampler.state_dict()["behaviour"], learned[task]["behaviour"])
+            sampler.gather(lambda fresh: fresh)
+            assert not sampler.state_dict()["draws"].any(), "nothing that a trial has chosen is left to be counted"
+        tried.append(self.iteration)
+
+    monkeypatch.setattr(Trainer, "_try_groups", watched)
+    run_pretraining(small(tmp_path / "run", **with_trials(grouped)))
+    assert tried == [3, 6]
+
+
+@pytest.mark.parametrize("tasks", ["S+T", "S&T"])
+def test_a_policy_that_does_not_listen_trains_as_if_there_were_no_trials(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: str
+) -> None:
+    monkeypatch.setattr(Reinforce, "judge", lambda *_: None)
+    tried = run_pretraining(small(tmp_path / "tried", tasks=tasks, **with_trials()))
+    assert list(tried.metrics("trials"))
+    monkeypatch.setattr(Trainer, "_try_groups", lambda *_: None)
+    plain = run_pretraining(small(tmp_path / "plain", tasks=tasks, **with_trials()))
+    states = [load_checkpoint(list_checkpoints(run.checkpoints)[-1]) for run in (tried, plain)]
+    assert bits(states[0]) == bits(states[1])
+
+
+def test_the_log_of_trials(small: Any, tmp_path: Path) -> None:
+    run = run_pretraining(small(tmp_path / "run", **with_trials()))
+    entries = list(run.metrics("trials"))
+    tried = [(entry["iteration"], entry["task"]) for entry in entries]
+    assert tried == [(step, task) for step in (3, 6) for task in ("spatial", "temporal")], "none before the end"
+    for entry in entries:
+        assert entry.keys() == {"iteration", "kind", "task", "iterations", "errors", "worth", "probability"}
+        assert entry["iterations"] == 4
+        assert len(entry["errors"]) == len(entry["worth"]) == len(entry["probability"]) == 3
+        assert all(0 <= error <= 1 for error in entry["errors"])
+        assert sum(entry["probability"]) == pytest.approx(1, abs=1e-6)
+
+
+@dataclass
+class Tried:
+    """A step of a trial."""
+
+    iteration: int
+    damping: float
+    behaviour: list[float]
+    crops: list[float]
+
+
+def steps_of_trials(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[list[Tried]]:
+    """What the spatial task is given in each trial after three iterations."""
+    trials: list[list[Tried]] = []
+    trial, learn, sampler = Trainer._trial, Step.__call__, trainer.samplers["spatial"]
+
+    def watched_trial(self: Trainer, preferred: Any) -> None:
+        trials.append([])
+        trial(self, preferred)
+
+    def watched_step(self: Step, crops: Any, proposals: Any, iteration: int) -> Any:
+        assert isinstance(sampler, ChoosingSampler)
+        if trials:
+            seen = crops["spatial"].flatten()[::997].tolist()
+            trials[-1].append(Tried(iteration, trainer.optimisers.damping, sampler.behaviour.tolist(), seen))
+        return learn(self, crops, proposals, iteration)
+
+    monkeypatch.setattr(Trainer, "_trial", watched_trial)
+    monkeypatch.setattr(Step, "__call__", watched_step)
+    trainer.last = 3
+    quiet = Display(trainer.statuses(), 3, console=Console(quiet=True))
+    assert trainer.config.out is not None
+    trainer.train(Run(trainer.config.out), NoLog(), quiet)
+    assert trials == [], "not at the end"
+    trainer.last = 9
+    trainer._validate(NoLog(), quiet)
+    return trials
+
+
+@pytest.mark.parametrize("length", [1, 4, 5])
+def test_what_a_trial_is(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    """One group preferred, then none while the rates fall; all trials on the same batches from the same place."""
+    config = small(tmp_path / "run", optim={"milestones": []}, **with_trials(exploration=0.0, trial=length))
+    trials = steps_of_trials(make(config), monkeypatch)
+    assert len(trials) == 3
+    for group, steps in enumerate(trials):
+        assert [step.iteration for step in steps] == list(range(3, 3 + length))
+        for done, step in enumerate(steps):
+            remaining = (length - done) / length
+            assert step.damping == pytest.approx(min(1.0, 2 * remaining))
+            sizes = np.full(3, 1 / 3)
+            alone = np.eye(3)[group]
+            expected = sizes if remaining <= 0.5 else 0.5 * alone + 0.5 * sizes
+            np.testing.assert_allclose(step.behaviour, expected, atol=1e-6)
+            assert step.crops == trials[0][done].crops
+
+
+def test_the_worth_of_a_group_is_by_the_error_after_its_trial(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors that are known: what is preferred more after the trials is what was said to be better."""
+    errors = {"spatial": [0.5, 0.2, 0.5], "temporal": [0.6, 0.5, 0.1]}
+    trial, validate, number = Trainer._trial, Trainer.validate, []
+
+    def counted(self: Trainer, preferred: Any) -> None:
+        number.append(preferred)
+        trial(self, preferred)
+
+    def told(self: Trainer, task: str) -> Validation:
+        found = validate(self, task)
+        if not number or self.iteration == 3:
+            return found
+        return replace(
+            found, permutation_errors=torch.full_like(found.permutation_errors, errors[task][len(number) - 1])
+        )
+
+    monkeypatch.setattr(Trainer, "_trial", counted)
+    monkeypatch.setattr(Trainer, "validate", told)
+    config = small(tmp_path / "run", optim={"iterations": 4, "milestones": []}, **with_trials())
+    run = run_pretraining(config)
+    assert number == [{"spatial": group, "temporal": group} for group in range(3)]
+    found = {entry["task"]: entry for entry in run.metrics("trials")}
+    for task, expected in errors.items():
+        assert found[task]["errors"] == pytest.approx(expected)
+        assert np.argmax(found[task]["worth"]) == np.argmax(found[task]["probability"]) == np.argmin(expected)
+        stored = np.load(run.states / f"{task}-00000004.npz")
+        assert stored["acting_probabilities"].tolist() == pytest.approx(found[task]["probability"])
+
+
+def test_a_task_that_is_not_trained_now_is_not_tried(small: Any, tmp_path: Path) -> None:
+    run = run_pretraining(small(tmp_path / "run", tasks="S&T", **with_trials()))
+    assert [(entry["iteration"], entry["task"]) for entry in run.metrics("trials")] == [(3, "spatial"), (6, "temporal")]
+
+
+def test_pairs_are_counted_as_they_are_chosen(small: Any, tmp_path: Path) -> None:
+    """Two permutations of each of four samples in a step, of six that are looked at."""
+    run = run_pretraining(small(tmp_path / "run", policy={"grouped": "pairs", "candidates": 3}))
+    for task, count in (("spatial", 6), ("temporal", 5)):
+        before = 0
+        for step in (0, 1, 3, 4, 6, 7, 9):
+            draws = np.load(run.states / f"{task}-{step:08d}.npz")["draws"]
+            assert draws.shape == (count,) and draws.sum() == 8 * (step - before)
+            before = step
+        episodes = [entry for entry in run.metrics("episode") if entry["task"] == task]
+        assert [(entry["iteration"], sum(entry["drawn"])) for entry in episodes] == [(3, 16), (6, 16), (9, 16)]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

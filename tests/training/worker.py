@@ -25,6 +25,8 @@ from unshuffle.data.share import Share
 from unshuffle.errors import UserError
 from unshuffle.models.norm import synchronise
 from unshuffle.models.ordering import OrderingNetwork
+from unshuffle.policy.samplers import Observation
+from unshuffle.policy.state import Validation
 from unshuffle.pretraining import run_pretraining
 from unshuffle.run import Run
 from unshuffle.stopping import Stopped
@@ -35,6 +37,8 @@ from unshuffle.training.step import Step
 from unshuffle.training.trainer import Trainer
 
 SGD = {"optimiser": "sgd", "lr": 0.02}  # AdamW would make steps of the rounding errors in gradients that are zero
+
+BY_TRIAL = {"grouped": "pairs", "candidates": 3, "reward": "trials", "trial": 3}  # at iterations 3 and 6, three each
 
 
 def config(out: Path, sync_bn: bool = True, dropout: float = 0.0, **changes: Any) -> Config:
@@ -89,19 +93,50 @@ def in_double() -> Iterator[None]:
 
 @contextmanager
 def recorded_steps() -> Iterator[list[dict[str, Tensor]]]:
-    """What every step of all processes together was given."""
+    """What every step of all processes together was given, and what it chose."""
     steps: list[dict[str, Tensor]] = []
     call = Step.__call__
 
     def record(self: Step, crops: Any, proposals: Any, iteration: int) -> Any:
+        outcomes = call(self, crops, proposals, iteration)
         steps.append(
             {f"{task} crops": all_rows(some) for task, some in crops.items()}
             | {f"{task} permutations": all_rows(some.permutations) for task, some in proposals.items()}
+            | {f"{task} chosen": all_rows(torch.stack(one.chosen, 2)) for task, one in outcomes.items() if one.chosen}
         )
-        return call(self, crops, proposals, iteration)
+        return outcomes
 
     with mock.patch.object(Step, "__call__", record):
         yield steps
+
+
+@contextmanager
+def one_network_validated() -> Iterator[None]:
+    """All processes must have the same running statistics, also at the end of a trial."""
+    validate = Trainer.validate
+
+    def checked(self: Trainer, task: str) -> Validation:
+        own = torch.cat([buffer.double().flatten() for buffer in self.network.buffers()])
+        assert all(torch.equal(own, other) for other in distributed.gather(own)), "they differ"
+        return validate(self, task)
+
+    with mock.patch.object(Trainer, "validate", checked):
+        yield
+
+
+class Kept(NoLog):
+    """A log in memory, on every process."""
+
+    def __init__(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+
+    def write(self, kind: str, iteration: int, **values: Any) -> None:
+        if kind == "trials":
+            self.entries.append({"iteration": iteration, **values})
+
+    def write_validation(self, iteration: int, task: str, validation: Validation, observation: Observation) -> None:
+        draws = torch.from_numpy(observation.arrays["draws"])
+        self.entries.append({"iteration": iteration, "task": task, "draws": draws, "episode": observation.episode})
 
 
 def trained(config: Config, frozen: bool = False) -> dict[str, Any]:
@@ -113,12 +148,18 @@ def trained(config: Config, frozen: bool = False) -> dict[str, Any]:
         sampler.load_state_dict(
             {**sampler.state_dict(), "episodes": 7 * distributed.rank()}
         )  # only the main one's counts
-    with recorded_steps() as steps:
+    with recorded_steps() as steps, one_network_validated():
         quiet = Display(trainer.statuses(), config.optim.iterations, console=PatientConsole(quiet=True))
-        trainer.train(Run(config.out), NoLog(), quiet)
+        trainer.train(Run(config.out), log := Kept(), quiet)
     state = trainer.state_dict()
     validations = {task: vars(trainer.validate(task)) for task in trainer.permutations}
-    return {"network": state["network"], "samplers": state["samplers"], "steps": steps, "validations": validations}
+    return {
+        "network": state["network"],
+        "samplers": state["samplers"],
+        "steps": steps,
+        "validations": validations,
+        "log": log.entries,
+    }
 
 
 def stopped(config: Config) -> int:
@@ -147,12 +188,12 @@ def ends(config: Config) -> list[str]:
     raise AssertionError("the run went on")
 
 
-def unreadable(config: Config) -> list[str]:
-    """A run in which the last process cannot read its third batch."""
+def unreadable(config: Config, bad: int) -> list[str]:
+    """A run in which the last process cannot read a batch."""
     batch = BatchStream.batch
 
     def failing(self: BatchStream, step: int, share: Share) -> Tensor:
-        if step == 2 and share.index == share.of - 1:
+        if step == bad and share.index == share.of - 1:
             raise UserError("the disk is gone")
         return batch(self, step, share)
 
@@ -168,10 +209,12 @@ def everything(folder: Path) -> None:
         "frozen": trained(config(own / "frozen", sync_bn=False), frozen=True),
         "synchronised": trained(config(own / "synchronised")),
         "in turn": trained(config(own / "in-turn", tasks="S&T")),
-        "as it comes": trained(config(own / "as-it-comes", sync_bn=False, dropout=0.2)),
+        "by trial": trained(config(own / "by-trial", policy=BY_TRIAL)),
+        "as it comes": trained(config(own / "as-it-comes", sync_bn=False, dropout=0.2, policy=BY_TRIAL)),
         "stopped": stopped(config(own / "stopped")),
         "refused": ends(config(own / "refused", policy={"groups": 1})),
-        "unreadable": unreadable(config(own / "unreadable")),
+        "unreadable": unreadable(config(own / "unreadable"), 2),
+        "unreadable in a trial": unreadable(config(own / "unreadable-in-a-trial", policy=BY_TRIAL), 5),
     }
     if count == 1:
         run_pretraining(config(own / "whole"))

@@ -6,8 +6,8 @@ anyway, so to look at some more permutations of it costs their heads alone.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +20,7 @@ class Choice:
     """How to choose the permutations of each sample among its candidates."""
 
     log_shares: Tensor
-    """(|C|,) how often each group is drawn."""
+    """(|C|,) how often a member of each group is drawn, up to a constant."""
     noise: Tensor
     """(B, K) standard Gumbel, one for each candidate: the draws are made before anyone knows of what."""
     count: int
@@ -37,7 +37,7 @@ class Pick:
     def __call__(self, logits: Tensor) -> Tensor:
         """The columns (B, M) of the chosen ones."""
         ranks = softmax_ratios(logits.float(), self.candidates).argsort(dim=1).argsort(dim=1)
-        groups = ranks * len(self.choice.log_shares) // ranks.shape[1]
+        groups = _part(ranks, ranks.shape[1], len(self.choice.log_shares))
         # the largest of log p + Gumbel noise are draws without replacement from p
         columns = (self.choice.log_shares[groups] + self.choice.noise).topk(self.choice.count, dim=1).indices
         self.permutations, self.groups = self.candidates.gather(1, columns), groups.gather(1, columns)
@@ -53,10 +53,15 @@ def gumbel(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
 def group_pairs(state: Tensor, count: int) -> Groups:
     """Divide the permutations of each sample, the columns of s, into `count` groups of equal size, hardest first."""
     ordered = state.double().sort(dim=0).values
-    bounds = torch.arange(count + 1) * len(ordered) // count
-    parts = [ordered[first:last] for first, last in pairwise(bounds)]
+    groups = _part(torch.arange(len(ordered)), len(ordered), count)
+    parts = [ordered[groups == group] for group in range(count)]
     return Groups(
         members=torch.empty(0, dtype=torch.int64),
         sizes=torch.tensor([len(part) / len(ordered) for part in parts]),
-        medians=torch.tensor([float(part.median()) for part in parts]),
+        medians=torch.tensor([float(np.median(part)) for part in parts]),
     )
+
+
+def _part(ranks: Tensor, total: int, count: int) -> Tensor:
+    """The group of each rank when `total` in order are divided into `count` parts as equal as they can be."""
+    return ranks * count // total

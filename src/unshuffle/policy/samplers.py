@@ -393,7 +393,6 @@ class PairSampler(ChoosingSampler):
 
     def __init__(self, config: PolicyConfig, chooser: Chooser, num_permutations: int, seed: int) -> None:
         super().__init__(config, chooser, num_permutations, seed)
-        self.behaviour = torch.full((config.groups,), 1 / config.groups)
         self.group_draws = torch.zeros(config.groups)
         self._fresh = torch.zeros(num_permutations, config.groups)
         """What this process has chosen and nobody else knows of."""
@@ -404,8 +403,13 @@ class PairSampler(ChoosingSampler):
         shape = (samples, per_sample * self.config.candidates)
         drawn = torch.randint(len(self.draws), shape, generator=generator, device=generator.device)
         if self._log_shares is None or self._log_shares.device != generator.device:
-            self._log_shares = self.behaviour.log().to(generator.device)
+            self._log_shares = self._share_of_a_member.log().to(generator.device)
         return Proposal(drawn, choice=Choice(self._log_shares, gumbel(shape, generator), per_sample))
+
+    @property
+    def _share_of_a_member(self) -> Tensor:
+        """(|C|,) beside uniform draws; the groups are not all of one size when they do not divide |Ψ|."""
+        return torch.ones_like(self.behaviour) if self.groups is None else self.behaviour / self.groups.sizes
 
     def count(self, permutations: Tensor, groups: Tensor) -> None:
         """Add what was chosen."""

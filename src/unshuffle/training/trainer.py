@@ -160,6 +160,8 @@ class Trainer:
         validates = self._episode_ends or self._episode_begins or self.iteration == self.last
         monitors = self._due(self.config.log.monitor_every)
         saves = self._due(self.config.log.checkpoint_every) or stopping
+        if not validates:
+            self._rate_may_drop()
         if not (validates or monitors or saves):
             return
         wait_for(self.device)  # the steps that a GPU has still to do belong to the training
@@ -174,9 +176,6 @@ class Trainer:
 
     def step(self, batch: Batch, tally: Tally) -> None:
         """One step on this process's share of a batch of each active task; the losses are summed."""
-        if self.iteration in self.config.optim.milestones:
-            for sampler in self.samplers.values():
-                sampler.rate_dropped()
         crops, proposals = self.shuffle(batch)
         for some in crops.values():
             tally.samples += len(some) * self.share.of
@@ -332,6 +331,7 @@ class Trainer:
                 log.write_validation(self.iteration, task, validation, seen)
                 self._warn(log, display, task, seen.warnings)
             display.tasks[task].error = validation.error
+        self._rate_may_drop()
         if self._episode_ends and self.iteration < self.last:
             self._try_groups(log)
         for task, sampler in self.samplers.items():
@@ -339,15 +339,23 @@ class Trainer:
         with together():
             log.write("cost", self.iteration, seconds=time.perf_counter() - begin)
 
+    def _rate_may_drop(self) -> None:
+        """Tell the samplers before the first step at a lower rate, and after the validation of the last at a higher."""
+        if self.iteration in self.config.optim.milestones:
+            for sampler in self.samplers.values():
+                sampler.rate_dropped()
+
     def _try_groups(self, log: RunLog) -> None:
         """Let the samplers that want it see what becomes of the network when a group is preferred for a while."""
-        wanted = {task: sampler.trials for task, sampler in self.samplers.items() if sampler.trials}
+        # what a trial does not train it says nothing about
+        wanted = {task: count for task in self.active_tasks(self.iteration) if (count := self.samplers[task].trials)}
         if not wanted:
             return
         before = copy.deepcopy(self.state_dict())
         errors: dict[str, list[float]] = {task: [] for task in wanted}
         for group in range(max(wanted.values())):
             self._trial({task: min(group, count - 1) for task, count in wanted.items()})
+            distributed.average_buffers(self.network)
             for task in wanted:
                 errors[task].append(self.validate(task).error)
             self.load_state_dict(copy.deepcopy(before))  # the optimisers keep what they are given
@@ -362,7 +370,9 @@ class Trainer:
         length, tally = self.config.policy.trial, Tally()
         batches = Prefetcher(self.load, self.iteration, self.iteration + length, self.config.data.workers)
         with closing(ahead(batches, self.device)) as coming:
-            for done, batch in enumerate(coming):
+            for done in range(length):
+                with together():
+                    batch = next(coming)
                 second_half = 2 * done >= length
                 for task, group in preferred.items():
                     self.samplers[task].prefer(None if second_half else group)
