@@ -115,6 +115,12 @@ def test_of_a_run(run: Run, ask: Ask) -> None:
     temporal = ask("groups", run=run.folder, task="temporal", counts=(5,), iterations=(4, 2))
     assert [*temporal.metrics["pairs_alike"]] == [2, 4] and [*temporal.metrics["pairs_alike"][2]] == [2, 3, 4, 5]
     assert len(analysis.figure().axes) == 2 + 6 + 1
+    assert "pairs with" not in analysis.statement and "grouped pairs" not in analysis.statement
+
+
+def test_of_a_run_that_chose_among_pairs(pair_run: Run, ask: Ask) -> None:
+    analysis = ask("groups", run=pair_run.folder, counts=(2, 3))
+    assert "These are groups of permutations; the run itself chose among equal parts" in analysis.statement
 
 
 def test_what_cannot_be_done(run: Run, ask: Ask) -> None:

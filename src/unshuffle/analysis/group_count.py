@@ -14,6 +14,7 @@ from scipy.stats import ks_2samp
 
 from unshuffle.analysis.figures import COLOURS, QUIET, name_axes, styled
 from unshuffle.analysis.history import choose_tasks, open_run, read_states
+from unshuffle.analysis.moments import chooses_pairs
 from unshuffle.analysis.question import Question
 from unshuffle.analysis.result import Analysis, Row
 from unshuffle.errors import UserError
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 ALPHA = 0.01
 COUNTS = (10, 15, 20)
+OF_PAIRS = (
+    ". These are groups of permutations; the run itself chose among equal parts of each sample's own pairs "
+    "(policy.grouped pairs)"
+)
 RANGE = (0.5, 2.0)
 """Softmax ratios lie between these."""
 
@@ -158,6 +163,7 @@ def analyse_groups(
     statement = (
         f"{task} task of {run.folder}, {permutations} permutations: Kolmogorov-Smirnov tests of all pairs of groups at "
         f"iterations {', '.join(f'{iteration:,}' for iteration in found)}, α = {ALPHA}; {advice(best, max(counts))}"
+        f"{OF_PAIRS if chooses_pairs(run.config) else ''}"
     )
     return Analysis(
         "groups",
