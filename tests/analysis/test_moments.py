@@ -31,26 +31,24 @@ def test_a_group_without_members_is_not_preferred() -> None:
     assert moment([0, 0, 2], [0.5, 0.2, 0.3], [0, 0, 0]).preferences[1] == 0
 
 
-def test_lean_is_hardest_third_over_easiest_third() -> None:
+def test_ends_are_the_hardest_and_the_easiest_third() -> None:
     errors = [0.9, 0.1, 0.5, 0.8, 0.2, 0.5]
     found = moment([0, 1, 1, 0, 1, 1], [0.6, 0.4], errors)
     hardest, easiest = [0, 3], [1, 4]
     weight = {0: 0.6 / 2 * 6, 1: 0.4 / 4 * 6}
-    by_hand = np.mean([weight[[0, 1, 1, 0, 1, 1][p]] for p in hardest]) / np.mean(
-        [weight[[0, 1, 1, 0, 1, 1][p]] for p in easiest]
-    )
-    assert found.lean == pytest.approx(by_hand) == pytest.approx(3.0)
+    by_hand = [np.mean([weight[[0, 1, 1, 0, 1, 1][p]] for p in third]) for third in (hardest, easiest)]
+    assert found.ends == pytest.approx((1.8, 0.6)) and by_hand == pytest.approx([1.8, 0.6])
 
 
-def test_nothing_leans_before_the_policy_begins() -> None:
-    assert Moment(0, np.zeros(3), None, None).lean is None
+def test_nothing_acts_before_the_policy_begins() -> None:
+    assert not Moment(0, np.zeros(3), None, None).acts
 
 
 def test_groups_of_pairs_are_equal_parts() -> None:
     found = Moment(0, np.zeros(10), None, np.array([0.6, 0.25, 0.15]))
     assert found.sizes == pytest.approx([1 / 3] * 3)
     assert found.preferences == pytest.approx([1.8, 0.75, 0.45])
-    assert found.acts and found.lean == pytest.approx(4.0), "the hardest group over the easiest"
+    assert found.acts and found.ends == pytest.approx((1.8, 0.45)), "the hardest group and the easiest"
 
 
 @pytest.mark.parametrize("probabilities", [[0.25, 0.25, 0.25, 0.25], [0.7, 0.1, 0.1, 0.1], [0.02, 0.03, 0.05, 0.9]])

@@ -103,6 +103,12 @@ def ratio_histogram(state: State, bins: int = 60) -> tuple[npt.NDArray[np.float6
     return counts / state.size, edges
 
 
+def variance_percent(state: State) -> dict[str, float]:
+    """How much of the variance of all ratios lies between permutations, between samples, and in the pairs of both."""
+    permutations, samples = (100 * float(state.mean(axis=axis).var() / state.var()) for axis in (1, 0))
+    return {"permutations": permutations, "samples": samples, "pairs": 100 - permutations - samples}
+
+
 def spread_out(available: Sequence[int], shares: Sequence[float] = (3 / 7, 5 / 7, 1.0)) -> list[int]:
     """The iterations nearest to shares of the last one; the paper's are 150k, 250k and 350k of 350k."""
     last = max(available)
@@ -158,6 +164,7 @@ def analyse_groups(
             iteration: {one.count: {"alike": one.alike, "pairs": one.pairs, "empty": one.empty} for one in some}
             for iteration, some in found.items()
         },
+        "variance_percent": {iteration: variance_percent(state) for iteration, state in states.items()},
         "histogram": {"iteration": max(states), "share": heights.tolist(), "edges": edges.tolist()},
     }
     statement = (

@@ -54,17 +54,13 @@ class Moment:
         return self.preferences[self.groups]
 
     @property
-    def lean(self) -> float | None:
-        """How many times as often the hardest third of Ψ is drawn as the easiest; of pairs, the hardest group."""
-        if not self.acts:
-            return None
+    def ends(self) -> tuple[float, float]:
+        """Preferences for the hardest third of Ψ and for the easiest; of pairs, for the hardest and easiest group."""
         if self.groups is None:
-            hard, easy = self.preferences[0], self.preferences[-1]
-        else:
-            weights = self.likelihoods[np.argsort(-self.errors, kind="stable")]
-            third = max(1, len(weights) // 3)
-            hard, easy = weights[:third].mean(), weights[-third:].mean()
-        return float(hard / easy) if easy > 0 else None
+            return float(self.preferences[0]), float(self.preferences[-1])
+        weights = self.likelihoods[np.argsort(-self.errors, kind="stable")]
+        third = max(1, len(weights) // 3)
+        return float(weights[:third].mean()), float(weights[-third:].mean())
 
 
 def chooses_pairs(config: Config) -> bool:

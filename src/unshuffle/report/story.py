@@ -45,9 +45,9 @@ def _leans(acting: Sequence[Moment], what: str) -> list[str]:
     halves = [moments for moments in (acting[: len(acting) // 2], acting[len(acting) // 2 :]) if moments]
     told = []
     for half, name in zip(halves, ("first", "second") if len(halves) == 2 else ("",), strict=True):
-        leans = [lean for moment in half if (lean := moment.lean) is not None and lean > 0]
-        if leans:
-            told.append((name, float(np.exp(np.mean(np.log(leans))))))
+        hard, easy = np.mean([moment.ends for moment in half], axis=0)
+        if easy > 0:
+            told.append((name, float(hard / easy)))
     if not told:
         return []
     easiest = f"as often as the easiest {what.split()[0]}"
