@@ -110,6 +110,12 @@ def test_a_new_policy_on_a_checkpoint(run: Run, ask: Callable[..., Analysis], tm
     assert [entry["episode"] for entry in branch.metrics("episode") if entry["task"] == "spatial"] == [1, 2, 3]
 
 
+def test_a_new_policy_that_chooses_among_pairs(pair_run: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:
+    analysis = ask("difficulty", run=pair_run.folder, checkpoint=8, episodes=2, out=tmp_path, device="cpu")
+    assert [row["iteration"] for row in analysis.rows if row["task"] == "temporal"] == [10, 12]
+    assert sum(analysis.metrics["temporal"]["percent"].values()) == pytest.approx(100)
+
+
 def test_mistakes(run: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no checkpoint at iteration 5; there are: 4, 8, 12"):
         ask("difficulty", run=run.folder, checkpoint=5, out=tmp_path)
