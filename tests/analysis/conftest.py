@@ -62,6 +62,21 @@ def uniform_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return tiny_run(tmp_path_factory.mktemp("runs") / "uniform", policy={"sampler": "uniform"})
 
 
+PAIRS_AND_TRIALS: dict[str, Any] = {"grouped": "pairs", "candidates": 3, "reward": "trials", "trial": 2}
+
+
+@pytest.fixture(scope="session")
+def pair_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """With a policy that chooses among pairs and learns from trials."""
+    return tiny_run(tmp_path_factory.mktemp("runs") / "pairs", policy=PAIRS_AND_TRIALS)
+
+
+@pytest.fixture(name="tiny_run")
+def tiny_run_fixture() -> Callable[..., Run]:
+    """Makes another one."""
+    return tiny_run
+
+
 @pytest.fixture
 def copied(run: Run, tmp_path: Path) -> Run:
     """A copy of the run with the policy, to spoil."""

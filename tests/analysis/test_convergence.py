@@ -45,6 +45,14 @@ def test_of_the_monitor(run: Run, uniform_run: Run, ask: Callable[..., Analysis]
     assert len(analysis.figure().axes) == 3
 
 
+def test_trials_count_as_the_policys_cost(pair_run: Run, ask: Callable[..., Analysis]) -> None:
+    analysis = ask("convergence", runs=(pair_run.folder,))
+    # up to iteration 6: 12 batches of training, 3 times 3 trials of 2 iterations on 2 tasks, 4 + 9 validations
+    assert analysis.rows[1]["forward_passes"] == 12 + 36 + 13 * 6 * (6 + 5) / 4
+    assert analysis.rows[1]["forward_passes_shared_trunk"] == 12 + 36 + 13 * 6 * 2 / 4
+    assert "validations and trials included" in analysis.statement
+
+
 def test_a_folder_may_be_called_anything(copied: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:
     folder = copied.folder.rename(tmp_path / "a $\\frac$ \udcff")
     paths = ask("convergence", runs=(folder,)).write(tmp_path / "out")

@@ -1,12 +1,22 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from unshuffle.analysis.difficulty import CLASSES, chosen_shares, difficulty_classes, difficulty_rows, mean_percent
+from unshuffle.analysis.difficulty import (
+    CLASSES,
+    Division,
+    chosen_shares,
+    difficulty_classes,
+    difficulty_rows,
+    group_names,
+    pair_rows,
+)
 from unshuffle.analysis.history import History
 from unshuffle.analysis.result import Analysis
+from unshuffle.config_file import merge, write_config
 from unshuffle.run import Run
 
 
@@ -29,13 +39,60 @@ def test_rows_divide_by_the_validation_before() -> None:
     percents = [[row[f"quarter_{number}_percent"] for number in (1, 2, 3, 4)] for row in (first, second)]
     np.testing.assert_allclose(percents, [[40, 30, 20, 10], [10, 20, 30, 40]])
     assert (first["iteration"], first["error"], first["quarter_1_error"]) == (5, 0.625, 1.0)
-    np.testing.assert_allclose([mean_percent([first, second])[name] for name in CLASSES], 25)
+    division = Division("quarter", CLASSES, [first, second])
+    assert division.mean_percent(2) == pytest.approx(dict.fromkeys(CLASSES, 25))
+    assert list(division.mean_percent(1).values()) == pytest.approx([10, 20, 30, 40])
 
 
 def test_fewer_permutations_than_quarters() -> None:
     history = History(np.array([0, 1]), np.array([[0.5, 0.2], [0.1, 0.1]]), np.array([[0.0, 0], [1, 3]]))
     (row,) = difficulty_rows(history, "spatial")
     assert row["quarter_1_percent"] == 25 and row["quarter_2_error"] is None
+
+
+def test_rows_of_pairs_are_those_of_the_episodes() -> None:
+    def episode(task: str, iteration: int, drawn: list[float]) -> dict[str, Any]:
+        return {"task": task, "iteration": iteration, "drawn": drawn, "group_median": [0.7, 1.0, 1.5]}
+
+    episodes = [episode("spatial", 5, [6, 3, 1]), episode("temporal", 5, [9, 0, 0]), episode("spatial", 10, [0, 1, 3])]
+    first, second = pair_rows(episodes, "spatial")
+    assert first == {
+        "task": "spatial",
+        "iteration": 5,
+        **{"group_1_percent": 60, "group_1_median": 0.7},
+        **{"group_2_percent": 30, "group_2_median": 1.0},
+        **{"group_3_percent": 10, "group_3_median": 1.5},
+    }
+    division = Division("group", group_names(3), [first, second])
+    assert division.percent.tolist() == [[60, 30, 10], [0, 25, 75]]
+    assert division.mean_percent(2) == {"hardest group": 30, "group 2": 27.5, "easiest group": 42.5}
+
+
+def test_names_of_two_groups() -> None:
+    assert group_names(2) == ["hardest group", "easiest group"]
+
+
+def test_of_a_run_that_chose_among_pairs(pair_run: Run, ask: Callable[..., Analysis]) -> None:
+    analysis = ask("difficulty", run=pair_run.folder)
+    drawn = {e["iteration"]: e["drawn"] for e in pair_run.metrics("episode") if e["task"] == "temporal"}
+    mine = [row for row in analysis.rows if row["task"] == "temporal"]
+    assert [row["iteration"] for row in mine] == [2, 4, 6, 8, 10, 12] == list(drawn)
+    for row in mine:
+        counts = drawn[row["iteration"]]
+        assert sum(counts) == 2 * 4 * 2, "iterations, samples, permutations of each"
+        for number, count in enumerate(counts, start=1):
+            assert row[f"group_{number}_percent"] == pytest.approx(100 * count / 16)
+    assert analysis.statement.startswith("pairs drawn by") and "33.3 % each" in analysis.statement
+    assert list(analysis.metrics["spatial"]["percent"]) == ["hardest group", "group 2", "easiest group"]
+    assert len(analysis.figure().axes) == 2
+
+
+def test_a_policy_that_has_ended_no_episode(copied: Run, ask: Callable[..., Analysis]) -> None:
+    write_config(merge(copied.config, {"policy": {"grouped": "pairs"}}), copied.config_file)
+    kept = [line for line in copied.metrics_file.read_text().splitlines() if '"episode"' not in line]
+    copied.metrics_file.write_text("\n".join(kept) + "\n")
+    with pytest.raises(ValueError, match="has drawn nothing in the policy's episodes yet"):
+        ask("difficulty", run=copied.folder)
 
 
 def test_of_a_run(run: Run, ask: Callable[..., Analysis]) -> None:
@@ -51,6 +108,12 @@ def test_a_new_policy_on_a_checkpoint(run: Run, ask: Callable[..., Analysis], tm
     assert [row["iteration"] for row in analysis.rows] == [6, 8, 10]
     branch = Run.open(tmp_path / "difficulty-00000004")
     assert [entry["episode"] for entry in branch.metrics("episode") if entry["task"] == "spatial"] == [1, 2, 3]
+
+
+def test_a_new_policy_that_chooses_among_pairs(pair_run: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:
+    analysis = ask("difficulty", run=pair_run.folder, checkpoint=8, episodes=2, out=tmp_path, device="cpu")
+    assert [row["iteration"] for row in analysis.rows if row["task"] == "temporal"] == [10, 12]
+    assert sum(analysis.metrics["temporal"]["percent"].values()) == pytest.approx(100)
 
 
 def test_mistakes(run: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from unshuffle.analysis.group_count import (
     recommend,
     rows,
     spread_out,
+    variance_percent,
 )
 from unshuffle.analysis.result import Analysis
 from unshuffle.run import Run
@@ -90,6 +91,13 @@ def test_histogram_counts_shares() -> None:
     assert heights.tolist() == [0.5, 0.25, 0.25] and edges.tolist() == [0.5, 1.0, 1.5, 2.0]
 
 
+def test_variance_of_parts_that_add_up() -> None:
+    rows, columns = np.array([0.0, 2.0])[:, None], np.array([0.0, 4.0, 8.0, 4.0])
+    pairs = np.array([[1.0, -1.0, 1.0, -1.0], [-1.0, 1.0, -1.0, 1.0]])  # no mean in any row or column
+    found = variance_percent(1 + rows + columns + pairs)
+    assert found == pytest.approx({"permutations": 100 * 1 / 10, "samples": 100 * 8 / 10, "pairs": 100 * 1 / 10})
+
+
 def test_iterations_as_in_the_paper() -> None:
     assert spread_out([*range(0, 350_001, 50_000)]) == [150_000, 250_000, 350_000]
     assert spread_out([0, 40, 100]) == [40, 100] and spread_out([0]) == [0]
@@ -114,7 +122,14 @@ def test_of_a_run(run: Run, ask: Ask) -> None:
     assert analysis.metrics["recommended"] == {(True, True): 3, (True, False): 2}.get(tuple(distinct))
     temporal = ask("groups", run=run.folder, task="temporal", counts=(5,), iterations=(4, 2))
     assert [*temporal.metrics["pairs_alike"]] == [2, 4] and [*temporal.metrics["pairs_alike"][2]] == [2, 3, 4, 5]
+    assert [*analysis.metrics["variance_percent"]] == [6, 8, 12]
     assert len(analysis.figure().axes) == 2 + 6 + 1
+    assert "pairs with" not in analysis.statement and "grouped pairs" not in analysis.statement
+
+
+def test_of_a_run_that_chose_among_pairs(pair_run: Run, ask: Ask) -> None:
+    analysis = ask("groups", run=pair_run.folder, counts=(2, 3))
+    assert "These are groups of permutations; the run itself chose among equal parts" in analysis.statement
 
 
 def test_what_cannot_be_done(run: Run, ask: Ask) -> None:

@@ -72,6 +72,14 @@ def test_of_runs(run: Run, uniform_run: Run, ask: Callable[..., Analysis], tmp_p
     assert len(ask("hamming", run=uniform_run.folder).figure().axes) == 2
 
 
+def test_pairs_have_no_likely_permutations(pair_run: Run, ask: Callable[..., Analysis]) -> None:
+    analysis = ask("hamming", run=pair_run.folder)
+    assert acting(pair_run, "spatial") == []
+    assert "there are no likely and unlikely permutations to show" in analysis.statement
+    assert [row["iteration"] for row in analysis.rows if row["task"] == "spatial"] == [None, 2, 4, 6, 8, 10, 12]
+    assert len(analysis.figure().axes) == 2
+
+
 def test_a_missing_image(run: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no image"):
         ask("hamming", run=run.folder, image=tmp_path / "nowhere.png")

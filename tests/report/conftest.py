@@ -63,10 +63,18 @@ def uniform_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="session")
-def progress_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A finished run whose policy learns from what draws are worth."""
-    config = tiny_config(out=tmp_path_factory.mktemp("report") / "progress")
-    return run_pretraining(replace(config, policy=replace(config.policy, reward="progress")))
+def trial_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished run whose policy learns from trials."""
+    config = tiny_config(out=tmp_path_factory.mktemp("report") / "trials")
+    return run_pretraining(replace(config, policy=replace(config.policy, reward="trials", trial=2)))
+
+
+@pytest.fixture(scope="session")
+def pair_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same, and it chooses among pairs."""
+    config = tiny_config(out=tmp_path_factory.mktemp("report") / "pairs")
+    policy = replace(config.policy, reward="trials", trial=2, grouped="pairs", groups=5, candidates=3)
+    return run_pretraining(replace(config, policy=policy))
 
 
 @pytest.fixture(scope="session")

@@ -111,6 +111,12 @@ def test_from_its_folder_it_is_the_page_that_pretrain_wrote(run: Run, tmp_path: 
     assert first[: cut - 100] == second[: cut - 100]
 
 
+def test_what_took_the_time(run: Run, trial_run: Run) -> None:
+    said = [" ".join(Seen(one.report.read_text(encoding="utf-8")).texts) for one in (run, trial_run)]
+    assert "minutes of training and validation" in said[0] and "trials" not in said[0].split("Configuration")[0]
+    assert "minutes of training, validation and trials" in said[1]
+
+
 def test_several_runs_side_by_side(run: Run, uniform_run: Run, tmp_path: Path) -> None:
     page = written([run.folder, uniform_run.folder], tmp_path / "report.html")
     words = " ".join(Seen(page).texts)

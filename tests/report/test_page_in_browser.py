@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from unshuffle.analysis.moments import read_moments
 from unshuffle.report.page import write_report
 from unshuffle.report.subjects import find_subjects
 from unshuffle.run import Run
@@ -70,17 +71,32 @@ def test_a_run(page: Page, run: Run) -> None:
     assert all(cells and all(cells) for cells in coloured), "orange and blue, not grey"
 
 
-def test_what_draws_were_worth(page: Page, progress_run: Run) -> None:
-    page.open(progress_run.report)
-    all_is_well(page, progress_run.report)
+def test_what_draws_were_worth(page: Page, trial_run: Run) -> None:
+    page.open(trial_run.report)
+    all_is_well(page, trial_run.report)
     assert page.run("document.querySelectorAll('.story canvas').length") == 4
     page.hover(".story > h5 + .map canvas")  # the third of four columns, the second of two rows
-    episodes = [entry for entry in progress_run.metrics("episode") if entry["task"] == "spatial"]
-    (worth,) = [entry["draw_value"][1] for entry in episodes if entry["iteration"] == 4]
+    entries = [entry for entry in trial_run.metrics("trials") if entry["task"] == "spatial"]
+    ((worth, error),) = [(entry["worth"][1], entry["errors"][1]) for entry in entries if entry["iteration"] == 4]
     told = page.run("document.getElementById('tip').textContent")
-    assert told == f"iteration 4, group 2a draw was worth {worth:.2f} average ones"
+    said = f"error {error:.3f} after its trial: a draw was worth {worth:+.2f}".replace("-", "−")
+    assert told == f"iteration 4, group 2{said}"
     page.click(".story > h5 + .map canvas")
     assert page.run("document.querySelector('.story output').textContent") == "iteration 4"
+
+
+def test_groups_of_pairs(page: Page, pair_run: Run) -> None:
+    page.open(pair_run.report)
+    all_is_well(page, pair_run.report)
+    story = "document.querySelector('.story')"
+    assert page.run("document.querySelectorAll('.story canvas').length") == 4
+    assert page.run(f"{story}.querySelectorAll('.examples *').length") == 0, "no permutation belongs to a group"
+    page.hover(".story canvas")  # the third of four columns, the third of five rows
+    preference = read_moments(pair_run, "spatial")[2].preferences[2]
+    assert page.run("document.getElementById('tip').textContent") == f"iteration 4, group 3{preference:.2f} × chance"
+    page.click(".story canvas")
+    assert "each of its pairs is drawn" in page.run(f"{story}.querySelector('.now').textContent")
+    assert page.run("document.querySelectorAll('.story .chart path.curve').length") == 5 + 5
 
 
 def test_names_that_are_html_stay_text(page: Page, hostile_run: Run) -> None:

@@ -27,7 +27,7 @@ MARKERS = "osD^vPX"
 
 @dataclass(frozen=True)
 class Convergence(Question):
-    """Retrieval over iterations (Fig. 5) and over all forward passes, validations included (appendix H)."""
+    """Retrieval over iterations (Fig. 5) and over all forward passes, the policy's included (appendix H)."""
 
     runs: tuple[Path, ...]
     """One run folder, or several to compare."""
@@ -124,7 +124,7 @@ def analyse_convergence(runs: Sequence[Run], scores: Sequence[Sequence[Scores]],
     levels = {entry["name"]: entry["top1"] for run in runs for entry in run.metrics("baseline")}
     statement = (
         f"retrieval by nearest neighbours of pool5 ({source}) over iterations and over forward passes, those of the "
-        f"policy's validations included: {', '.join(labels)}"
+        f"policy's validations and trials included: {', '.join(labels)}"
     )
     if source != "the monitor":
         levels = {}  # of other images

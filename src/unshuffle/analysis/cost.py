@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from unshuffle.analysis.figures import COLOURS, INK, panels, styled
-from unshuffle.analysis.forward_passes import Validations, training_passes, validations_of
+from unshuffle.analysis.forward_passes import Validations, training_passes, trial_passes, validations_of
 from unshuffle.analysis.history import open_run, tasks_of
 from unshuffle.analysis.question import Question
 from unshuffle.analysis.result import Analysis
+from unshuffle.analysis.trials import all_trials
 from unshuffle.config import Config
 from unshuffle.run import Run
 
@@ -48,15 +49,21 @@ def paper_cost(
 
 
 def derived_cost(
-    validations: Iterable[Validations], batch: int, training: float, iteration: int, *, shared_trunk: bool
+    validations: Iterable[Validations],
+    batch: int,
+    training: float,
+    trials: float,
+    iteration: int,
+    *,
+    shared_trunk: bool,
 ) -> float:
-    """Forward passes of the validations in percent of those of the training, up to an iteration."""
+    """Forward passes of the validations and the trials in percent of those of the training, up to an iteration."""
     passes = sum(one.passes(batch, iteration, shared_trunk=shared_trunk) for one in validations)
-    return 100 * passes / training
+    return 100 * (passes + trials) / training
 
 
 def training_seconds(config: Config, entries: Iterable[Mapping[str, Any]]) -> list[tuple[int, float]]:
-    """(iteration, seconds that training took up to it) for each `train` line; validation and monitor are left out."""
+    """(iteration, seconds that training took up to it) for each `train` line; validations, trials, monitor left out."""
     seconds, before, curve = 0.0, 0, []
     for entry in entries:
         samples = config.optim.batch_size * training_passes(config, len(entry["loss"]), entry["iteration"] - before)
@@ -67,17 +74,17 @@ def training_seconds(config: Config, entries: Iterable[Mapping[str, Any]]) -> li
 
 
 def measured_cost(training: Sequence[tuple[int, float]], costs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each `train` line the seconds of training and of validations so far, and the one in percent of the other."""
+    """For each `train` line the seconds of training so far, those of validations and trials, and these in percent."""
     rows, costs = [], list(costs)
     whens, totals = [entry["iteration"] for entry in costs], [0.0, *accumulate(entry["seconds"] for entry in costs)]
     for iteration, seconds in training:
-        validating = totals[bisect_right(whens, iteration)]
+        beside = totals[bisect_right(whens, iteration)]
         rows.append(
             {
                 "iteration": iteration,
                 "training_seconds": seconds,
-                "validation_seconds": validating,
-                "cost_percent": 100 * validating / seconds,
+                "cost_seconds": beside,
+                "cost_percent": 100 * beside / seconds,
             }
         )
     return rows
@@ -90,8 +97,10 @@ def analyse_cost(run: Run) -> Analysis:
     costs = {"paper": paper_cost(), **_derived(run, tasks, rows)}
     if rows:
         costs["measured"] = rows[-1]["cost_percent"]
+    trials = list(all_trials(run))
+    what = "validations and trials" if trials else "validations"
     statement = (
-        f"cost of the validations, in percent of the training, of {run.folder} with the sampler "
+        f"cost of the {what}, in percent of the training, of {run.folder} with the sampler "
         f"{run.config.policy.sampler}, up to iteration {rows[-1]['iteration'] if rows else 0:,}"
     )
     metrics = {
@@ -100,9 +109,13 @@ def analyse_cost(run: Run) -> Analysis:
             task: {"validations": len(one.iterations), "samples": one.samples, "permutations": one.permutations}
             for task, one in tasks.items()
         },
+        "trials": {
+            "count": sum(some.count for some in trials),
+            "iterations": sum(some.count * some.length for some in trials),
+        },
         "measured": rows[-1] if rows else None,
     }
-    return Analysis("cost", statement, metrics, rows, lambda: draw_cost(costs))
+    return Analysis("cost", statement, metrics, rows, lambda: draw_cost(costs, what))
 
 
 def _derived(run: Run, tasks: Mapping[str, Validations], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -110,14 +123,15 @@ def _derived(run: Run, tasks: Mapping[str, Validations], rows: Sequence[Mapping[
         return {}
     batch, last = run.config.optim.batch_size, rows[-1]["iteration"]
     training = training_passes(run.config, len(tasks), last)
+    trials = trial_passes(run.config, len(tasks), all_trials(run), last)
     return {
-        name: derived_cost(tasks.values(), batch, training, last, shared_trunk=shared)
+        name: derived_cost(tasks.values(), batch, training, trials, last, shared_trunk=shared)
         for name, shared in (("every_order", False), ("shared_trunk", True))
     }
 
 
 @styled
-def draw_cost(costs: Mapping[str, float]) -> "Figure":
+def draw_cost(costs: Mapping[str, float], what: str = "validations") -> "Figure":
     """A dot for each cost on a logarithmic axis: they differ by orders of magnitude."""
     from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
@@ -138,7 +152,7 @@ def draw_cost(costs: Mapping[str, float]) -> "Figure":
         )
     axes.set_yticks(range(len(names)), [NAMES[name] for name in names])
     axes.set_ylim(-0.6, len(names) - 0.4)
-    axes.set_title("What the policy's validations cost")
+    axes.set_title(f"What the policy's {what} cost")
     axes.set_xlabel("cost beside the training [%]")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())

@@ -1,18 +1,19 @@
-"""Fig. 4: how hard the permutations are that the policy chooses."""
+"""Fig. 4: how hard the permutations, or the pairs, are that the policy chooses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from unshuffle.analysis.figures import DIFFICULTIES, name_axes, panels, styled
+from unshuffle.analysis.figures import MAP, name_axes, panels, styled
 from unshuffle.analysis.history import Floats, History, choose_tasks, open_run, read_history
+from unshuffle.analysis.moments import chooses_pairs
 from unshuffle.analysis.question import Question
-from unshuffle.analysis.result import Analysis
+from unshuffle.analysis.result import Analysis, Row
 from unshuffle.errors import UserError
 from unshuffle.run import Run
 
@@ -21,6 +22,63 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CLASSES = ("hardest quarter", "second quarter", "third quarter", "easiest quarter")
+DRAWN = {"quarter": "between two validations", "group": "in the policy's episodes"}
+DIVIDED = {
+    "quarter": "in quarters of Ψ by their error at the earlier one",
+    "group": "in equal groups of each sample's own pairs with permutations by their softmax ratio",
+}
+
+
+@dataclass(frozen=True)
+class Division:
+    """How the draws of a task divide into classes from hard to easy, in one stretch of the training after another."""
+
+    kind: Literal["quarter", "group"]
+    """Quarters of Ψ, or the policy's groups of pairs."""
+    classes: Sequence[str]
+    rows: Sequence[Row]
+    """One for each stretch, with KIND_NUMBER_percent for each class."""
+
+    @property
+    def what(self) -> str:
+        """What was drawn."""
+        return "permutations" if self.kind == "quarter" else "pairs"
+
+    @property
+    def percent(self) -> Floats:
+        """(N, classes) of the draws of each stretch; equal for uniform draws."""
+        names = [f"{self.kind}_{number + 1}_percent" for number in range(len(self.classes))]
+        return np.array([[row[name] for name in names] for row in self.rows])
+
+    def mean_percent(self, last: int) -> dict[str, float]:
+        """Percent of the draws in each class, averaged over the last so many stretches."""
+        return dict(zip(self.classes, self.percent[-last:].mean(axis=0).tolist(), strict=True))
+
+
+def divide_draws(run: Run, history: History, task: str) -> Division:
+    """Of pairs, how hard each was for its sample; otherwise, how hard each permutation was for all."""
+    if not chooses_pairs(run.config):
+        return Division("quarter", CLASSES, difficulty_rows(history, task))
+    return Division("group", group_names(run.config.policy.groups), pair_rows(run.metrics("episode"), task))
+
+
+def group_names(count: int) -> list[str]:
+    """The hardest first."""
+    return ["hardest group", *(f"group {number}" for number in range(2, count)), "easiest group"]
+
+
+def pair_rows(episodes: Iterable[Row], task: str) -> Sequence[Row]:
+    """For each episode how its draws divide into the groups of pairs, and the median ratio of each group before it."""
+    rows = []
+    for entry in episodes:
+        if entry["task"] != task:
+            continue
+        row = {"task": task, "iteration": entry["iteration"]}
+        for number, (drawn, median) in enumerate(zip(entry["drawn"], entry["group_median"], strict=True), start=1):
+            row[f"group_{number}_percent"] = 100 * drawn / sum(entry["drawn"])
+            row[f"group_{number}_median"] = median
+        rows.append(row)
+    return rows
 
 
 def difficulty_classes(errors: Floats) -> npt.NDArray[np.int64]:
@@ -36,7 +94,7 @@ def chosen_shares(draws: Floats, classes: npt.NDArray[np.int64]) -> Floats:
     return shares
 
 
-def difficulty_rows(history: History, task: str) -> list[dict[str, Any]]:
+def difficulty_rows(history: History, task: str) -> Sequence[Row]:
     """For each stretch between two validations how its draws divide into the quarters of the validation before."""
     rows = []
     for place in range(1, len(history.iterations)):
@@ -55,7 +113,10 @@ def difficulty_rows(history: History, task: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Difficulty(Question):
-    """How hard the permutations are that the policy chooses, in four classes of validation error (Fig. 4)."""
+    """How hard the permutations are that the policy chooses, in four classes of validation error (Fig. 4).
+
+    Of a policy that chooses among pairs of a sample and a permutation: how hard the pairs are, in its groups.
+    """
 
     run: Path
     """A run folder."""
@@ -88,58 +149,52 @@ class Difficulty(Question):
 
 
 def analyse_difficulty(run: Run, tasks: Sequence[str]) -> Analysis:
-    """The quarters of each task, over the whole run and in its last third."""
-    rows = {task: difficulty_rows(read_history(run, task), task) for task in tasks}
-    if not any(rows.values()):
-        raise UserError(f"{run.folder} has drawn nothing between two validations yet: wait for the second one")
+    """The classes of each task, over the whole run and in its last third."""
+    found = {task: divide_draws(run, read_history(run, task), task) for task in tasks}
+    shown, one = {task: some for task, some in found.items() if some.rows}, found[tasks[0]]
+    if not shown:
+        raise UserError(f"{run.folder} has drawn nothing {DRAWN[one.kind]} yet: wait for the next validation")
     metrics = {
         task: {
-            "stretches": len(some),
-            "percent": mean_percent(some),
-            "percent_in_last_third": mean_percent(some[-max(1, len(some) // 3) :]),
+            "stretches": len(division.rows),
+            "percent": division.mean_percent(len(division.rows)),
+            "percent_in_last_third": division.mean_percent(max(1, len(division.rows) // 3)),
         }
-        for task, some in rows.items()
-        if some
+        for task, division in shown.items()
     }
     statement = (
-        f"permutations drawn by {run.folder} (sampler {run.config.policy.sampler}) between two validations, in "
-        "quarters of Ψ by their error at the earlier one; uniform draws give 25 % each"
+        f"{one.what} drawn by {run.folder} (sampler {run.config.policy.sampler}) {DRAWN[one.kind]}, "
+        f"{DIVIDED[one.kind]}; uniform draws give {100 / len(one.classes):.3g} % each"
     )
-    shown = {task: some for task, some in rows.items() if some}
-    return Analysis(
-        "difficulty", statement, metrics, [row for some in rows.values() for row in some], lambda: draw(shown)
-    )
-
-
-def mean_percent(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Percent of the draws in each quarter, averaged over stretches."""
-    return {
-        name: float(np.mean([row[f"quarter_{number + 1}_percent"] for row in rows]))
-        for number, name in enumerate(CLASSES)
-    }
+    rows = [row for division in shown.values() for row in division.rows]
+    return Analysis("difficulty", statement, metrics, rows, lambda: draw(shown))
 
 
 @styled
-def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> "Figure":
-    """Stacked shares of each stretch, the hard permutations on top."""
-    figure, grid = panels(1, len(rows), width=6.4, height=4.4, sharey=True)
-    for axes, (task, some) in zip(grid[0], rows.items(), strict=True):
-        _draw_task(axes, some)
+def draw(divisions: Mapping[str, Division]) -> "Figure":
+    """Stacked shares of each stretch, the hard ones on top."""
+    figure, grid = panels(1, len(divisions), width=6.4, height=4.4, sharey=True)
+    for axes, (task, division) in zip(grid[0], divisions.items(), strict=True):
+        _draw_task(axes, division)
         name_axes(axes, f"{task} task", "draws up to iteration", "", grid=False)
-    grid[0][0].set_ylabel("permutations drawn [%]")
+    grid[0][0].set_ylabel(f"{division.what} drawn [%]")
     handles, names = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles[::-1], names[::-1], loc="outside lower center", ncols=len(CLASSES))
+    figure.legend(handles[::-1], names[::-1], loc="outside lower center", ncols=min(5, len(names)))
     return figure
 
 
-def _draw_task(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
+def _draw_task(axes: "Axes", division: Division) -> None:
+    from matplotlib import colormaps
+
+    count, rows = len(division.classes), division.rows
     places, bottom = np.arange(len(rows)), np.zeros(len(rows))
-    for number in reversed(range(len(CLASSES))):
-        shares = np.array([row[f"quarter_{number + 1}_percent"] for row in rows])
-        axes.bar(places, shares, 0.92, bottom, color=DIFFICULTIES[number], label=CLASSES[number])
+    for number in reversed(range(count)):
+        shares = division.percent[:, number]
+        colour = colormaps[MAP](number / (count - 1))  # dark for hard
+        axes.bar(places, shares, 0.92, bottom, color=colour, label=division.classes[number])
         bottom += shares
-    for level in (25, 50, 75):
-        axes.axhline(level, color="white", linewidth=1, linestyle="--")
+    for number in range(1, count):
+        axes.axhline(100 * number / count, color="white", linewidth=1, linestyle="--")
     few = places[:: max(1, len(rows) // 6)]
     axes.set_xticks(few, [f"{rows[place]['iteration']:,}" for place in few])
     axes.set_ylim(0, 100)

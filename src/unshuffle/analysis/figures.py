@@ -15,12 +15,10 @@ INK, QUIET, GRID = "#222222", "#6b6b6b", "#e6e6e6"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """For lines and names, in this order (Okabe and Ito)."""
 TASK_COLOURS = {"spatial": COLOURS[0], "temporal": COLOURS[1]}
-DIFFICULTIES = ("#440154", "#31688e", "#35b779", "#fde725")
-"""Four steps from hard to easy, which also differ in lightness."""
 LEVELS: tuple[Any, ...] = ("--", "-.", ":", (0, (6, 2)))
 """Styles of lines that curves are held against."""
 MAP = "viridis"
-"""The colours of heat maps."""
+"""The colours of heat maps, and of steps from hard to easy: they differ in lightness, too."""
 DPI = 150
 STYLE: Any = {
     "font.family": "sans-serif",

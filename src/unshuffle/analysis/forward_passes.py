@@ -1,10 +1,11 @@
-"""Appendix H counts in forward passes of a batch through the network: those of training and those of validation."""
+"""Appendix H counts in forward passes of a batch through the network: of training, of validations and of trials."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from unshuffle.analysis.history import read_states, tasks_of
+from unshuffle.analysis.trials import Trials, all_trials
 from unshuffle.config import Config
 from unshuffle.permutations import load_permutations
 from unshuffle.run import Run
@@ -30,10 +31,12 @@ class Validations:
 
 
 def validations_of(run: Run, task: str) -> Validations:
-    """The validations that a run has logged."""
+    """The validations of a run: those that it has logged, and one after each trial."""
     iterations = [entry["iteration"] for entry in run.metrics("validation") if entry["task"] == task]
+    for some in all_trials(run):
+        iterations += some.count * [some.iteration] if task in some.tasks else []
     permutations = len(load_permutations(run.permutations / f"{task}.npy"))
-    return Validations(iterations, _validation_samples(run, task), permutations)
+    return Validations(sorted(iterations), _validation_samples(run, task), permutations)
 
 
 def _validation_samples(run: Run, task: str) -> int:
@@ -48,6 +51,12 @@ def training_passes(config: Config, tasks: int, iteration: int) -> int:
     return iteration if config.tasks == "S&T" else tasks * iteration
 
 
+def trial_passes(config: Config, tasks: int, trials: Iterable[Trials], iteration: int) -> int:
+    """Batches that were trained on in trials up to an iteration, those at that one included."""
+    done = (some for some in trials if some.iteration <= iteration)
+    return sum(some.count * training_passes(config, tasks, some.length) for some in done)
+
+
 def total_passes(run: Run, iterations: Sequence[int], *, shared_trunk: bool = False) -> list[float]:
     """All batches that passed the network up to each iteration.
 
@@ -55,9 +64,10 @@ def total_passes(run: Run, iterations: Sequence[int], *, shared_trunk: bool = Fa
     """
     config, tasks = run.config, tasks_of(run)
     validations = [] if config.policy.sampler == "uniform" else [validations_of(run, task) for task in tasks]
-    batch = config.optim.batch_size
+    batch, trials = config.optim.batch_size, list(all_trials(run))
     return [
         training_passes(config, len(tasks), iteration)
+        + trial_passes(config, len(tasks), trials, iteration)
         + sum(one.passes(batch, iteration, shared_trunk=shared_trunk) for one in validations)
         for iteration in iterations
     ]

@@ -14,6 +14,7 @@ from scipy.stats import ks_2samp
 
 from unshuffle.analysis.figures import COLOURS, QUIET, name_axes, styled
 from unshuffle.analysis.history import choose_tasks, open_run, read_states
+from unshuffle.analysis.moments import chooses_pairs
 from unshuffle.analysis.question import Question
 from unshuffle.analysis.result import Analysis, Row
 from unshuffle.errors import UserError
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 ALPHA = 0.01
 COUNTS = (10, 15, 20)
+OF_PAIRS = (
+    ". These are groups of permutations; the run itself chose among equal parts of each sample's own pairs "
+    "(policy.grouped pairs)"
+)
 RANGE = (0.5, 2.0)
 """Softmax ratios lie between these."""
 
@@ -98,6 +103,12 @@ def ratio_histogram(state: State, bins: int = 60) -> tuple[npt.NDArray[np.float6
     return counts / state.size, edges
 
 
+def variance_percent(state: State) -> dict[str, float]:
+    """How much of the variance of all ratios lies between permutations, between samples, and in the pairs of both."""
+    permutations, samples = (100 * float(state.mean(axis=axis).var() / state.var()) for axis in (1, 0))
+    return {"permutations": permutations, "samples": samples, "pairs": 100 - permutations - samples}
+
+
 def spread_out(available: Sequence[int], shares: Sequence[float] = (3 / 7, 5 / 7, 1.0)) -> list[int]:
     """The iterations nearest to shares of the last one; the paper's are 150k, 250k and 350k of 350k."""
     last = max(available)
@@ -153,11 +164,13 @@ def analyse_groups(
             iteration: {one.count: {"alike": one.alike, "pairs": one.pairs, "empty": one.empty} for one in some}
             for iteration, some in found.items()
         },
+        "variance_percent": {iteration: variance_percent(state) for iteration, state in states.items()},
         "histogram": {"iteration": max(states), "share": heights.tolist(), "edges": edges.tolist()},
     }
     statement = (
         f"{task} task of {run.folder}, {permutations} permutations: Kolmogorov-Smirnov tests of all pairs of groups at "
         f"iterations {', '.join(f'{iteration:,}' for iteration in found)}, α = {ALPHA}; {advice(best, max(counts))}"
+        f"{OF_PAIRS if chooses_pairs(run.config) else ''}"
     )
     return Analysis(
         "groups",

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from unshuffle.analysis.figures import INK, MAP, name_axes, styled
 from unshuffle.analysis.history import Floats, History, choose_tasks, open_run, read_history
-from unshuffle.analysis.moments import Moment, read_moments, spread
+from unshuffle.analysis.moments import Moment, chooses_pairs, read_moments, spread
 from unshuffle.analysis.question import Question
 from unshuffle.analysis.result import Analysis
 from unshuffle.data.images import read_image
@@ -31,6 +31,10 @@ Ints = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
 MOMENTS = 3
 """Moments at which likely and unlikely permutations are shown."""
+OF_PAIRS = (
+    "; it chose among pairs of a sample and a permutation (policy.grouped pairs), so that there are no likely and "
+    "unlikely permutations to show"
+)
 SIDE, GAP = 48, 2
 """Pixels of a part, and of white around it."""
 
@@ -85,7 +89,10 @@ def hamming_rows(history: History, permutations: Ints, task: str) -> list[dict[s
 
 
 def acting(run: Run, task: str) -> list[Moment]:
-    """The validations since the policy started; without those at which it had no preference, unless all are such."""
+    """The validations since the policy started; without those at which it had no preference, unless all are such.
+
+    None if it chose among pairs: then no permutation is likely or unlikely by itself.
+    """
     moments = [moment for moment in read_moments(run, task) if moment.groups is not None]
     return [moment for moment in moments if np.ptp(moment.likelihoods) > 0.01] or moments
 
@@ -105,7 +112,7 @@ def analyse_hamming(run: Run, tasks: Sequence[str], picture: Pixels | None = Non
     metrics = {task: _metrics(some) for task, some in rows.items() if len(some) > 1}
     statement = (
         f"permutations drawn by {run.folder} (sampler {run.config.policy.sampler}) by their Hamming distance to the "
-        "unshuffled order, between two validations"
+        f"unshuffled order, between two validations{OF_PAIRS if chooses_pairs(run.config) else ''}"
     )
 
     def figure() -> "Figure":

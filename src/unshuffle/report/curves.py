@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unshuffle.analysis.difficulty import CLASSES, difficulty_rows
-from unshuffle.analysis.history import History, tasks_of
+from unshuffle.analysis.difficulty import Division
+from unshuffle.analysis.history import tasks_of
 from unshuffle.report.subjects import Subject
 from unshuffle.run import Run
 
@@ -56,16 +56,22 @@ def charts(subjects: Sequence[Subject]) -> list[Chart]:
     return [chart for chart in drawn if chart.series]
 
 
-def difficulty_chart(history: History, task: str) -> Chart:
-    """How the draws divide into quarters of Ψ, from the hardest permutations to the easiest."""
-    rows = difficulty_rows(history, task)
-    quarters = {
-        number: [(row["iteration"], row[f"quarter_{number}_percent"]) for row in rows]
-        for number in range(1, len(CLASSES) + 1)
-    }
-    names = zip(CLASSES, quarters.items(), strict=True)
-    series = _drawn(Series(name, name, f"q{number}", points) for name, (number, points) in names)
-    return Chart("How hard its draws were", "permutations drawn [%]", series, {"by chance": 25.0}, 1)
+def difficulty_chart(division: Division) -> Chart:
+    """How the draws divide into classes, from the hardest to the easiest."""
+    names = division.classes
+    steps = [round(3 * number / (len(names) - 1)) for number in range(len(names))]  # the page has four colours
+    legends = [_together([name for name, other in zip(names, steps, strict=True) if other == step]) for step in steps]
+    iterations = [row["iteration"] for row in division.rows]
+    series = _drawn(
+        Series(name, legends[number], f"q{steps[number] + 1}", points)
+        for number, name in enumerate(names)
+        if (points := [(at, float(row[number])) for at, row in zip(iterations, division.percent, strict=True)])
+    )
+    return Chart("How hard its draws were", f"{division.what} drawn [%]", series, {"by chance": 100 / len(names)}, 1)
+
+
+def _together(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
 
 
 def _by_task(

@@ -1,29 +1,26 @@
 """The policy's story: what it preferred, when, and how that was rewarded."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from unshuffle.analysis.moments import Moment
+from unshuffle.analysis.moments import Moment, chooses_pairs
+from unshuffle.analysis.trials import read_trials
 from unshuffle.run import Run
-
-LEAST_WORTH = 0.05  # of an average draw, between two groups that are told apart
 
 
 def tell(run: Run, task: str, moments: Sequence[Moment]) -> list[str]:
     """The story in a few sentences."""
     sampler = run.config.policy.sampler
     who = "the policy" if sampler == "policy" else f"the sampler {sampler}"
-    acting = [moment for moment in moments if moment.groups is not None]
+    acting = [moment for moment in moments[:-1] if moment.acts]  # nothing has been drawn since the last one
     if sampler == "uniform":
         return ["No policy: every permutation was as likely as any other throughout."]
-    if not acting or acting[0] is moments[-1]:  # groups that nothing has been drawn from yet
+    if not acting:
         return [f"So far {who} has not begun, and every permutation was as likely as any other."]
     sentences = [
-        f"From iteration {acting[0].iteration:,} on {who} chose among "
-        f"{len(acting[0].sizes)} groups of equally hard permutations.",
-        *_leans(acting),
+        f"From iteration {acting[0].iteration:,} on {who} chose among {len(acting[0].sizes)} {_groups(run)}",
+        *_leans(acting, "group" if chooses_pairs(run.config) else "third of the permutations"),
         *_rewards(run, task),
         *_worths(run, task),
     ]
@@ -34,24 +31,32 @@ def tell(run: Run, task: str, moments: Sequence[Moment]) -> list[str]:
     return sentences
 
 
-def _leans(acting: Sequence[Moment]) -> list[str]:
+def _groups(run: Run) -> str:
+    if not chooses_pairs(run.config):
+        return "groups of equally hard permutations."
+    return (
+        "groups of pairs of a sample and a permutation: each sample's permutations, in the order of how hard they are "
+        "for it, in equal parts. So no permutation belongs to a group, and there are none to show."
+    )
+
+
+def _leans(acting: Sequence[Moment], what: str) -> list[str]:
+    """How many times as often the hardest so-and-so was drawn as the easiest."""
     halves = [moments for moments in (acting[: len(acting) // 2], acting[len(acting) // 2 :]) if moments]
     told = []
     for half, name in zip(halves, ("first", "second") if len(halves) == 2 else ("",), strict=True):
-        leans = [lean for moment in half if (lean := moment.lean) is not None and lean > 0]
-        if leans:
-            told.append((name, float(np.exp(np.mean(np.log(leans))))))
+        hard, easy = np.mean([moment.ends for moment in half], axis=0)
+        if easy > 0:
+            told.append((name, float(hard / easy)))
     if not told:
         return []
-    parts = [f"{_times(lean)}{f' in the {name} half of its time' if name else ''}" for name, lean in told]
-    return [f"The hardest third of the permutations was drawn {' and '.join(parts)}."]
+    easiest = f"as often as the easiest {what.split()[0]}"
+    parts = [f"{_times(lean)}{easiest}{f' in the {name} half of its time' if name else ''}" for name, lean in told]
+    return [f"The hardest {what} was drawn {' and '.join(parts)}."]
 
 
 def _times(lean: float) -> str:
-    """Against the easiest third."""
-    return (
-        "as often as the easiest third" if abs(lean - 1) < 0.05 else f"{lean:.2f} times as often as the easiest third"
-    )
+    return "" if abs(lean - 1) < 0.05 else f"{lean:.2f} times "
 
 
 def _rewards(run: Run, task: str) -> list[str]:
@@ -67,20 +72,16 @@ def _rewards(run: Run, task: str) -> list[str]:
     ]
 
 
-def progress_episodes(run: Run, task: str) -> list[dict[str, Any]]:
-    """The episodes of a policy that learned from what draws were worth, and not from the rewards."""
-    policy = run.config.policy
-    if policy.reward != "trials" or policy.sampler not in ("policy", "inverse"):
-        return []
-    return [entry for entry in run.metrics("episode") if entry["task"] == task]
-
-
 def _worths(run: Run, task: str) -> list[str]:
-    episodes = progress_episodes(run, task)
-    if not episodes:
+    trials = read_trials(run, task)
+    if not trials:
         return []
-    told = sum(np.ptp(entry["draw_value"]) > LEAST_WORTH for entry in episodes)
+    hardest = np.mean([entry["worth"][0] for entry in trials])
+    easiest = np.mean([entry["worth"][len(entry["errors"]) - 1] for entry in trials])  # empty groups are not tried
+    times = "once" if len(trials) == 1 else f"{len(trials)} times"
     return [
-        "It learned from what a draw of each group was worth, not from these rewards: "
-        f"in {told} of {len(episodes)} episodes draws of some groups were worth more than those of others."
+        f"It learned from trials, not from rewards: {times} each group was preferred for "
+        f"{trials[0]['iterations']} iterations, which were then undone.",
+        f"On average a draw of the hardest group was worth {hardest:+.2f} and one of the easiest {easiest:+.2f}: by "
+        "how many deviations the error after the trial was below the mean of all.".replace("-", "−"),
     ]

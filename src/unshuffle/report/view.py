@@ -12,9 +12,11 @@ import numpy as np
 import yaml
 
 from unshuffle.analysis.cost import training_seconds
+from unshuffle.analysis.difficulty import divide_draws
 from unshuffle.analysis.error_map import by_mean_error
 from unshuffle.analysis.history import read_history, tasks_of
 from unshuffle.analysis.moments import Moment, read_moments, spread
+from unshuffle.analysis.trials import read_trials
 from unshuffle.config_file import to_dict
 from unshuffle.permutations import load_permutations
 from unshuffle.report.attempts import attempt
@@ -24,7 +26,7 @@ from unshuffle.report.likeness import find_alike
 from unshuffle.report.repeat import repeat_command
 from unshuffle.report.results import errors, retrieval
 from unshuffle.report.snapshot import Snapshot
-from unshuffle.report.story import progress_episodes, tell
+from unshuffle.report.story import tell
 from unshuffle.report.subjects import Subject
 from unshuffle.run import Run
 
@@ -54,6 +56,7 @@ def describe(subject: Subject) -> View:
         "errors": errors(run),
         "retrieval": retrieval(run),
         "seconds": _seconds(run),
+        "has_trials": any(entry["kind"] == "trials" for entry in entries),
         "start": start,
         "config": _flat(values),
         "yaml": yaml.safe_dump(values, sort_keys=False, allow_unicode=True),
@@ -89,7 +92,7 @@ def _status(run: Run, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _seconds(run: Run) -> float | None:
-    """What training and validations took so far."""
+    """What training, validations and trials took so far."""
     training = training_seconds(run.config, run.metrics("train"))
     return training[-1][1] + sum(entry["seconds"] for entry in run.metrics("cost")) if training else None
 
@@ -139,7 +142,7 @@ def _policy_data(run: Run, task: str, moments: Sequence[Moment], snapshot: Snaps
     """Numbers behind the map of preferences and the map of errors, and a sample to apply permutations to."""
     permutations, history = load_permutations(run.permutations / f"{task}.npy"), read_history(run, task)
     rewards = {entry["iteration"]: entry["reward"] for entry in run.metrics("episode") if entry["task"] == task}
-    acting = [moment if moment.groups is not None else None for moment in moments]
+    acting = [moment if moment.acts else None for moment in moments]
     percent = np.stack([moment.errors for moment in moments]) * 100
     return {
         "permutations": permutations.tolist(),
@@ -148,25 +151,32 @@ def _policy_data(run: Run, task: str, moments: Sequence[Moment], snapshot: Snaps
         # a byte for each error: there may be 1000 permutations at 120 moments
         "errors": base64.b64encode(percent.round().astype(np.uint8).tobytes()).decode(),
         "order": by_mean_error(history).tolist(),
-        "groups": [moment and moment.groups.tolist() for moment in acting],  # type: ignore[union-attr]
-        "preferences": [moment and moment.preferences.round(4).tolist() for moment in acting],
-        "sizes": [moment and moment.sizes.round(4).tolist() for moment in acting],
+        # none if the groups are of pairs
+        "groups": [None if moment.groups is None else moment.groups.tolist() for moment in moments],
+        "preferences": [moment and _rounded(moment.preferences.tolist()) for moment in acting],
+        "sizes": [moment and _rounded(moment.sizes.tolist()) for moment in acting],
         "rewards": [rewards.get(moment.iteration) for moment in moments],
-        "worths": _worths(run, task, moments),
-        "difficulty": asdict(difficulty_chart(history, task)),
+        "trials": _trials(run, task, moments),
+        "difficulty": asdict(difficulty_chart(divide_draws(run, history, task))),
         "sample": _sample(snapshot, task),
     }
 
 
-def _worths(run: Run, task: str, moments: Sequence[Moment]) -> list[list[float] | None] | None:
-    """What a draw of each group was worth in the episodes that ended at some moments, if the policy learned from it."""
-    by_iteration = {entry["iteration"]: entry["draw_value"] for entry in progress_episodes(run, task)}
-    if not by_iteration:
+def _trials(run: Run, task: str, moments: Sequence[Moment]) -> dict[str, list[list[float] | None]] | None:
+    """What a draw of each group was worth at some moments, and the errors that say so, if there were trials."""
+    entries = {entry["iteration"]: entry for entry in read_trials(run, task)}
+    if not entries:
         return None
-    return [
-        [round(value, 3) for value in by_iteration[m.iteration]] if m.iteration in by_iteration else None
-        for m in moments
-    ]
+    tried = [entries.get(moment.iteration) for moment in moments]
+    return {
+        # groups without members are not tried
+        "worths": [None if entry is None else _rounded(entry["worth"][: len(entry["errors"])]) for entry in tried],
+        "errors": [None if entry is None else _rounded(entry["errors"]) for entry in tried],
+    }
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, 4) for value in values]
 
 
 def _sample(snapshot: Snapshot | None, task: str) -> dict[str, str] | None:

@@ -220,15 +220,20 @@
   function preferenceMap(task) {
     return groupMap(task, task.preferences, "preference for each group over the training",
       [key("less", `${(2 ** -fullest).toFixed(2)} times as often as chance`), " ", key("more", `${(2 ** fullest).toFixed(2)} times`)], strength,
-      (column, row) => `${Math.round(task.sizes[column][row] * task.permutations.length)} permutations, ${task.preferences[column][row].toFixed(2)} × chance`);
+      (column, row) => (task.groups[column] === null ? "" : `${Math.round(task.sizes[column][row] * task.permutations.length)} permutations, `) +
+        `${task.preferences[column][row].toFixed(2)} × chance`);
   }
 
-  // What a draw was worth lies around 1, the average, and may be negative.
+  // What a draw was worth lies around 0, the average, in deviations between the trials.
+  const signed = (value, decimals) => `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(decimals)}`;
+  const worths = everyTask.flatMap((task) => task.trials === null ? [] : task.trials.worths.flatMap((row) => row === null ? [] : row));
+  const dearest = Math.max(1, d3.max(worths, Math.abs) || 0);
+
   function worthMap(task) {
-    return groupMap(task, task.worths, "what a draw of each group was worth over the training",
-      [key("less", "worth less than the average draw"), " ", key("more", "worth more")],
-      (worth) => [worth >= 1 ? "more" : "less", Math.min(1, Math.abs(worth - 1))],
-      (column, row) => `a draw was worth ${task.worths[column][row].toFixed(2)} average ones`);
+    return groupMap(task, task.trials.worths, "what a draw of each group was worth over the training",
+      [key("less", signed(-dearest, 2)), " ", key("more", `${signed(dearest, 2)} deviations`)],
+      (worth) => [worth >= 0 ? "more" : "less", Math.abs(worth) / dearest],
+      (column, row) => `error ${task.trials.errors[column][row].toFixed(3)} after its trial: a draw was worth ${signed(task.trials.worths[column][row], 2)}`);
   }
 
   function showPreferences(element, task) {
@@ -238,9 +243,9 @@
     const now = make("p", {class: "now"});
     const examples = make("div", {class: `examples ${element.dataset.task}`});
     element.append(maps[0].map, make("div", {class: "slider"}, slider, label), now, examples);
-    if (task.worths !== null) {
+    if (task.trials !== null) {
       maps.push(worthMap(task));
-      element.append(make("h5", {}, "What a draw was worth, in the episode that ended there"), maps[1].map);
+      element.append(make("h5", {}, "What a draw of each group was worth, by the trials made there"), maps[1].map);
     }
 
     function show() {
@@ -259,10 +264,11 @@
       const least = filled[d3.scan(filled, (one, other) => preferences[one] - preferences[other])];
       const reward = task.rewards[moment];
       const alike = preferences[most].toFixed(2) === preferences[least].toFixed(2);
-      now.textContent = (alike ? "From here it draws the permutations of all groups alike." : `It prefers group ${most + 1} of ${preferences.length}, counted from the hardest: each of its permutations is drawn ` +
+      const what = groups === null ? "pairs" : "permutations";
+      now.textContent = (alike ? `From here it draws the ${what} of all groups alike.` : `It prefers group ${most + 1} of ${preferences.length}, counted from the hardest: each of its ${what} is drawn ` +
         `${preferences[most].toFixed(2)} times as often as by chance. Least drawn is group ${least + 1}, ${preferences[least].toFixed(2)} times.`) +
-        (reward === null || reward === undefined ? "" : ` The reward of the episode that ended here is ${reward >= 0 ? "+" : "−"}${Math.abs(reward).toFixed(4)}.`);
-      examples.replaceChildren(...(alike ? [exampleSet("Hardest", filled[0]), exampleSet("Easiest", filled[filled.length - 1])]
+        (reward === null || reward === undefined ? "" : ` The reward of the episode that ended here is ${signed(reward, 4)}.`);
+      if (groups !== null) examples.replaceChildren(...(alike ? [exampleSet("Hardest", filled[0]), exampleSet("Easiest", filled[filled.length - 1])]
         : [exampleSet("Preferred", most), exampleSet("Least drawn", least)]));
 
       function exampleSet(title, group) {
