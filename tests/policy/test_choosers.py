@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from unshuffle.config import PolicyConfig
-from unshuffle.policy.choosers import Chooser, Exp3, Inverse, Ranked, build_chooser
+from unshuffle.policy.choosers import ByTrial, Chooser, Exp3, Inverse, Ranked, build_chooser
 from unshuffle.policy.groups import Groups
 from unshuffle.policy.reinforce import Actions, Reinforce
 
@@ -40,9 +40,10 @@ def test_the_config_names_it(name: str, kind: type[Chooser]) -> None:
 
 def test_the_inverse_policy() -> None:
     pi = torch.tensor([0.6, 0.3, 0.099, 0.001])
-    chooser = Inverse(config(size_prior=False, inverse_floor=0.02), 4, 0)
+    policy = Reinforce(config(size_prior=False), 4, 0)
     with torch.no_grad():
-        chooser.network.layers[-1].bias.copy_(pi.log())  # type: ignore[operator]
+        policy.network.layers[-1].bias.copy_(pi.log())  # type: ignore[operator]
+    chooser = Inverse(policy, 0.02)
     inverse = np.array([1 / 0.6, 1 / 0.3, 1 / 0.099, 1 / 0.02])
     np.testing.assert_allclose(chooser.probabilities(four_groups()), inverse / inverse.sum(), rtol=1e-4)
     inverse[3], pi = 0, torch.tensor([0.6, 0.3, 0.099, 0]) / 0.999
@@ -53,7 +54,7 @@ def test_the_inverse_policy() -> None:
 
 
 def test_the_inverse_policy_learns_as_the_policy_does() -> None:
-    policy, inverse = Reinforce(config(), 4, 0), Inverse(config(), 4, 0)
+    policy, inverse = (build_chooser(config(name), seed=0) for name in ("policy", "inverse"))
     groups = four_groups()
     for _ in range(30):
         for chooser in (policy, inverse):
@@ -118,13 +119,55 @@ def test_the_bandit_finds_the_better_group_among_many_draws() -> None:
 def test_only_the_policy_and_its_inverse_learn_from_trials(name: str) -> None:
     chooser, groups = build_chooser(config(name, reward="trials"), seed=0), four_groups()
     before = chooser.probabilities(groups)
-    chooser.judge(groups, torch.tensor([1.0, -1.0, 0.5, -0.5]))
+    chooser.judge(torch.tensor([1.0, -1.0, 0.5, -0.5]))
     change = chooser.probabilities(groups) - before
     if name in ("policy", "inverse"):
         sign = 1 if name == "policy" else -1
         assert sign * change[0] > 0.05 and sign * change[1] < -0.05
     else:
         assert not change.any()
+
+
+def test_a_policy_that_is_rewarded_for_episodes_does_not_listen_to_trials() -> None:
+    chooser, groups = build_chooser(config(), seed=0), four_groups()
+    before = chooser.probabilities(groups)
+    chooser.judge(torch.tensor([1.0, -1.0, 0.5, -0.5]))
+    assert torch.equal(chooser.probabilities(groups), before)
+
+
+@pytest.mark.parametrize("sizes", [[0.25] * 4, [0.6, 0.2, 0.15, 0.05], [0.5, 0.3, 0.2, 0.0]])
+def test_by_trial_no_other_policy_has_more_worth_and_entropy(sizes: list[float]) -> None:
+    """Σ π v + τ H, with the entropy of the permutations that are drawn, at its π and around it."""
+    torch.manual_seed(0)
+    chooser, groups, worth = (
+        ByTrial(config(entropy_weight=0.3)),
+        four_groups(sizes),
+        torch.tensor([0.7, -0.4, 0.2, 0.0]),
+    )
+    for _ in range(60):  # what came before counts half as much with each
+        chooser.judge(worth)
+    present = groups.sizes > 0
+
+    def objective(pi: torch.Tensor) -> float:
+        pi, size = pi[present], groups.sizes[present]
+        return float((pi * worth[present]).sum() - 0.3 * (pi * (pi / size).log()).sum())
+
+    best = chooser.probabilities(groups)
+    assert (best[~present] == 0).all() and float(best.sum()) == pytest.approx(1, abs=1e-6)
+    for _ in range(200):
+        other = torch.softmax(best.log() + 0.3 * torch.randn(4), dim=0)
+        assert objective(other) < objective(best)
+
+
+def test_by_trial_half_is_of_the_last_trials() -> None:
+    chooser = ByTrial(config())
+    chooser.judge(torch.tensor([1.0, 0, 0, -1]))
+    chooser.judge(torch.tensor([0.0, 1, 0, -1]))
+    assert chooser.worth.tolist() == [0.25, 0.5, 0, -0.75]
+    chooser.learn(Actions(four_groups(), torch.full((4,), 0.25), torch.tensor([9.0, 0, 0, 0])), 1.0)
+    assert chooser.worth.tolist() == [0.25, 0.5, 0, -0.75], "a reward teaches nothing"
+    chooser.rate_dropped()
+    torch.testing.assert_close(chooser.probabilities(four_groups()), torch.full((4,), 0.25))
 
 
 # the checkpoint

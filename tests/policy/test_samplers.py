@@ -570,11 +570,12 @@ def test_members_are_chosen_as_often_as_the_chooser_wants(name: str, groups: int
     """Four groups have six of the 24 permutations each; five have four or five."""
     sampler = build_sampler(config(name, grouped="pairs", groups=groups, exploration=0.2), COUNT, 0)
     assert isinstance(sampler, PairSampler)
-    if isinstance(sampler.chooser, Reinforce):
+    chooser = sampler.chooser.policy if isinstance(sampler.chooser, Inverse) else sampler.chooser
+    if isinstance(chooser, Reinforce):
         with torch.no_grad():
-            sampler.chooser.network.layers[-1].bias.copy_(torch.linspace(1, -1, groups))  # type: ignore[operator]
-    if isinstance(sampler.chooser, Exp3):
-        sampler.chooser.log_weights = torch.linspace(1, -1, groups)
+            chooser.network.layers[-1].bias.copy_(torch.linspace(1, -1, groups))  # type: ignore[operator]
+    if isinstance(chooser, Exp3):
+        chooser.log_weights = torch.linspace(1, -1, groups)
     sampler.observe(seen(), 0, ends=False, begins=False)
     assert sampler.groups is not None
     sizes = sampler.groups.sizes
