@@ -289,7 +289,7 @@ class Config:
     """Everything that decides a run."""
 
     preset: Preset = "demo"
-    """demo: 2 CPU cores, minutes. small: one GPU, about 20 minutes. paper: its numbers. paper-literal: its words."""
+    """demo: 2 CPU cores, minutes. small: one GPU, minutes. paper: its numbers. paper-literal: its words."""
     images: str | None = None
     """Folder of images (any, nested, no labels), a packed store, or tar shards: 's3://bucket/img-{000..123}.tar'."""
     videos: str | None = None
