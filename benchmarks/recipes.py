@@ -1,7 +1,7 @@
 """Which recipe learns: short trainings that differ in a few options, and their errors on data of other scenes.
 
     python benchmarks/recipes.py STUDY --images FOLDER --videos FOLDER --val_images FOLDER --val_videos FOLDER
-                                 [--variants A B] [--iterations N] [--seeds 1] [--device cuda]
+                                 [--init WEIGHTS] [--variants A B] [--iterations N] [--seeds 1] [--device cuda]
 
 STUDY is one of `STUDIES`. All trainings of a study see the same data and the same validation samples, at most 434 of
 --val_images and --val_videos: as many as UCF-101 has test clips in 31 classes. Permutations are drawn uniformly. A line
@@ -88,6 +88,25 @@ STUDIES = {
         iterations=1600,
         every=400,
     ),
+    # how the spatial task generalises; 1000 permutations
+    "spatial": Study(
+        "small",
+        {"tasks": "S", "permutations": {"spatial": 1000}},
+        {
+            "small": [],
+            "dropout 0.2": [{"model": {"spatial": {"dropout": 0.2}}}],
+            "dropout 0.5": [{"model": {"spatial": {"dropout": 0.5}}}],
+            "squares of 0.75": [{"shuffle": {"image_share": 0.75}}],
+            "crops of 0.6": [{"shuffle": {"tile_share": 0.6}}],
+            "dropout 0.5, squares of 0.75": [
+                {"model": {"spatial": {"dropout": 0.5}}, "shuffle": {"image_share": 0.75}},
+            ],
+            "smaller head": [{"model": {"spatial": {"fc6": 256, "hidden": 2048}}}],
+            "stronger decay": [{"optim": {"trunk": {"weight_decay": 0.2}, "spatial": {"weight_decay": 0.2}}}],
+        },
+        iterations=4000,
+        every=500,
+    ),
     # how soon 1000 permutations of tiles are told from chance
     "leave-spatial": Study(
         "paper",
@@ -158,6 +177,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--videos")
     parser.add_argument("--val_images")
     parser.add_argument("--val_videos")
+    parser.add_argument("--init", help="weights that all trunks begin with")
     parser.add_argument("--variants", nargs="+", help="some of the study's; all unless given")
     parser.add_argument("--iterations", type=int)
     parser.add_argument("--seeds", type=int, default=1)
@@ -170,6 +190,7 @@ def given(args: argparse.Namespace, study: Study) -> Changes:
     return {
         "images": args.images,
         "videos": args.videos,
+        "init": args.init,
         "device": args.device,
         "data": {"val_images": args.val_images, "val_videos": args.val_videos, "val_size": study.val_size},
         "policy": {"sampler": "uniform"},
