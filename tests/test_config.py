@@ -129,3 +129,12 @@ def test_configs_cannot_be_changed_in_place() -> None:
                 check_frozen(value)
 
     check_frozen(Config())
+
+
+@pytest.mark.parametrize(
+    ("reward", "sampler", "learns"),
+    [("trials", "policy", True), ("trials", "inverse", True), ("trials", "exp3", False), ("error", "policy", False)],
+)
+def test_who_learns_by_trial(reward: str, sampler: str, learns: bool) -> None:
+    config = merge(demo(), {"policy": {"reward": reward, "sampler": sampler}})
+    assert config.policy.learns_by_trial == learns

@@ -255,6 +255,11 @@ class PolicyConfig:
     largest_share: float = 0.8
     """Say so when one group takes more than this share of the draws beyond its own size."""
 
+    @property
+    def learns_by_trial(self) -> bool:
+        """Does the policy learn from trials, and not from its rewards? Its rivals never do."""
+        return self.reward == "trials" and self.sampler in ("policy", "inverse")
+
 
 @dataclass(frozen=True)
 class MonitorConfig:

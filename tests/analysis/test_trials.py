@@ -1,10 +1,6 @@
 import json
-from dataclasses import replace
 
-import pytest
-
-from unshuffle.analysis.trials import Trials, all_trials, learns_by_trial, read_trials
-from unshuffle.config import demo
+from unshuffle.analysis.trials import Trials, all_trials, read_trials
 from unshuffle.run import Run
 
 
@@ -23,12 +19,3 @@ def test_tasks_share_their_trials(copied: Run) -> None:
             entry = {"iteration": iteration, "kind": "trials", "task": task, "iterations": 5, "errors": errors}
             file.write(json.dumps(entry) + "\n")
     assert list(all_trials(copied)) == [Trials(4, 1, 5, ("spatial",)), Trials(8, 3, 5, ("spatial", "temporal"))]
-
-
-@pytest.mark.parametrize(
-    ("reward", "sampler", "learns"),
-    [("trials", "policy", True), ("trials", "inverse", True), ("trials", "exp3", False), ("error", "policy", False)],
-)
-def test_who_learns_by_trial(reward: str, sampler: str, learns: bool) -> None:
-    config = replace(demo(), policy=replace(demo().policy, reward=reward, sampler=sampler))  # type: ignore[arg-type]
-    assert learns_by_trial(config) == learns

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
+from unshuffle.config import Config
 from unshuffle.errors import UserError
 from unshuffle.models.weights import read_weights
 from unshuffle.pretraining import run_pretraining
@@ -59,10 +60,8 @@ class Killed(BaseException):
     """As sudden as a SIGKILL: nothing in the program catches it."""
 
 
-@pytest.mark.parametrize("kill_at", [0, 1, 4, 5, 8])
-def test_a_killed_run_resumes_bit_exactly(
-    small: Any, tmp_path: Path, unbroken: Run, monkeypatch: pytest.MonkeyPatch, kill_at: int
-) -> None:
+def train_and_die(config: Config, kill_at: int, monkeypatch: pytest.MonkeyPatch, *, resume: bool = False) -> None:
+    """Train until the step at some iteration, which kills the run."""
     step = Trainer.step
 
     def dying_step(self: Trainer, *args: Any) -> None:
@@ -70,11 +69,17 @@ def test_a_killed_run_resumes_bit_exactly(
             raise Killed
         step(self, *args)
 
-    config = small(tmp_path / "broken")
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Trainer, "step", dying_step)
-        with pytest.raises(Killed):
-            run_pretraining(config)
+        run_pretraining(config, resume=resume)
+
+
+@pytest.mark.parametrize("kill_at", [0, 1, 4, 5, 8])
+def test_a_killed_run_resumes_bit_exactly(
+    small: Any, tmp_path: Path, unbroken: Run, monkeypatch: pytest.MonkeyPatch, kill_at: int
+) -> None:
+    config = small(tmp_path / "broken")
+    train_and_die(config, kill_at, monkeypatch)
     run = run_pretraining(config, resume=True)
     assert_same(final_state(run), final_state(unbroken))
     assert_same(read_weights(run.weights), read_weights(unbroken.weights))
@@ -148,18 +153,8 @@ def test_a_run_killed_twice_resumes_bit_exactly_in_sequence(
 ) -> None:
     whole = run_pretraining(small(tmp_path / "whole", tasks="S&T"))
     config = small(tmp_path / "broken", tasks="S&T")
-    step = Trainer.step
     for number, kill_at in enumerate((5, 7)):
-
-        def dying_step(self: Trainer, *args: Any, kill_at: int = kill_at) -> None:
-            if self.iteration == kill_at:
-                raise Killed
-            step(self, *args)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Trainer, "step", dying_step)
-            with pytest.raises(Killed):
-                run_pretraining(config, resume=number > 0)
+        train_and_die(config, kill_at, monkeypatch, resume=number > 0)
     assert_same(final_state(run_pretraining(config, resume=True)), final_state(whole))
 
 
@@ -232,11 +227,6 @@ def test_a_run_that_is_being_trained_is_not_resumed(
     config = small(tmp_path / "run")
     step = Trainer.step
 
-    def dying_step(self: Trainer, *args: Any) -> None:
-        if self.iteration == 5:
-            raise Killed
-        step(self, *args)
-
     def intruded_step(self: Trainer, *args: Any) -> None:
         if self.iteration == 6:
             before = Run(config.out).metrics_file.read_bytes()
@@ -246,9 +236,7 @@ def test_a_run_that_is_being_trained_is_not_resumed(
         step(self, *args)
 
     if resumed:
-        with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(Trainer, "step", dying_step)
-            run_pretraining(config)
+        train_and_die(config, 5, monkeypatch)
     monkeypatch.setattr(Trainer, "step", intruded_step)
     assert run_pretraining(config, resume=resumed).weights.exists()
 
@@ -266,17 +254,7 @@ def test_a_finished_run_is_said_to_be_finished_and_left_alone(small: Any, tmp_pa
 
 def test_metrics_hold_no_line_twice_after_a_resume(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(tmp_path / "run")
-    step = Trainer.step
-
-    def dying_step(self: Trainer, *args: Any) -> None:
-        if self.iteration == 7:
-            raise Killed
-        step(self, *args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", dying_step)
-        with pytest.raises(Killed):
-            run_pretraining(config)
+    train_and_die(config, 7, monkeypatch)
     run = Run(config.out)
     with run.metrics_file.open("a") as file:
         file.write('{"iteration": 7, "ki')  # killed in the middle of a line

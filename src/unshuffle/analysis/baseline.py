@@ -12,7 +12,6 @@ from unshuffle.analysis.figures import COLOURS, QUIET, name_axes, panels, styled
 from unshuffle.analysis.history import choose_tasks, open_run
 from unshuffle.analysis.question import Question
 from unshuffle.analysis.result import Analysis
-from unshuffle.analysis.trials import learns_by_trial
 from unshuffle.policy.reinforce import ErrorHistory
 from unshuffle.run import Run
 
@@ -89,7 +88,7 @@ def analyse_baseline(run: Run, tasks: Sequence[str]) -> Analysis:
     }
     statement = (
         f"errors of {run.folder} beside the line through the two before (E_BL), and the rewards r = E_BL − E; "
-        f"sampler {run.config.policy.sampler}{LEARNS_OTHERWISE if learns_by_trial(run.config) else ''}"
+        f"sampler {run.config.policy.sampler}{LEARNS_OTHERWISE if run.config.policy.learns_by_trial else ''}"
     )
     return Analysis("baseline", statement, metrics, [row for some in rows.values() for row in some], lambda: draw(rows))
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from unshuffle.config import Config
 from unshuffle.run import Run
 
 
@@ -20,11 +19,6 @@ class Trials:
     """Iterations of each."""
     tasks: tuple[str, ...]
     """Which were validated after each."""
-
-
-def learns_by_trial(config: Config) -> bool:
-    """Does the policy learn from trials, and not from the rewards?"""
-    return config.policy.reward == "trials" and config.policy.sampler in ("policy", "inverse")
 
 
 def read_trials(run: Run, task: str) -> list[dict[str, Any]]:

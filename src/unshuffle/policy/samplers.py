@@ -215,8 +215,7 @@ class ChoosingSampler(UniformSampler):
     @property
     def trials(self) -> int:
         """One for each group that has members, when the policy learns from them and has started."""
-        learns = self.config.reward == "trials" and self.config.sampler in ("policy", "inverse")
-        if self.groups is None or not learns:
+        if self.groups is None or not self.config.learns_by_trial:
             return 0
         return int((self.groups.sizes > 0).sum())
 
