@@ -1,16 +1,20 @@
-"""The comparison: who proposes the permutations and what each task is worth, on real images and videos.
+"""The comparison: what each task is worth, and who proposes the permutations, on real images and videos.
 
-    python benchmarks/comparison.py --images FOLDER --videos FOLDER --val_videos FOLDER [--out runs/comparison]
-                                    [--train FOLDER --test FOLDER] [--arms uniform policy ...] [--iterations 6000]
-                                    [--seeds 3] [--init WEIGHTS] [--device cuda]
+    python benchmarks/comparison.py tasks --images FOLDER --videos FOLDER --val_videos FOLDER [--out runs/comparison]
+                                    [--train FOLDER --test FOLDER] [--arms S T ...] [--iterations 6000] [--seeds 3]
+                                    [--jobs 1] [--device cuda]
+    python benchmarks/comparison.py samplers --init WEIGHTS ...
 
-All arms begin with one trunk: --init, or 2,000 iterations of the preset `small` with uniform draws, 100 permutations
-and batches of 64, in OUT/warm-up. Then 1000 permutations of tiles and 1000 of frames are learned, 8 of each sample in a
-step. What is finished in --out is not done again. With --train and --test, labelled folders by class, the trunks are
+`tasks`: tiles alone, frames alone and both, from scratch; the preset `small` with batches of 64 and uniform draws.
+`samplers`: all arms begin with one trunk, --init (such as a run of `tasks`), and learn 1000 permutations of tiles and
+1000 of frames, 8 of each sample in a step.
+
+What is finished in --out is not done again. With --train and --test, labelled folders by class, the trunks are
 evaluated: retrieval, a linear classifier on pool5 and RankMe there, and retrieval of single frames among the videos.
+--jobs trainings share the GPU: one starts or evaluates while another computes.
 
-Results: results/comparison_DEVICE.csv (a line for each figure) and comparison_curves_DEVICE.csv (errors over iterations
-and over forward passes).
+Results: results/comparison_STUDY_DEVICE.csv (a line for each figure) and comparison_STUDY_curves_DEVICE.csv (errors
+over iterations and over forward passes).
 """
 
 import argparse
@@ -21,7 +25,6 @@ from typing import Any
 import torch
 from table import write_table
 
-import unshuffle
 from unshuffle.analysis.ablation import Ablation, ablate
 from unshuffle.analysis.forward_passes import total_passes
 
@@ -35,7 +38,8 @@ PAPERS = {
     "least_deviation": 0.001,
 }
 """The policy in the paper's form, with more episodes than the paper has: validation is nearly free."""
-ARMS: dict[str, dict[str, Any]] = {
+TASKS: dict[str, dict[str, Any]] = {"S+T": {}, "S": {"tasks": "S"}, "T": {"tasks": "T"}}
+SAMPLERS: dict[str, dict[str, Any]] = {
     "uniform": {"policy": {"sampler": "uniform"}},
     "policy": {"policy": {"sampler": "policy"}},
     "inverse": {"policy": {"sampler": "inverse"}},
@@ -43,48 +47,63 @@ ARMS: dict[str, dict[str, Any]] = {
     "paper's policy": {"policy": {"sampler": "policy", **PAPERS}},
     "paper's inverse": {"policy": {"sampler": "inverse", **PAPERS}},
     "bandit": {"policy": {"sampler": "exp3", **PAPERS}},
-    "S": {"tasks": "S", "policy": {"sampler": "uniform"}},
-    "T": {"tasks": "T", "policy": {"sampler": "uniform"}},
 }
-WARM_UP = 2000
+STUDIES: dict[str, tuple[dict[str, dict[str, Any]], dict[str, Any]]] = {
+    "tasks": (TASKS, {"policy": {"sampler": "uniform", "interval": 500, "batches": 500}}),
+    "samplers": (
+        SAMPLERS,
+        {
+            "permutations": {"spatial": 1000, "temporal": 1000, "per_sample": 8},
+            "policy": {"interval": 500, "batches": 500},
+        },
+    ),
+}
+"""The arms of each study, and what they share."""
 
 
 def main() -> None:
-    """Warm up, train and evaluate all arms, write the tables."""
+    """Train and evaluate all arms, write the tables."""
     args = arguments()
-    init = args.init or warm_up(args)
+    arms, shared = STUDIES[args.study]
     found = ablate(
-        args.out / "arms",
-        arms={name: ARMS[name] for name in args.arms},
+        args.out / args.study,
+        arms={name: arms[name] for name in args.arms or arms},
         seeds=args.seeds,
         evaluations=evaluations(args),
         preset="small",
-        init=init,
-        permutations={"spatial": 1000, "temporal": 1000, "per_sample": 8},
+        jobs=args.jobs,
+        init=args.init,
         optim=schedule(args.iterations),
-        policy={"interval": 500, "batches": 500},
+        **shared,
         **data(args),
     )
     for job, sentence in found.failures.items():
         print(f"{job}: {sentence}")
-    write_table(f"comparison_{args.device}", found.rows, args.device)
-    write_table(f"comparison_curves_{args.device}", list(curves(found)), args.device)
+    write_table(f"comparison_{args.study}_{args.device}", found.rows, args.device)
+    write_table(f"comparison_{args.study}_curves_{args.device}", list(curves(found)), args.device)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=list(STUDIES))
     parser.add_argument("--images", required=True)
     parser.add_argument("--videos", required=True)
     parser.add_argument("--val_videos", required=True)
     parser.add_argument("--train", type=Path)
     parser.add_argument("--test", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/comparison"))
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", help="some of the study's; all unless given")
     parser.add_argument("--iterations", type=int, default=6000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--init", type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.study == "samplers" and args.init is None:
+        parser.error("samplers are compared from one trunk: give --init")
+    if unknown := set(args.arms or ()) - set(STUDIES[args.study][0]):
+        parser.error(f"no arms of {args.study}: {', '.join(sorted(unknown))}")
+    return args
 
 
 def data(args: argparse.Namespace) -> dict[str, Any]:
@@ -102,16 +121,6 @@ def schedule(iterations: int) -> dict[str, Any]:
     """Two drops, as the preset `small` has them, for so many iterations."""
     milestones = [round(0.7 * iterations), round(0.9 * iterations)]
     return {"iterations": iterations, "batch_size": 64, "warmup": 200, "milestones": milestones}
-
-
-def warm_up(args: argparse.Namespace) -> Path:
-    """The trunk that all arms begin with."""
-    folder: Path = args.out / "warm-up"
-    if not (folder / "backbone.safetensors").exists():
-        unshuffle.pretrain(
-            out=folder, preset="small", policy={"sampler": "uniform"}, optim=schedule(WARM_UP), **data(args)
-        )
-    return folder
 
 
 def evaluations(args: argparse.Namespace) -> dict[str, dict[str, Any]]:

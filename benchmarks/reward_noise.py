@@ -2,7 +2,8 @@
 
     python benchmarks/reward_noise.py [--images FOLDER --videos FOLDER --init RUN] [--preset small] [--warmup 500]
                                       [--episodes 25,100] [--repeats 8] [--val_sizes 100,300,1000]
-                                      [--tasks auto] [--permutations 700] [--device cuda]
+                                      [--tasks auto] [--permutations 700] [--per_sample 8] [--batch_size 64]
+                                      [--device cuda]
 
 A network is trained for --warmup iterations with uniform draws; from there every episode begins. Its draws are uniform,
 or prefer the hard or the easy groups (`hard-first`, `easy-first`), which are groups of permutations or of pairs. An
@@ -52,8 +53,9 @@ def main() -> None:
     changes: dict[str, Any] = {"images": args.images, "videos": args.videos, "init": args.init, "device": args.device}
     sizes = [int(size) for size in args.val_sizes.split(",")]
     changes |= {"data": {"val_size": max(sizes)}, "policy": {"sampler": "uniform"}}
-    changes |= {"tasks": args.tasks, "permutations": {"spatial": args.permutations, "temporal": args.permutations}}
-    changes |= {"optim": {"iterations": 10 * APART * args.repeats, "milestones": []}}
+    counts = {"spatial": args.permutations, "temporal": args.permutations, **given(args, "per_sample")}
+    changes |= {"tasks": args.tasks, "permutations": counts}
+    changes |= {"optim": {"iterations": 10 * APART * args.repeats, "milestones": [], **given(args, "batch_size")}}
     config = merge(preset_config(args.preset), changes)
     trainer = build_trainer(config, prepare(config))
     steps(trainer, 0, args.warmup)
@@ -89,8 +91,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--val_sizes", default="100,300,1000")
     parser.add_argument("--tasks", default="auto")
     parser.add_argument("--permutations", type=int, default=700)
+    parser.add_argument("--per_sample", type=int)
+    parser.add_argument("--batch_size", type=int)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()
+
+
+def given(args: argparse.Namespace, name: str) -> dict[str, Any]:
+    """An option, if it was given: the preset has its own."""
+    value = getattr(args, name)
+    return {} if value is None else {name: value}
 
 
 def steps(trainer: Trainer, first: int, count: int, *, cooling: bool = False) -> None:

@@ -27,7 +27,7 @@ from unshuffle.models.ordering import trunk_features
 from unshuffle.models.registry import Backbone, build_backbone
 from unshuffle.models.weights import save_backbone
 from unshuffle.randomness import seed_everything, torch_generator
-from unshuffle.training.optim import rate_factor
+from unshuffle.training.optim import build_optimiser, rate_factor
 
 IMAGES, CROP, HIDDEN, REPORT = 228, 112, 1024, 500
 
@@ -75,27 +75,22 @@ def train(config: Config, images: int) -> Backbone:
     seed_everything(config.seed)
     trunk = build_backbone(config.model.backbone)
     network = RotationNetwork(trunk, config.shuffle.crop_size).to(device)
-    rate = config.optim.trunk
-    optimiser = torch.optim.SGD(
-        network.parameters(),
-        lr=rate.lr,
-        momentum=rate.momentum,
-        weight_decay=rate.weight_decay,
-        fused=device.type == "cuda",
-    )
+    rates = {network.trunk: config.optim.trunk, network.head: config.optim.spatial}
+    optimisers = {build_optimiser(part.parameters(), rate): rate.lr for part, rate in rates.items()}
     hits = torch.zeros((), device=device)
     with closing(batches(config, images, device)) as coming:
         for iteration, squares in enumerate(coming):
             crops = cut(squares, config, device, precision, iteration)
             turned = torch.cat([crops.rot90(turn, (2, 3)) for turn in range(4)])
             labels = torch.arange(4, device=device).repeat_interleave(len(crops))
-            for group in optimiser.param_groups:
-                group["lr"] = rate.lr * rate_factor(config.optim, iteration)
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
                 logits = network(turned.contiguous(memory_format=torch.channels_last))
-            optimiser.zero_grad(set_to_none=True)
+            network.zero_grad(set_to_none=True)
             F.cross_entropy(logits.float(), labels).backward()
-            optimiser.step()
+            for optimiser, rate in optimisers.items():
+                for group in optimiser.param_groups:
+                    group["lr"] = rate * rate_factor(config.optim, iteration)
+                optimiser.step()
             hits += (logits.argmax(dim=1) == labels).float().mean()
             if (iteration + 1) % REPORT == 0 or iteration + 1 == config.optim.iterations:
                 print(f"{iteration + 1}: training accuracy {float(hits) / ((iteration % REPORT) + 1):.3f}", flush=True)

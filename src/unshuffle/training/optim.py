@@ -25,7 +25,7 @@ class Optimisers:
         groups: dict[str, tuple[nn.Module, GroupConfig]] = {"trunk": (network.trunk, config.trunk)}
         for task in network.heads:
             groups[task] = (network.head(task), config.spatial if task == "spatial" else config.temporal)
-        self.groups = {name: _build(module.parameters(), group) for name, (module, group) in groups.items()}
+        self.groups = {name: build_optimiser(module.parameters(), group) for name, (module, group) in groups.items()}
         self._rates = {name: group.lr for name, (_, group) in groups.items()}
         self.damping = 1.0
         """What the rates are multiplied by on top of their schedule; a trial ends slowly."""
@@ -53,7 +53,8 @@ class Optimisers:
             optimiser.load_state_dict(state[name])
 
 
-def _build(parameters: Iterable[nn.Parameter], config: GroupConfig) -> torch.optim.Optimizer:
+def build_optimiser(parameters: Iterable[nn.Parameter], config: GroupConfig) -> torch.optim.Optimizer:
+    """The optimiser of one group of weights."""
     parameters = list(parameters)
     fused = all(parameter.is_cuda for parameter in parameters)
     if config.optimiser == "sgd":
