@@ -8,7 +8,7 @@
 A network is trained for --warmup iterations with uniform draws; from there every episode begins. Its draws are uniform,
 or prefer the hard or the easy groups (`hard-first`, `easy-first`), which are groups of permutations or of pairs. An
 episode ends as it is (`plain`), with BN's statistics estimated anew (`bn`), or after as many iterations again with
-uniform draws at rates that fall to zero (`cooled`, as a trial does). For each of these, for each length of an episode
+uniform draws at rates that fall to zero (`cooled`). For each of these, for each length of an episode
 and size of X_val, the table has
 
 - the mean error after each way to draw;
@@ -105,11 +105,13 @@ def given(args: argparse.Namespace, name: str) -> dict[str, Any]:
 
 def steps(trainer: Trainer, first: int, count: int, *, cooling: bool = False) -> None:
     """Train on the batches of some iterations; they are made here, as there are few."""
-    trainer.iteration, tally = first, Tally()
+    trainer.iteration, tally, rates = first, Tally(), trainer.optimisers.rates
     for done, iteration in enumerate(range(first, first + count)):
-        trainer.optimisers.damping = 1 - done / count if cooling else 1.0
+        factor = 1 - done / count if cooling else 1.0
+        trainer.optimisers.rates = {name: factor * rate for name, rate in rates.items()}
         batch = trainer.load(iteration)
         trainer.step({task: some.to(trainer.device) for task, some in batch.items()}, tally)
+    trainer.optimisers.rates = rates
 
 
 def episode(

@@ -720,7 +720,7 @@ def test_a_trial_for_each_group_that_has_members() -> None:
 
 
 @pytest.mark.parametrize("grouped", TRIED["grouped"])
-def test_a_group_is_preferred_or_none(grouped: str) -> None:
+def test_a_group_is_preferred(grouped: str) -> None:
     sampler = tried(grouped=grouped, exploration=0.2)
     assert sampler.groups is not None
     for group in range(4):
@@ -733,8 +733,6 @@ def test_a_group_is_preferred_or_none(grouped: str) -> None:
             assert not torch.equal(before.choice.log_shares, after.choice.log_shares)
         else:
             assert not torch.equal(before.permutations, after.permutations)
-    sampler.prefer(None)
-    torch.testing.assert_close(sampler.behaviour, sampler.groups.sizes)
 
 
 @pytest.mark.parametrize("better", range(4))

@@ -104,25 +104,6 @@ def test_steps_against_the_formulas() -> None:
             np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("damping", [1.0, 0.5, 0.0])
-def test_damping_multiplies_all_rates_on_top_of_their_schedule(damping: float) -> None:
-    net = network()
-    optimisers = Optimisers(net, RATES)
-    before = weights(net)
-    optimisers.damping = damping
-    for step in (1, 3):  # past the warmup, and past a milestone
-        set_gradients(net, step, ["trunk", *TASKS])
-        optimisers.step(step)
-        for name, rate in {"trunk": 0.1, "spatial": 0.03, "temporal": 0.02}.items():
-            (group,) = optimisers.groups[name].param_groups
-            assert group["lr"] == pytest.approx(rate * damping * slow_rate(RATES, step))
-    moved = [not np.array_equal(value, before[name]) for name, value in weights(net).items()]
-    assert all(moved) if damping else not any(moved)
-    optimisers.damping = 1.0
-    optimisers.step(4)
-    assert optimisers.groups["trunk"].param_groups[0]["lr"] == pytest.approx(0.1 * slow_rate(RATES, 4))
-
-
 def test_every_weight_is_in_exactly_one_group() -> None:
     net = network()
     groups = Optimisers(net, RATES).groups

@@ -183,7 +183,7 @@ def kept(trainer: Trainer) -> dict[str, Any]:
     state = copy.deepcopy(trainer.state_dict())
     for sampler in state["samplers"].values():
         del sampler["chooser"], sampler["behaviour"]
-    return {**state, "damping": trainer.optimisers.damping, "training": trainer.network.training}
+    return {**state, "training": trainer.network.training}
 
 
 def bits(value: Any) -> Any:
@@ -205,8 +205,9 @@ def test_trials_leave_no_trace(small: Any, tmp_path: Path, monkeypatch: pytest.M
         real(self, log)
         assert bits(kept(self)) == bits(before)
         for task, sampler in self.samplers.items():
-            taught.append(bits(sampler.state_dict()["chooser"]) != bits(learned[task]["chooser"]))
-            assert torch.equal(sampler.state_dict()["behaviour"], learned[task]["behaviour"]) != taught[-1]
+            new, old = sampler.state_dict(), learned[task]
+            taught.append(not torch.allclose(new["chooser"]["worth"], old["chooser"]["worth"], atol=1e-3))
+            assert torch.allclose(new["behaviour"], old["behaviour"], atol=1e-3) != taught[-1]
             sampler.gather(lambda fresh: fresh)
             assert not sampler.state_dict()["draws"].any(), "nothing that a trial has chosen is left to be counted"
         tried.append(self.iteration)
@@ -247,7 +248,6 @@ class Tried:
     """A step of a trial."""
 
     iteration: int
-    damping: float
     behaviour: list[float]
     crops: list[float]
 
@@ -265,7 +265,7 @@ def steps_of_trials(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[l
         assert isinstance(sampler, ChoosingSampler)
         if trials:
             seen = crops["spatial"].flatten()[::997].tolist()
-            trials[-1].append(Tried(iteration, trainer.optimisers.damping, sampler.behaviour.tolist(), seen))
+            trials[-1].append(Tried(iteration, sampler.behaviour.tolist(), seen))
         return learn(self, crops, proposals, iteration)
 
     monkeypatch.setattr(Trainer, "_trial", watched_trial)
@@ -282,19 +282,14 @@ def steps_of_trials(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[l
 
 @pytest.mark.parametrize("length", [1, 4, 5])
 def test_what_a_trial_is(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
-    """One group preferred, then none while the rates fall; all trials on the same batches from the same place."""
+    """One group preferred; all trials on the same batches from the same place."""
     config = small(tmp_path / "run", optim={"milestones": []}, **with_trials(exploration=0.0, trial=length))
     trials = steps_of_trials(make(config), monkeypatch)
     assert len(trials) == 3
     for group, steps in enumerate(trials):
         assert [step.iteration for step in steps] == list(range(3, 3 + length))
         for done, step in enumerate(steps):
-            remaining = (length - done) / length
-            assert step.damping == pytest.approx(min(1.0, 2 * remaining))
-            sizes = np.full(3, 1 / 3)
-            alone = np.eye(3)[group]
-            expected = sizes if remaining <= 0.5 else 0.5 * alone + 0.5 * sizes
-            np.testing.assert_allclose(step.behaviour, expected, atol=1e-6)
+            np.testing.assert_allclose(step.behaviour, 0.5 * np.eye(3)[group] + 0.5 / 3, atol=1e-6)
             assert step.crops == trials[0][done].crops
 
 

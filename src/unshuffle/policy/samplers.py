@@ -65,8 +65,8 @@ class Sampler(Protocol):
     def trials(self) -> int:
         """How many trials it wants to learn from; most want none."""
 
-    def prefer(self, group: int | None) -> None:
-        """In a trial: prefer one group, or none."""
+    def prefer(self, group: int) -> None:
+        """In a trial: prefer one group."""
 
     def judge(self, errors: Sequence[float]) -> dict[str, Any]:
         """Learn from the errors after the trials; the log entry."""
@@ -118,7 +118,7 @@ class UniformSampler:
         """None."""
         return 0
 
-    def prefer(self, group: int | None) -> None:
+    def prefer(self, group: int) -> None:
         """It has no groups."""
 
     def judge(self, errors: Sequence[float]) -> dict[str, Any]:
@@ -219,10 +219,10 @@ class ChoosingSampler(UniformSampler):
             return 0
         return int((self.groups.sizes > 0).sum())
 
-    def prefer(self, group: int | None) -> None:
-        """Draw half of the permutations from one group and the others from all; or all from all."""
+    def prefer(self, group: int) -> None:
+        """Draw half of the permutations from one group and the others from all."""
         assert self.groups is not None
-        self._choose(self.groups.sizes if group is None else one_group_preferred(self.groups.sizes, group))
+        self._choose(one_group_preferred(self.groups.sizes, group))
 
     def judge(self, errors: Sequence[float]) -> dict[str, Any]:
         """Learn from the errors after trials that preferred one group each."""

@@ -1,8 +1,7 @@
 """What a draw is worth, by trial: for each group the next iterations are trained with it preferred, and undone.
 
-All trials begin with the same weights and see the same batches. In the second half of each the draws are uniform and
-the rates fall to zero: a network that has just seen hard permutations answers otherwise for a while, which is not what
-it has learned. The trainer runs them; here is what they say.
+All trials begin with the same weights and see the same batches, which takes most of the noise away. The trainer runs
+them; here is what they say.
 """
 
 import torch

@@ -26,9 +26,8 @@ class Optimisers:
         for task in network.heads:
             groups[task] = (network.head(task), config.spatial if task == "spatial" else config.temporal)
         self.groups = {name: build_optimiser(module.parameters(), group) for name, (module, group) in groups.items()}
-        self._rates = {name: group.lr for name, (_, group) in groups.items()}
-        self.damping = 1.0
-        """What the rates are multiplied by on top of their schedule; a trial ends slowly."""
+        self.rates = {name: group.lr for name, (_, group) in groups.items()}
+        """Before the schedule."""
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -37,10 +36,10 @@ class Optimisers:
 
     def step(self, iteration: int) -> None:
         """Move all weights that have a gradient, at the rates of this iteration."""
-        factor = self.damping * rate_factor(self.config, iteration)
+        factor = rate_factor(self.config, iteration)
         for name, optimiser in self.groups.items():
             for group in optimiser.param_groups:
-                group["lr"] = self._rates[name] * factor
+                group["lr"] = self.rates[name] * factor
             optimiser.step()
 
     def state_dict(self) -> dict[str, Any]:

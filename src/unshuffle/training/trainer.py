@@ -366,19 +366,16 @@ class Trainer:
                 log.write("trials", self.iteration, task=task, iterations=self.config.policy.trial, **entry)
 
     def _trial(self, preferred: Mapping[str, int]) -> None:
-        """Train on the next batches with some groups preferred, then with none, at rates that fall to zero."""
+        """Train on the next batches with some groups preferred."""
+        for task, group in preferred.items():
+            self.samplers[task].prefer(group)
         length, tally = self.config.policy.trial, Tally()
         batches = Prefetcher(self.load, self.iteration, self.iteration + length, self.config.data.workers)
         with closing(ahead(batches, self.device)) as coming:
-            for done in range(length):
+            for _ in range(length):
                 with together():
                     batch = next(coming)
-                second_half = 2 * done >= length
-                for task, group in preferred.items():
-                    self.samplers[task].prefer(None if second_half else group)
-                self.optimisers.damping = 2 - 2 * done / length if second_half else 1.0
                 self.step(batch, tally)
-        self.optimisers.damping = 1.0
 
     def _agree(self, sampler: Sampler) -> None:
         """What the main process's sampler has learned holds for all."""
