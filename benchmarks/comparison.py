@@ -3,9 +3,11 @@
     python benchmarks/comparison.py tasks --images FOLDER --videos FOLDER --val_videos FOLDER [--out runs/comparison]
                                     [--train FOLDER --test FOLDER] [--arms S T ...] [--iterations 6000] [--seeds 3]
                                     [--jobs 1] [--device cuda]
+    python benchmarks/comparison.py features ...
     python benchmarks/comparison.py samplers --init WEIGHTS ...
 
 `tasks`: tiles alone, frames alone and both, from scratch; the preset `small` with batches of 64 and uniform draws.
+`features`: as `tasks`, with a crop of its own for each frame as in the paper, and with SGD for the trunk.
 `samplers`: all arms begin with one trunk, --init (such as a run of `tasks`), and learn 1000 permutations of tiles and
 1000 of frames, 8 of each sample in a step.
 
@@ -39,6 +41,15 @@ PAPERS = {
 }
 """The policy in the paper's form, with more episodes than the paper has: validation is nearly free."""
 TASKS: dict[str, dict[str, Any]] = {"S+T": {}, "S": {"tasks": "S"}, "T": {"tasks": "T"}}
+OWN_CROPS = {"shuffle": {"shared_crop": False}}
+SGD = {"optim": {"trunk": {"optimiser": "sgd", "lr": 0.01, "weight_decay": 5e-4}}}
+FEATURES: dict[str, dict[str, Any]] = {
+    "T, own crops": {"tasks": "T", **OWN_CROPS},
+    "S+T, own crops": OWN_CROPS,
+    "S, SGD": {"tasks": "S", **SGD},
+    "S+T, SGD": SGD,
+    "S+T, own crops, SGD": {**OWN_CROPS, **SGD},
+}
 SAMPLERS: dict[str, dict[str, Any]] = {
     "uniform": {"policy": {"sampler": "uniform"}},
     "policy": {"policy": {"sampler": "policy"}},
@@ -48,8 +59,10 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "paper's inverse": {"policy": {"sampler": "inverse", **PAPERS}},
     "bandit": {"policy": {"sampler": "exp3", **PAPERS}},
 }
+UNIFORM = {"policy": {"sampler": "uniform", "interval": 500, "batches": 500}}
 STUDIES: dict[str, tuple[dict[str, dict[str, Any]], dict[str, Any]]] = {
-    "tasks": (TASKS, {"policy": {"sampler": "uniform", "interval": 500, "batches": 500}}),
+    "tasks": (TASKS, UNIFORM),
+    "features": (FEATURES, UNIFORM),
     "samplers": (
         SAMPLERS,
         {

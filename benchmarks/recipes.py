@@ -1,9 +1,9 @@
 """Which recipe learns: short trainings that differ in a few options, and their errors on data of other scenes.
 
-    python benchmarks/recipes.py STUDY --images FOLDER --videos FOLDER --val_images FOLDER --val_videos FOLDER
+    python benchmarks/recipes.py STUDY [--images FOLDER --videos FOLDER --val_images FOLDER --val_videos FOLDER]
                                  [--init WEIGHTS] [--variants A B] [--iterations N] [--seeds 1] [--device cuda]
 
-STUDY is one of `STUDIES`. All trainings of a study see the same data and the same validation samples, at most 434 of
+STUDY is one of `STUDIES`; without folders it is the synthetic world that is learned. All trainings of a study see the same data and the same validation samples, at most 434 of
 --val_images and --val_videos: as many as UCF-101 has test clips in 31 classes. Permutations are drawn uniformly. A line
 for each validation goes to results/recipes_STUDY.csv, or recipes_STUDY_N.csv if --iterations is given; `left_chance` is
 the first iteration at which the error was below 0.98.
@@ -27,6 +27,7 @@ from unshuffle.training.trainer import Tally
 
 LEFT = 0.98
 CONCAT = {"model": {"temporal": {"kind": "concat", "fc6": 512, "hidden": 1024}}}
+SMALL_LSTM = {"model": {"temporal": {"kind": "lstm", "hidden": 128}}}
 TURNED = {"shuffle": {"mirror": True, "reverse": True}}
 ONE_CROP = {"shuffle": {"shared_crop": True, "frame_jitter": False}}
 SIXTEEN = {"permutations": {"per_sample": 16}}
@@ -106,6 +107,37 @@ STUDIES = {
         },
         iterations=4000,
         every=500,
+    ),
+    # what the pieces are worth, each left out or changed alone, on the synthetic world
+    "demo-temporal": Study(
+        "demo",
+        {"tasks": "T"},
+        {
+            "demo": [],
+            "not centred": [{"model": {"temporal": {"centre": False}}}],
+            "lstm": [SMALL_LSTM],
+            "lstm, not centred": [SMALL_LSTM, {"model": {"temporal": {"centre": False}}}],
+            "a crop and colours for each frame": [{"shuffle": {"shared_crop": False, "frame_jitter": True}}],
+            "1 permutation a clip": [{"permutations": {"per_sample": 1}}],
+        },
+        iterations=300,
+        every=100,
+        drop=0.75,
+        val_size=100,
+    ),
+    "demo-spatial": Study(
+        "demo",
+        {"tasks": "S"},
+        {
+            "demo": [],
+            "not centred": [{"model": {"spatial": {"centre": False}}}],
+            "dropout 0.5": [{"model": {"spatial": {"dropout": 0.5}}}],
+            "1 permutation an image": [{"permutations": {"per_sample": 1}}],
+        },
+        iterations=300,
+        every=100,
+        drop=0.75,
+        val_size=100,
     ),
     # how soon 1000 permutations of tiles are told from chance
     "leave-spatial": Study(

@@ -3,39 +3,46 @@
     python benchmarks/samplers.py [--seeds 5] [--processes 2]
 
 Every arm has the same iterations, data and networks; the runs differ in the sampler and the seed alone. `literal` is
-Algorithm 1 to the letter, as in the preset `paper-literal`. Results go to results/samplers_demo.csv, one row a run;
-the table of means is printed.
+Algorithm 1 to the letter, as in the preset `paper-literal`; `pairs` are groups of pairs and trials, as in the preset
+`small`. Results go to results/samplers_demo.csv, one row a run; the table of means is printed.
 """
 
 import argparse
-import csv
 import multiprocessing
 import os
-import platform
 import statistics
-import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from unshuffle.config import PolicyConfig, paper_literal
+from table import write_table
+
+from unshuffle.config import PolicyConfig, paper_literal, small
 
 TASKS = ("spatial", "temporal")
-RESULTS = Path(__file__).parent / "results" / "samplers_demo.csv"
+SHORT = {"interval": 50, "batches": 50, "trial": 10}
+"""As often as 400 iterations allow."""
 
 
 def arms() -> dict[str, dict[str, Any]]:
     """The policy's options of each arm; `literal` is what the preset paper-literal changes."""
-    literal, default = vars(paper_literal().policy), vars(PolicyConfig())
-    changed = {name: value for name, value in literal.items() if value != default[name]}
+    literal, pairs = changes(paper_literal().policy), changes(small().policy) | SHORT
     return {
         "uniform": {"sampler": "uniform"},
         "policy": {"sampler": "policy"},
         "inverse": {"sampler": "inverse"},
         "exp3": {"sampler": "exp3"},
-        "literal": {"sampler": "policy", **changed},
+        "literal": {"sampler": "policy", **literal},
+        "pairs": {"sampler": "policy", **pairs},
+        "pairs, inverse": {"sampler": "inverse", **pairs},
     }
+
+
+def changes(policy: PolicyConfig) -> dict[str, Any]:
+    """What a preset's policy has otherwise than the default."""
+    default = vars(PolicyConfig())
+    return {name: value for name, value in vars(policy).items() if value != default[name]}
 
 
 def main() -> None:
@@ -48,23 +55,10 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     jobs = [(arm, seed) for seed in range(args.seeds) for arm in arms()]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(args.processes, mp_context=context) as pool, RESULTS.open("w", newline="") as file:
-        file.write(f"# python {' '.join(sys.argv)}\n# {versions()}\n")
-        writer = csv.DictWriter(file, ["sampler", "seed", *TASKS, "top1"])
-        writer.writeheader()
-        rows = []
-        for row in pool.map(run, *zip(*jobs, strict=True)):
-            rows.append(row)
-            writer.writerow(row)
-            file.flush()
+    with ProcessPoolExecutor(args.processes, mp_context=context) as pool:
+        rows = list(pool.map(run, *zip(*jobs, strict=True)))
+    write_table("samplers_demo", rows, note="one thread a run")
     print_means(rows)
-
-
-def versions() -> str:
-    """What the figures depend on beside the code."""
-    import torch
-
-    return f"Python {platform.python_version()}, torch {torch.__version__}, CPU, one thread a run"
 
 
 def run(arm: str, seed: int) -> dict[str, Any]:

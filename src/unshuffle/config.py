@@ -367,7 +367,8 @@ def small() -> Config:
             grouped="pairs",
             reward="trials",
             entropy_weight=0.5,
-            least_deviation=0.002,
+            trial=20,
+            least_deviation=0.001,
         ),
         log=LogConfig(monitor_every=2000),
     )
