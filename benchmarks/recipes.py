@@ -3,10 +3,10 @@
     python benchmarks/recipes.py STUDY [--images FOLDER --videos FOLDER --val_images FOLDER --val_videos FOLDER]
                                  [--init WEIGHTS] [--variants A B] [--iterations N] [--seeds 1] [--device cuda]
 
-STUDY is one of `STUDIES`; without folders it is the synthetic world that is learned. All trainings of a study see the same data and the same validation samples, at most 434 of
---val_images and --val_videos: as many as UCF-101 has test clips in 31 classes. Permutations are drawn uniformly. A line
-for each validation goes to results/recipes_STUDY.csv, or recipes_STUDY_N.csv if --iterations is given; `left_chance` is
-the first iteration at which the error was below 0.98.
+STUDY is one of `STUDIES`; without folders it is the synthetic world that is learned. All trainings of a study see the
+same data and the same validation samples, at most 434 of --val_images and --val_videos: as many as UCF-101 has test
+clips in 31 classes. Permutations are drawn uniformly. A line for each validation goes to results/recipes_STUDY.csv, or
+recipes_STUDY_N.csv if --iterations is given; `left_chance` is the first iteration at which the error was below 0.98.
 """
 
 import argparse

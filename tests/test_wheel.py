@@ -18,6 +18,7 @@ def test_the_wheel_builds_and_runs_without_the_source_tree(tmp_path: Path) -> No
     (wheel,) = (tmp_path / "dist").glob("unshuffle-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert all(name.startswith(("unshuffle/", "unshuffle-")) for name in names)
+    assert "unshuffle/py.typed" in names, "its types are for those who use it too"
     subprocess.run([*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel], check=True)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "OMP_NUM_THREADS": "1"}
 
