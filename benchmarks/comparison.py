@@ -12,7 +12,8 @@
 1000 of frames, 8 of each sample in a step.
 
 What is finished in --out is not done again. With --train and --test, labelled folders by class, the trunks are
-evaluated: retrieval, a linear classifier on pool5 and RankMe there, and retrieval of single frames among the videos.
+evaluated: retrieval, a linear classifier on pool5 and RankMe there, and retrieval of single frames and action
+recognition (10 classes) among the videos.
 --jobs trainings share the GPU: one starts or evaluates while another computes.
 
 Results: results/comparison_STUDY_DEVICE.csv (a line for each figure) and comparison_STUDY_curves_DEVICE.csv (errors
@@ -147,6 +148,7 @@ def evaluations(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         "linear": {**folders, "layers": ["pool5"]},
         "rankme": {"preset": "quick", "images": str(args.train)},
         "frames": {**videos, "evaluation": "retrieval", "limit": 124},
+        "action": videos,
     }
 
 
