@@ -13,8 +13,8 @@
 
 What is finished in --out is not done again. With --train and --test, labelled folders by class, the trunks are
 evaluated: retrieval, a linear classifier on pool5 and RankMe there, and retrieval of single frames and action
-recognition (10 classes) among the videos.
---jobs trainings share the GPU: one starts or evaluates while another computes.
+recognition (10 classes) among the videos. --jobs trainings share the GPU: one starts or evaluates while another
+computes.
 
 Results: results/comparison_STUDY_DEVICE.csv (a line for each figure) and comparison_STUDY_curves_DEVICE.csv (errors
 over iterations and over forward passes).
@@ -30,16 +30,9 @@ from table import write_table
 
 from unshuffle.analysis.ablation import Ablation, ablate
 from unshuffle.analysis.forward_passes import total_passes
+from unshuffle.config import PolicyConfig
 
-PAPERS = {
-    "reward": "error",
-    "grouped": "permutations",
-    "groups": 10,
-    "interval": 100,
-    "batches": 100,
-    "entropy_weight": 0.2,
-    "least_deviation": 0.001,
-}
+PAPERS = {**vars(PolicyConfig()), "interval": 100, "batches": 100}
 """The policy in the paper's form, with more episodes than the paper has: validation is nearly free."""
 TASKS: dict[str, dict[str, Any]] = {"S+T": {}, "S": {"tasks": "S"}, "T": {"tasks": "T"}}
 OWN_CROPS = {"shuffle": {"shared_crop": False}}
@@ -56,11 +49,12 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "policy": {"policy": {"sampler": "policy"}},
     "inverse": {"policy": {"sampler": "inverse"}},
     "hard first": {"policy": {"sampler": "hard-first"}},
-    "paper's policy": {"policy": {"sampler": "policy", **PAPERS}},
-    "paper's inverse": {"policy": {"sampler": "inverse", **PAPERS}},
-    "bandit": {"policy": {"sampler": "exp3", **PAPERS}},
+    "paper's policy": {"policy": {**PAPERS, "sampler": "policy"}},
+    "paper's inverse": {"policy": {**PAPERS, "sampler": "inverse"}},
+    "bandit": {"policy": {**PAPERS, "sampler": "exp3"}},
 }
-UNIFORM = {"policy": {"sampler": "uniform", "interval": 500, "batches": 500}}
+OFTEN = {"interval": 500, "batches": 500}
+UNIFORM = {"policy": {"sampler": "uniform", **OFTEN}}
 STUDIES: dict[str, tuple[dict[str, dict[str, Any]], dict[str, Any]]] = {
     "tasks": (TASKS, UNIFORM),
     "features": (FEATURES, UNIFORM),
@@ -68,7 +62,7 @@ STUDIES: dict[str, tuple[dict[str, dict[str, Any]], dict[str, Any]]] = {
         SAMPLERS,
         {
             "permutations": {"spatial": 1000, "temporal": 1000, "per_sample": 8},
-            "policy": {"interval": 500, "batches": 500},
+            "policy": OFTEN,
         },
     ),
 }

@@ -28,8 +28,10 @@ from unshuffle.training.trainer import Tally
 LEFT = 0.98
 CONCAT = {"model": {"temporal": {"kind": "concat", "fc6": 512, "hidden": 1024}}}
 SMALL_LSTM = {"model": {"temporal": {"kind": "lstm", "hidden": 128}}}
+NOT_CENTRED = {"model": {"spatial": {"centre": False}, "temporal": {"centre": False}}}
 TURNED = {"shuffle": {"mirror": True, "reverse": True}}
 ONE_CROP = {"shuffle": {"shared_crop": True, "frame_jitter": False}}
+ONE = {"permutations": {"per_sample": 1}}
 SIXTEEN = {"permutations": {"per_sample": 16}}
 VARIED = {"shuffle": {"frame_jitter": True, "frame_share": 0.7}, "permutations": {"per_sample": 32}}
 ADAMW_TRUNK = {"optim": {"trunk": {"optimiser": "adamw", "lr": 1e-3, "weight_decay": 0.05}}}
@@ -62,6 +64,11 @@ class Study:
     drop: float = 0.8
     """The rates drop after this share of the iterations."""
     val_size: int = 434
+
+
+def on_the_demo(tasks: str, variants: dict[str, list[Changes]]) -> Study:
+    """A study of the preset `demo`, short enough for a CPU."""
+    return Study("demo", {"tasks": tasks}, variants, iterations=300, every=100, drop=0.75, val_size=100)
 
 
 STUDIES = {
@@ -109,35 +116,25 @@ STUDIES = {
         every=500,
     ),
     # what the pieces are worth, each left out or changed alone, on the synthetic world
-    "demo-temporal": Study(
-        "demo",
-        {"tasks": "T"},
+    "demo-temporal": on_the_demo(
+        "T",
         {
             "demo": [],
-            "not centred": [{"model": {"temporal": {"centre": False}}}],
+            "not centred": [NOT_CENTRED],
             "lstm": [SMALL_LSTM],
-            "lstm, not centred": [SMALL_LSTM, {"model": {"temporal": {"centre": False}}}],
+            "lstm, not centred": [SMALL_LSTM, NOT_CENTRED],
             "a crop and colours for each frame": [{"shuffle": {"shared_crop": False, "frame_jitter": True}}],
-            "1 permutation a clip": [{"permutations": {"per_sample": 1}}],
+            "1 permutation a clip": [ONE],
         },
-        iterations=300,
-        every=100,
-        drop=0.75,
-        val_size=100,
     ),
-    "demo-spatial": Study(
-        "demo",
-        {"tasks": "S"},
+    "demo-spatial": on_the_demo(
+        "S",
         {
             "demo": [],
-            "not centred": [{"model": {"spatial": {"centre": False}}}],
+            "not centred": [NOT_CENTRED],
             "dropout 0.5": [{"model": {"spatial": {"dropout": 0.5}}}],
-            "1 permutation an image": [{"permutations": {"per_sample": 1}}],
+            "1 permutation an image": [ONE],
         },
-        iterations=300,
-        every=100,
-        drop=0.75,
-        val_size=100,
     ),
     # how soon 1000 permutations of tiles are told from chance
     "leave-spatial": Study(
