@@ -2,14 +2,14 @@
 
     python benchmarks/comparison.py tasks --images FOLDER --videos FOLDER --val_videos FOLDER [--out runs/comparison]
                                     [--train FOLDER --test FOLDER] [--arms S T ...] [--iterations 6000] [--seeds 3]
-                                    [--jobs 1] [--device cuda]
+                                    [--evaluate retrieval linear ...] [--jobs 1] [--device cuda]
     python benchmarks/comparison.py features ...
     python benchmarks/comparison.py samplers --init WEIGHTS ...
 
 `tasks`: tiles alone, frames alone and both, from scratch; the preset `small` with batches of 64 and uniform draws.
-`features`: as `tasks`, with a crop of its own for each frame as in the paper, and with SGD for the trunk.
+`features`: as `tasks`, with one crop for all frames of a clip, with larger crops of frames, with SGD for the trunk.
 `samplers`: all arms begin with one trunk, --init (such as a run of `tasks`), and learn 1000 permutations of tiles and
-1000 of frames, 8 of each sample in a step.
+100 of frames.
 
 What is finished in --out is not done again. With --train and --test, labelled folders by class, the trunks are
 evaluated: retrieval, a linear classifier on pool5 and RankMe there, and retrieval of single frames and action
@@ -35,14 +35,15 @@ from unshuffle.config import PolicyConfig
 PAPERS = {**vars(PolicyConfig()), "interval": 100, "batches": 100}
 """The policy in the paper's form, with more episodes than the paper has: validation is nearly free."""
 TASKS: dict[str, dict[str, Any]] = {"S+T": {}, "S": {"tasks": "S"}, "T": {"tasks": "T"}}
-OWN_CROPS = {"shuffle": {"shared_crop": False}}
+ONE_CROP = {"shuffle": {"shared_crop": True}}
+LARGE_CROPS = {"shuffle": {"frame_share": 0.875}}
 SGD = {"optim": {"trunk": {"optimiser": "sgd", "lr": 0.01, "weight_decay": 5e-4}}}
 FEATURES: dict[str, dict[str, Any]] = {
-    "T, own crops": {"tasks": "T", **OWN_CROPS},
-    "S+T, own crops": OWN_CROPS,
-    "S, SGD": {"tasks": "S", **SGD},
+    "S+T, one crop": ONE_CROP,
+    "T, one crop": {"tasks": "T", **ONE_CROP},
+    "S+T, crops of 0.875": LARGE_CROPS,
+    "T, crops of 0.875": {"tasks": "T", **LARGE_CROPS},
     "S+T, SGD": SGD,
-    "S+T, own crops, SGD": {**OWN_CROPS, **SGD},
 }
 SAMPLERS: dict[str, dict[str, Any]] = {
     "uniform": {"policy": {"sampler": "uniform"}},
@@ -61,7 +62,7 @@ STUDIES: dict[str, tuple[dict[str, dict[str, Any]], dict[str, Any]]] = {
     "samplers": (
         SAMPLERS,
         {
-            "permutations": {"spatial": 1000, "temporal": 1000, "per_sample": 8},
+            "permutations": {"spatial": 1000},
             "policy": OFTEN,
         },
     ),
@@ -99,6 +100,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--val_videos", required=True)
     parser.add_argument("--train", type=Path)
     parser.add_argument("--test", type=Path)
+    parser.add_argument("--evaluate", nargs="+", help="some of the evaluations; all unless given")
     parser.add_argument("--out", type=Path, default=Path("runs/comparison"))
     parser.add_argument("--arms", nargs="+", help="some of the study's; all unless given")
     parser.add_argument("--iterations", type=int, default=6000)
@@ -137,13 +139,14 @@ def evaluations(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         return {}
     folders = {"preset": "quick", "train": str(args.train), "test": str(args.test)}
     videos = {"preset": "quick", "train": args.videos, "test": args.val_videos}
-    return {
+    found: dict[str, dict[str, Any]] = {
         "retrieval": {**folders, "limit": 0},
         "linear": {**folders, "layers": ["pool5"]},
         "rankme": {"preset": "quick", "images": str(args.train)},
         "frames": {**videos, "evaluation": "retrieval", "limit": 124},
         "action": videos,
     }
+    return {name: found[name] for name in args.evaluate or found}
 
 
 def curves(found: Ablation) -> Iterator[dict[str, Any]]:

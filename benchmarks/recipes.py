@@ -123,7 +123,8 @@ STUDIES = {
             "not centred": [NOT_CENTRED],
             "lstm": [SMALL_LSTM],
             "lstm, not centred": [SMALL_LSTM, NOT_CENTRED],
-            "a crop and colours for each frame": [{"shuffle": {"shared_crop": False, "frame_jitter": True}}],
+            "one crop for all frames": [{"shuffle": {"shared_crop": True}}],
+            "colours for each frame": [{"shuffle": {"frame_jitter": True}}],
             "1 permutation a clip": [ONE],
         },
     ),
@@ -169,6 +170,19 @@ STUDIES = {
         },
         iterations=3000,
         every=500,
+        drop=1.0,
+    ),
+    # the same for the preset `small`
+    "leave-small": Study(
+        "small",
+        {"permutations": {"spatial": 1000, "temporal": 1000}},
+        {
+            "tiles": [{"tasks": "S"}],
+            "frames": [{"tasks": "T"}],
+            "frames, one crop": [{"tasks": "T", "shuffle": {"shared_crop": True}}],
+        },
+        iterations=3000,
+        every=250,
         drop=1.0,
     ),
 }
@@ -234,7 +248,7 @@ def schedule(study: Study, iterations: int) -> Changes:
 
 def data_of(config: Config, opened: dict[Any, Data]) -> Data:
     """The data of a config; what the samples do not depend on is opened once."""
-    key = (config.data, config.shuffle.reverse, config.shuffle.image_share, config.seed)
+    key = (config.data, config.tasks, config.shuffle.reverse, config.shuffle.image_share, config.seed)
     if key not in opened:
         opened[key] = prepare(config)
     return opened[key]

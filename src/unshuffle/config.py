@@ -350,7 +350,7 @@ def small() -> Config:
         preset="small",
         data=DataConfig(workers=8),
         permutations=PermutationConfig(spatial=100, temporal=100, per_sample=32),
-        shuffle=ShuffleConfig(shared_crop=True, mirror=True, reverse=True, frame_share=0.7),
+        shuffle=ShuffleConfig(mirror=True, reverse=True, frame_share=0.7),
         model=ModelConfig(temporal=HeadConfig("concat", fc6=512, hidden=1024)),
         optim=OptimConfig(
             iterations=20_000,
@@ -380,7 +380,7 @@ def demo() -> Config:
         preset="demo",
         data=DataConfig(image_short_side=96, frame_short_side=32),
         permutations=PermutationConfig(spatial=100, temporal=100, per_sample=8),
-        shuffle=ShuffleConfig(frames=6, crop_size=24, image_share=1.0, shared_crop=True, frame_jitter=False),
+        shuffle=ShuffleConfig(frames=6, crop_size=24, image_share=1.0, frame_jitter=False),
         model=ModelConfig(
             backbone="tiny",
             spatial=HeadConfig("concat", fc6=128, hidden=512),

@@ -368,6 +368,7 @@ def test_training_leaves_chance_on_the_synthetic_world(small: Any, tmp_path: Pat
         tmp_path / "run",
         synthetic={"images": 120, "clips": 100},
         permutations={"per_sample": 5},
+        shuffle={"shared_crop": True},  # frames are sooner put in order so
         model={
             "spatial": {"fc6": 64, "hidden": 128, "dropout": 0},
             "temporal": {"fc6": 64, "hidden": 64, "dropout": 0},
