@@ -19,7 +19,7 @@ def write_table(name: str, rows: Sequence[Mapping[str, Any]], device: str = "cpu
     with out.open("w", newline="") as file:
         for line in (command(), f"{versions()}, {machine(device)}{'; ' if note else ''}{note}"):
             file.write(f"# {line}\n")
-        writer = csv.DictWriter(file, rows[0].keys())
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     print(out.read_text())
