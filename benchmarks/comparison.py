@@ -16,19 +16,23 @@ evaluated: retrieval, a linear classifier on pool5 and RankMe there, and retriev
 recognition (10 classes) among the videos. --jobs trainings share the GPU: one starts or evaluates while another
 computes.
 
-Results: results/comparison_STUDY_DEVICE.csv (a line for each figure) and comparison_STUDY_curves_DEVICE.csv (errors
-over iterations and over forward passes).
+Results: results/comparison_STUDY_DEVICE.csv (a line for each figure), comparison_STUDY_curves_DEVICE.csv (errors over
+iterations and over forward passes, those of validations and trials included, as the paper would make them and as they
+are made here) and a picture of the curves, comparison_STUDY_DEVICE.svg.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
-from table import write_table
+from matplotlib.figure import Figure
+from table import RESULTS, write_table
 
 from unshuffle.analysis.ablation import Ablation, ablate
+from unshuffle.analysis.figures import COLOURS, legend_below, name_axes, panels, save_figure, styled, thousands
 from unshuffle.analysis.forward_passes import total_passes
 from unshuffle.config import PolicyConfig
 
@@ -53,6 +57,10 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "paper's policy": {"policy": {**PAPERS, "sampler": "policy"}},
     "paper's inverse": {"policy": {**PAPERS, "sampler": "inverse"}},
     "bandit": {"policy": {**PAPERS, "sampler": "exp3"}},
+}
+OVER = {
+    "iteration": "iterations",
+    "forward_passes_shared_trunk": "forward passes, with those of validations and trials [batches]",
 }
 OFTEN = {"interval": 500, "batches": 500}
 UNIFORM = {"policy": {"sampler": "uniform", **OFTEN}}
@@ -89,7 +97,9 @@ def main() -> None:
     for job, sentence in found.failures.items():
         print(f"{job}: {sentence}")
     write_table(f"comparison_{args.study}_{args.device}", found.rows, args.device)
-    write_table(f"comparison_{args.study}_curves_{args.device}", list(curves(found)), args.device)
+    points = list(curves(found))
+    write_table(f"comparison_{args.study}_curves_{args.device}", points, args.device)
+    save_figure(draw(points), [RESULTS / f"comparison_{args.study}_{args.device}.svg"])
 
 
 def arguments() -> argparse.Namespace:
@@ -150,19 +160,51 @@ def evaluations(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def curves(found: Ablation) -> Iterator[dict[str, Any]]:
-    """The errors of all runs, over iterations and over what has passed the network until then."""
+    """The errors of all runs, over iterations and over what has passed the network until then (appendix H)."""
     for job in found.plan.jobs:
         entries = list(job.run.metrics("validation")) if job.is_trained else []
-        passes = total_passes(job.run, [entry["iteration"] for entry in entries]) if entries else []
-        for entry, passed in zip(entries, passes, strict=True):
+        if not entries:
+            continue
+        at = [entry["iteration"] for entry in entries]
+        passes = zip(total_passes(job.run, at), total_passes(job.run, at, shared_trunk=True), strict=True)
+        for entry, (every, shared) in zip(entries, passes, strict=True):
             yield {
                 "arm": job.arm,
                 "seed": job.seed,
                 "task": entry["task"],
                 "iteration": entry["iteration"],
-                "forward_passes": round(passed),
+                "forward_passes": round(every),
+                "forward_passes_shared_trunk": round(shared),
                 "error": round(entry["error"], 4),
             }
+
+
+@styled
+def draw(points: Sequence[dict[str, Any]]) -> Figure:
+    """A row for each task, over iterations and over forward passes; lines are means, areas reach over the seeds."""
+    tasks, arms = (list(dict.fromkeys(point[key] for point in points)) for key in ("task", "arm"))
+    trained = [point for point in points if point["iteration"]]  # where all begin would hide the rest
+    figure, axes = panels(len(tasks), 2, width=5.6, height=3.8)
+    for row, task in zip(axes, tasks, strict=True):
+        for axis, (over, name) in zip(row, OVER.items(), strict=True):
+            for arm, colour in zip(arms, COLOURS, strict=False):
+                mine = [point for point in trained if (point["task"], point["arm"]) == (task, arm)]
+                plot(axis, mine, over, colour, arm)
+            name_axes(axis, f"{task} task", name, "validation error")
+            thousands(axis.xaxis)
+    legend_below(axes[-1][0])
+    return figure
+
+
+def plot(axis: Any, points: Sequence[dict[str, Any]], over: str, colour: str, label: str) -> None:
+    """The errors of one arm; every seed has validations at the same iterations."""
+    by_iteration: dict[int, list[dict[str, Any]]] = {}
+    for point in points:
+        by_iteration.setdefault(point["iteration"], []).append(point)
+    along = [fmean(point[over] for point in some) for some in by_iteration.values()]
+    errors = [[point["error"] for point in some] for some in by_iteration.values()]
+    axis.plot(along, [fmean(some) for some in errors], color=colour, label=label)
+    axis.fill_between(along, list(map(min, errors)), list(map(max, errors)), color=colour, alpha=0.2, linewidth=0)
 
 
 if __name__ == "__main__":

@@ -313,7 +313,7 @@ def write(rows: list[Row], setting: Setting, packing: float, count: int) -> Path
     with out.open("w", newline="") as file:
         for line in description(setting, packing, count):
             file.write(f"# {line}\n")
-        writer = csv.DictWriter(file, asdict(rows[0]).keys())
+        writer = csv.DictWriter(file, asdict(rows[0]).keys(), lineterminator="\n")
         writer.writeheader()
         writer.writerows({key: shown(value) for key, value in asdict(row).items()} for row in rows)
     return out

@@ -59,7 +59,7 @@ def main() -> None:
             f"# Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}, "
             f"faiss {faiss.__version__}; {processor()}, {threads} threads; fp32; other programs were running\n"
         )
-        writer = csv.DictWriter(file, rows[0].keys())
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     print(out.read_text())
