@@ -233,7 +233,7 @@ class PolicyConfig:
     scale_reward: bool = True
     """Divide what is left of the reward by its moving deviation, so that the entropy keeps its proportion to it."""
     least_deviation: float = 1e-3
-    """Floor of that deviation: smaller rewards count as noise."""
+    """Floor of that deviation: smaller rewards count as noise; for trials, in proportion to the learning rate."""
     discount: float = 0.0
     """γ: weight of later rewards in the return of an episode; 0 is the one-step form."""
     horizon: int = 3
@@ -368,7 +368,6 @@ def small() -> Config:
             reward="trials",
             entropy_weight=0.5,
             trial=20,
-            least_deviation=0.001,
         ),
         log=LogConfig(monitor_every=2000),
     )

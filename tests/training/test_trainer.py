@@ -1,6 +1,7 @@
 import copy
 import io
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,19 @@ def test_the_log_of_trials(small: Any, tmp_path: Path) -> None:
         assert len(entry["errors"]) == len(entry["worth"]) == len(entry["probability"]) == 3
         assert all(0 <= error <= 1 for error in entry["errors"])
         assert sum(entry["probability"]) == pytest.approx(1, abs=1e-6)
+
+
+def test_trials_are_judged_by_the_rate_they_had(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rate drops after iteration 4, between the trials of iterations 3 and 6."""
+    real, rates = ChoosingSampler.judge, []
+
+    def watched(self: ChoosingSampler, errors: Sequence[float], rate: float) -> dict[str, Any]:
+        rates.append(rate)
+        return real(self, errors, rate)
+
+    monkeypatch.setattr(ChoosingSampler, "judge", watched)
+    run_pretraining(small(tmp_path / "run", **with_trials()))
+    assert rates == pytest.approx([1.0, 1.0, 0.1, 0.1])
 
 
 @dataclass

@@ -55,8 +55,7 @@ class ByTrial:
         self.worth = (self.worth + worth) / 2
 
     def rate_dropped(self) -> None:
-        """Forget: other rates, another worth."""
-        self.worth = torch.zeros_like(self.worth)
+        """What was hard is still hard."""
 
     def state_dict(self) -> dict[str, Any]:
         """The worth of a draw of each group."""

@@ -68,8 +68,8 @@ class Sampler(Protocol):
     def prefer(self, group: int) -> None:
         """In a trial: prefer one group."""
 
-    def judge(self, errors: Sequence[float]) -> dict[str, Any]:
-        """Learn from the errors after the trials; the log entry."""
+    def judge(self, errors: Sequence[float], rate: float) -> dict[str, Any]:
+        """Learn from the errors after the trials, at this share of the full learning rate; the log entry."""
 
     def rate_dropped(self) -> None:
         """The learning rate has just dropped: errors before and after are not on one line."""
@@ -121,7 +121,7 @@ class UniformSampler:
     def prefer(self, group: int) -> None:
         """It has no groups."""
 
-    def judge(self, errors: Sequence[float]) -> dict[str, Any]:
+    def judge(self, errors: Sequence[float], rate: float) -> dict[str, Any]:
         """It wants no trials."""
         return {}
 
@@ -224,10 +224,13 @@ class ChoosingSampler(UniformSampler):
         assert self.groups is not None
         self._choose(one_group_preferred(self.groups.sizes, group))
 
-    def judge(self, errors: Sequence[float]) -> dict[str, Any]:
-        """Learn from the errors after trials that preferred one group each."""
+    def judge(self, errors: Sequence[float], rate: float) -> dict[str, Any]:
+        """Learn from the errors after trials that preferred one group each.
+
+        A lower rate makes smaller differences, and less noise too.
+        """
         assert self.groups is not None
-        worth = worths(torch.tensor(errors), len(self.groups.sizes), self.config.least_deviation)
+        worth = worths(torch.tensor(errors), len(self.groups.sizes), rate * self.config.least_deviation)
         self.chooser.judge(worth)
         self._choose(self.chooser.probabilities(self.groups))
         return {"errors": list(errors), "worth": worth.tolist(), "probability": self.behaviour.tolist()}
@@ -251,11 +254,9 @@ class ChoosingSampler(UniformSampler):
         return []
 
     def rate_dropped(self) -> None:
-        """The errors follow another line from here on, and what trials have said holds no more."""
+        """The errors follow another line from here on."""
         self.history.restart()
         self.chooser.rate_dropped()
-        if self.groups is not None:
-            self._choose(self.chooser.probabilities(self.groups))
 
     def preference(self) -> str | None:
         """A bar for each group, the hardest first: how often its permutations come, beside uniform draws."""

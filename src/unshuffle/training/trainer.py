@@ -34,7 +34,7 @@ from unshuffle.training.checkpoint import random_state, restore_random_state, sa
 from unshuffle.training.console import Display, TaskStatus
 from unshuffle.training.distributed import together
 from unshuffle.training.log import RunLog
-from unshuffle.training.optim import Optimisers
+from unshuffle.training.optim import Optimisers, rate_factor
 from unshuffle.training.step import Outcome, Step, build_step
 
 Monitor = Callable[[Backbone], dict[str, float]]
@@ -359,8 +359,9 @@ class Trainer:
             for task in wanted:
                 errors[task].append(self.validate(task).error)
             self.load_state_dict(copy.deepcopy(before))  # the optimisers keep what they are given
+        rate = rate_factor(self.config.optim, self.iteration)
         for task, count in wanted.items():
-            entry = self.samplers[task].judge(errors[task][:count])
+            entry = self.samplers[task].judge(errors[task][:count], rate)
             self._agree(self.samplers[task])
             with together():
                 log.write("trials", self.iteration, task=task, iterations=self.config.policy.trial, **entry)
