@@ -70,14 +70,13 @@ def chooses_pairs(config: Config) -> bool:
 
 def read_moments(run: Run, task: str) -> list[Moment]:
     """The validations of a task, in their order."""
-    names = ("permutation_errors", "groups", "probabilities", "acting_probabilities")
-    states = list(read_states(run, task, names))
+    names = ("permutation_errors", "groups", "probabilities")
     tried = {entry["iteration"]: np.array(entry["probability"]) for entry in read_trials(run, task)}
     moments = []
-    for state, following in zip(states, [*states[1:], {}], strict=True):
-        # trials and drops of the learning rate change the draws after the state was written
+    for state in read_states(run, task, names):
+        # trials change the draws after the state was written
         planned = tried.get(int(state["iteration"]), state.get("probabilities"))
-        moments.append(_moment(state, following.get("acting_probabilities", planned), run.config))
+        moments.append(_moment(state, planned, run.config))
     return moments
 
 
