@@ -58,6 +58,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "paper's inverse": {"policy": {**PAPERS, "sampler": "inverse"}},
     "bandit": {"policy": {**PAPERS, "sampler": "exp3"}},
 }
+EVALUATIONS = ("retrieval", "linear", "rankme", "frames", "action")
 OVER = {
     "iteration": "iterations",
     "forward_passes_shared_trunk": "forward passes, with those of validations and trials [batches]",
@@ -67,13 +68,7 @@ UNIFORM = {"policy": {"sampler": "uniform", **OFTEN}}
 STUDIES: dict[str, tuple[dict[str, dict[str, Any]], dict[str, Any]]] = {
     "tasks": (TASKS, UNIFORM),
     "features": (FEATURES, UNIFORM),
-    "samplers": (
-        SAMPLERS,
-        {
-            "permutations": {"spatial": 1000},
-            "policy": OFTEN,
-        },
-    ),
+    "samplers": (SAMPLERS, {"permutations": {"spatial": 1000}, "policy": OFTEN}),
 }
 """The arms of each study, and what they share."""
 
@@ -110,7 +105,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--val_videos", required=True)
     parser.add_argument("--train", type=Path)
     parser.add_argument("--test", type=Path)
-    parser.add_argument("--evaluate", nargs="+", help="some of the evaluations; all unless given")
+    parser.add_argument("--evaluate", nargs="+", choices=EVALUATIONS, default=EVALUATIONS)
     parser.add_argument("--out", type=Path, default=Path("runs/comparison"))
     parser.add_argument("--arms", nargs="+", help="some of the study's; all unless given")
     parser.add_argument("--iterations", type=int, default=6000)
@@ -149,14 +144,14 @@ def evaluations(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         return {}
     folders = {"preset": "quick", "train": str(args.train), "test": str(args.test)}
     videos = {"preset": "quick", "train": args.videos, "test": args.val_videos}
-    found: dict[str, dict[str, Any]] = {
+    options: dict[str, dict[str, Any]] = {
         "retrieval": {**folders, "limit": 0},
         "linear": {**folders, "layers": ["pool5"]},
         "rankme": {"preset": "quick", "images": str(args.train)},
         "frames": {**videos, "evaluation": "retrieval", "limit": 124},
         "action": videos,
     }
-    return {name: found[name] for name in args.evaluate or found}
+    return {name: options[name] for name in args.evaluate}
 
 
 def curves(found: Ablation) -> Iterator[dict[str, Any]]:
