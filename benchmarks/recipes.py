@@ -10,20 +10,22 @@ recipes_STUDY_N.csv if --iterations is given; `left_chance` is the first iterati
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from table import write_table
+from torch import nn
 
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, preset_config
 from unshuffle.config_file import merge
 from unshuffle.data.batches import Prefetcher, ahead
 from unshuffle.data.prepare import Data, prepare
-from unshuffle.training.trainer import Tally
+from unshuffle.policy.samplers import Proposal, UniformSampler
+from unshuffle.training.trainer import Tally, Trainer
 
 LEFT = 0.98
 CONCAT = {"model": {"temporal": {"kind": "concat", "fc6": 512, "hidden": 1024}}}
@@ -45,6 +47,47 @@ PLAIN = {
 }
 
 Changes = dict[str, Any]
+Preparation = Callable[[Trainer], None]
+"""What no option says, done to a new trainer."""
+
+
+def normal_weights(trainer: Trainer) -> None:
+    """Caffe's way: first weights are normal, of deviation 0.01, biases zero."""
+    _begin_with(trainer, lambda weight: nn.init.normal_(weight, std=0.01))
+
+
+def he_weights(trainer: Trainer) -> None:
+    """He's first weights: they keep the variance through ReLUs; torch's own are a sixth of their variance."""
+    _begin_with(trainer, lambda weight: nn.init.kaiming_normal_(weight, nonlinearity="relu"))
+
+
+def _begin_with(trainer: Trainer, fill: Callable[[torch.Tensor], Any]) -> None:
+    for layer in trainer.network.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            fill(layer.weight)
+            assert layer.bias is not None
+            nn.init.zeros_(layer.bias)
+
+
+class FewFirst(UniformSampler):
+    """A curriculum: uniform draws from the first permutations of the set alone, later from all."""
+
+    few, until = 100, 500
+
+    def __init__(self, num_permutations: int) -> None:
+        super().__init__(num_permutations)
+        self.proposals = 0
+
+    def propose(self, samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
+        """Independent uniform draws from those that take part by now."""
+        self.proposals += 1
+        count = self.few if self.proposals <= self.until else len(self.draws)
+        return Proposal(torch.randint(count, (samples, per_sample), generator=generator, device=generator.device))
+
+
+def curriculum(trainer: Trainer) -> None:
+    """100 permutations in the first 500 iterations, then all."""
+    trainer.samplers = {task: FewFirst(len(rows)) for task, rows in trainer.permutations.items()}
 
 
 def momentum(value: float) -> Changes:
@@ -58,7 +101,7 @@ class Study:
 
     preset: str
     shared: Changes
-    variants: dict[str, list[Changes]]
+    variants: dict[str, list[Changes | Preparation]]
     iterations: int
     every: int
     drop: float = 0.8
@@ -66,7 +109,7 @@ class Study:
     val_size: int = 434
 
 
-def on_the_demo(tasks: str, variants: dict[str, list[Changes]]) -> Study:
+def on_the_demo(tasks: str, variants: dict[str, list[Changes | Preparation]]) -> Study:
     """A study of the preset `demo`, short enough for a CPU."""
     return Study("demo", {"tasks": tasks}, variants, iterations=300, every=100, drop=0.75, val_size=100)
 
@@ -149,6 +192,9 @@ STUDIES = {
             "paper, 16 permutations, momentum 0.98": [SIXTEEN, momentum(0.98)],
             "paper, rate 0.01": [{"optim": {"trunk": {"lr": 0.01}, "spatial": {"lr": 0.01}}}],
             "paper, rate 0.01, warm-up": [{"optim": {"trunk": {"lr": 0.01}, "spatial": {"lr": 0.01}, "warmup": 500}}],
+            "paper, normal first weights": [normal_weights],
+            "paper, He's first weights": [he_weights],
+            "paper, 100 permutations first": [curriculum],
         },
         iterations=2000,
         every=250,
@@ -179,7 +225,6 @@ STUDIES = {
         {
             "tiles": [{"tasks": "S"}],
             "frames": [{"tasks": "T"}],
-            "frames, one crop": [{"tasks": "T", "shuffle": {"shared_crop": True}}],
         },
         iterations=3000,
         every=250,
@@ -201,12 +246,14 @@ def main() -> None:
     rows = []
     for name in names:
         for seed in range(args.seeds):
-            config = merge(base, {"seed": seed})
-            for changes in study.variants[name]:
-                config = merge(config, changes)
-            curve = [
-                {"variant": name, "seed": seed, **point} for point in train(config, data_of(config, opened), study)
-            ]
+            config, preparations = merge(base, {"seed": seed}), []
+            for change in study.variants[name]:
+                if isinstance(change, dict):
+                    config = merge(config, change)
+                else:
+                    preparations.append(change)
+            points = train(config, data_of(config, opened), study, preparations)
+            curve = [{"variant": name, "seed": seed, **point} for point in points]
             print(name, seed, [(point["iteration"], point["error"]) for point in curve], flush=True)
             rows += with_departure(curve)
     length = f"_{args.iterations}" if args.iterations else ""
@@ -254,9 +301,11 @@ def data_of(config: Config, opened: dict[Any, Data]) -> Data:
     return opened[key]
 
 
-def train(config: Config, data: Data, study: Study) -> Iterator[dict[str, Any]]:
+def train(config: Config, data: Data, study: Study, preparations: Sequence[Preparation]) -> Iterator[dict[str, Any]]:
     """One training, without a run folder: error and training accuracy now and then."""
     trainer = build_trainer(config, data)
+    for prepare_trainer in preparations:
+        prepare_trainer(trainer)
     iterations = config.optim.iterations
     (task,) = trainer.permutations
     tally = Tally()
