@@ -11,8 +11,7 @@
 `features`: as `tasks`, with one crop for all frames of a clip, with larger crops of frames, with SGD for the trunk.
 `samplers`: all arms begin with one trunk, --init (such as a run of `tasks`), and learn 1000 permutations of tiles and
 100 of frames.
-`temporal`: as `samplers`, but 1000 permutations of frames alone, with one crop for all frames of a clip: what is learned
-of a thousand clips then holds for others.
+`temporal`: as `samplers`, but 1000 permutations of frames alone, with one crop for all frames of a clip.
 
 What is finished in --out is not done again. With --train and --test, labelled folders by class, the trunks are
 evaluated: retrieval, a linear classifier on pool5 and RankMe there, and retrieval of single frames and action

@@ -52,12 +52,12 @@ Preparation = Callable[[Trainer], None]
 
 
 def normal_weights(trainer: Trainer) -> None:
-    """Caffe's way: first weights are normal, of deviation 0.01, biases zero."""
+    """First weights are normal, of deviation 0.01, biases zero; an LSTM's stay as they are."""
     _begin_with(trainer, lambda weight: nn.init.normal_(weight, std=0.01))
 
 
 def he_weights(trainer: Trainer) -> None:
-    """He's first weights: they keep the variance through ReLUs; torch's own are a sixth of their variance."""
+    """He's first weights: they keep the variance through ReLUs; torch's own have a sixth of theirs."""
     _begin_with(trainer, lambda weight: nn.init.kaiming_normal_(weight, nonlinearity="relu"))
 
 
@@ -82,7 +82,9 @@ class FewFirst(UniformSampler):
         """Independent uniform draws from those that take part by now."""
         self.proposals += 1
         count = self.few if self.proposals <= self.until else len(self.draws)
-        return Proposal(torch.randint(count, (samples, per_sample), generator=generator, device=generator.device))
+        drawn = torch.randint(count, (samples, per_sample), generator=generator, device=generator.device)
+        self._count(drawn)
+        return Proposal(drawn)
 
 
 def curriculum(trainer: Trainer) -> None:
