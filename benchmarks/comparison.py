@@ -5,13 +5,11 @@
                                     [--evaluate retrieval linear ...] [--jobs 1] [--device cuda]
     python benchmarks/comparison.py features ...
     python benchmarks/comparison.py samplers --init WEIGHTS ...
-    python benchmarks/comparison.py temporal --init WEIGHTS ...
 
 `tasks`: tiles alone, frames alone and both, from scratch; the preset `small` with batches of 64 and uniform draws.
 `features`: as `tasks`, with one crop for all frames of a clip, with larger crops of frames, with SGD for the trunk.
 `samplers`: all arms begin with one trunk, --init (such as a run of `tasks`), and learn 1000 permutations of tiles and
 100 of frames.
-`temporal`: as `samplers`, but 1000 permutations of frames alone, with one crop for all frames of a clip.
 
 What is finished in --out is not done again. With --train and --test, labelled folders by class, the trunks are
 evaluated: retrieval, a linear classifier on pool5 and RankMe there, and retrieval of single frames and action
@@ -71,7 +69,6 @@ STUDIES: dict[str, tuple[dict[str, dict[str, Any]], dict[str, Any]]] = {
     "tasks": (TASKS, UNIFORM),
     "features": (FEATURES, UNIFORM),
     "samplers": (SAMPLERS, {"permutations": {"spatial": 1000}, "policy": OFTEN}),
-    "temporal": (SAMPLERS, {"tasks": "T", "permutations": {"temporal": 1000}, "policy": OFTEN, **ONE_CROP}),
 }
 """The arms of each study, and what they share."""
 
@@ -117,7 +114,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
-    if STUDIES[args.study][0] is SAMPLERS and args.init is None:
+    if args.study == "samplers" and args.init is None:
         parser.error("samplers are compared from one trunk: give --init")
     if unknown := set(args.arms or ()) - set(STUDIES[args.study][0]):
         parser.error(f"no arms of {args.study}: {', '.join(sorted(unknown))}")

@@ -62,6 +62,7 @@ def he_weights(trainer: Trainer) -> None:
 
 
 def _begin_with(trainer: Trainer, fill: Callable[[torch.Tensor], Any]) -> None:
+    """New weights for all layers, also for those that --init has given some."""
     for layer in trainer.network.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             fill(layer.weight)
@@ -70,25 +71,22 @@ def _begin_with(trainer: Trainer, fill: Callable[[torch.Tensor], Any]) -> None:
 
 
 class FewFirst(UniformSampler):
-    """A curriculum: uniform draws from the first permutations of the set alone, later from all."""
-
-    few, until = 100, 500
+    """A curriculum: for 500 batches uniform draws from the first 100 permutations of the set, later from all."""
 
     def __init__(self, num_permutations: int) -> None:
         super().__init__(num_permutations)
-        self.proposals = 0
+        self.few, self.left = UniformSampler(100), 500
 
     def propose(self, samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
         """Independent uniform draws from those that take part by now."""
-        self.proposals += 1
-        count = self.few if self.proposals <= self.until else len(self.draws)
-        drawn = torch.randint(count, (samples, per_sample), generator=generator, device=generator.device)
-        self._count(drawn)
-        return Proposal(drawn)
+        self.left -= 1
+        if self.left >= 0:
+            return self.few.propose(samples, per_sample, generator)
+        return super().propose(samples, per_sample, generator)
 
 
 def curriculum(trainer: Trainer) -> None:
-    """100 permutations in the first 500 iterations, then all."""
+    """Few permutations first."""
     trainer.samplers = {task: FewFirst(len(rows)) for task, rows in trainer.permutations.items()}
 
 
@@ -248,12 +246,7 @@ def main() -> None:
     rows = []
     for name in names:
         for seed in range(args.seeds):
-            config, preparations = merge(base, {"seed": seed}), []
-            for change in study.variants[name]:
-                if isinstance(change, dict):
-                    config = merge(config, change)
-                else:
-                    preparations.append(change)
+            config, preparations = varied(merge(base, {"seed": seed}), study.variants[name])
             points = train(config, data_of(config, opened), study, preparations)
             curve = [{"variant": name, "seed": seed, **point} for point in points]
             print(name, seed, [(point["iteration"], point["error"]) for point in curve], flush=True)
@@ -293,6 +286,17 @@ def schedule(study: Study, iterations: int) -> Changes:
     """The length of the training, and its drop if it has one."""
     milestones = [round(study.drop * iterations)] if study.drop < 1 else []
     return {"optim": {"iterations": iterations, "milestones": milestones}}
+
+
+def varied(config: Config, variant: Sequence[Changes | Preparation]) -> tuple[Config, list[Preparation]]:
+    """The config with a variant's options, and what is left to do to its trainer."""
+    preparations = []
+    for change in variant:
+        if isinstance(change, dict):
+            config = merge(config, change)
+        else:
+            preparations.append(change)
+    return config, preparations
 
 
 def data_of(config: Config, opened: dict[Any, Data]) -> Data:
