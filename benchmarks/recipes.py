@@ -37,6 +37,7 @@ ONE = {"permutations": {"per_sample": 1}}
 SIXTEEN = {"permutations": {"per_sample": 16}}
 VARIED = {"shuffle": {"frame_jitter": True, "frame_share": 0.7}, "permutations": {"per_sample": 32}}
 ADAMW_TRUNK = {"optim": {"trunk": {"optimiser": "adamw", "lr": 1e-3, "weight_decay": 0.05}}}
+SGD_TRUNK = {"optim": {"trunk": {"optimiser": "sgd", "lr": 0.01, "weight_decay": 5e-4}}}
 ADAMW = {"optim": {"temporal": {"optimiser": "adamw", "lr": 5e-4, "weight_decay": 0.01}}}
 
 PLAIN = {
@@ -139,23 +140,27 @@ STUDIES = {
         iterations=1600,
         every=400,
     ),
-    # how the spatial task generalises; 1000 permutations
-    "spatial": Study(
+    # what keeps a trunk that has learned for long (--init) from learning its images and clips by heart
+    "by-heart-spatial": Study(
         "small",
-        {"tasks": "S", "permutations": {"spatial": 1000}},
+        {"tasks": "S", "permutations": {"spatial": 1000}, "shuffle": {"image_share": 0.85}, **SGD_TRUNK},
+        {
+            "squares of 0.85": [],
+            "squares of 0.7": [{"shuffle": {"image_share": 0.7}}],
+            "dropout 0.5": [{"model": {"spatial": {"dropout": 0.5}}}],
+            "smaller head": [{"model": {"spatial": {"fc6": 256, "hidden": 2048}}}],
+        },
+        iterations=3000,
+        every=500,
+    ),
+    "by-heart-temporal": Study(
+        "small",
+        {"tasks": "T", **SGD_TRUNK},
         {
             "small": [],
-            "dropout 0.2": [{"model": {"spatial": {"dropout": 0.2}}}],
-            "dropout 0.5": [{"model": {"spatial": {"dropout": 0.5}}}],
-            "squares of 0.75": [{"shuffle": {"image_share": 0.75}}],
-            "crops of 0.6": [{"shuffle": {"tile_share": 0.6}}],
-            "dropout 0.5, squares of 0.75": [
-                {"model": {"spatial": {"dropout": 0.5}}, "shuffle": {"image_share": 0.75}},
-            ],
-            "smaller head": [{"model": {"spatial": {"fc6": 256, "hidden": 2048}}}],
-            "stronger decay": [{"optim": {"trunk": {"weight_decay": 0.2}, "spatial": {"weight_decay": 0.2}}}],
+            "dropout 0.5": [{"model": {"temporal": {"dropout": 0.5}}}],
         },
-        iterations=4000,
+        iterations=2500,
         every=500,
     ),
     # what the pieces are worth, each left out or changed alone, on the synthetic world

@@ -233,7 +233,7 @@ class PolicyConfig:
     scale_reward: bool = True
     """Divide what is left of the reward by its moving deviation, so that the entropy keeps its proportion to it."""
     least_deviation: float = 1e-3
-    """Floor of that deviation: smaller rewards count as noise; for trials, in proportion to the learning rate."""
+    """Floor of that deviation: smaller rewards count as noise."""
     discount: float = 0.0
     """γ: weight of later rewards in the return of an episode; 0 is the one-step form."""
     horizon: int = 3

@@ -87,6 +87,8 @@ def test_equals_the_direct_route(task: str, kind: str, backbone: str) -> None:
     assert round(validation.error * samples * COUNT) == misses.sum()
     assert validation.error == pytest.approx(misses.sum() / (samples * COUNT), abs=1e-12)
     np.testing.assert_array_equal((validation.state <= 1).sum(dim=1), misses)
+    np.testing.assert_allclose(validation.sample_errors, (ratios <= 1).mean(axis=0), atol=1e-12)
+    assert float(validation.sample_errors.mean()) == pytest.approx(validation.error, abs=1e-12)
     assert np.ptp(ratios) > 0.1, "a test of something"
     assert backbone != "tiny" or len(set(misses.tolist())) > 1
 

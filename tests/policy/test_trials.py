@@ -1,60 +1,100 @@
 """What trials say against the formulas, and what must hold whatever they say."""
 
-import statistics
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from unshuffle.policy.trials import one_group_preferred, worths
 
-errors_of_trials = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=8)
 sizes_of_groups = st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(any)
 
 
-def slow_worths(errors: list[float], count: int, least: float) -> list[float]:
-    mean = sum(errors) / len(errors)
-    unit = max(statistics.stdev(errors) if len(errors) > 1 else 0.0, least)
-    return [(mean - error) / unit for error in errors] + [0.0] * (count - len(errors))
+def errors_of_trials(trials: int, samples: int, differences: float, scatter: float, seed: int = 0) -> Tensor:
+    """Some samples are harder than others; each trial has its own level, and its luck with each sample."""
+    rng = np.random.default_rng(seed)
+    levels, samples_own = differences * rng.normal(size=(trials, 1)), rng.normal(size=(1, samples))
+    return torch.from_numpy(0.5 + levels + samples_own + scatter * rng.normal(size=(trials, samples)))
 
 
-@given(errors_of_trials, st.integers(0, 3), st.sampled_from([1e-3, 0.1, 1.0]))
+some_errors = st.builds(
+    errors_of_trials,
+    st.integers(1, 6),
+    st.integers(1, 9),
+    st.sampled_from([0.0, 0.01, 0.3]),
+    st.sampled_from([0.0, 0.01, 0.3]),
+    st.integers(0, 9),
+)
+
+
+def slow_worths(errors: Tensor, count: int) -> list[float]:
+    """Two-way analysis of variance, cell by cell."""
+    rows = errors.tolist()
+    trials, samples = len(rows), len(rows[0])
+    grand = sum(map(sum, rows)) / (trials * samples)
+    by_trial = [sum(row) / samples for row in rows]
+    by_sample = [sum(row[place] for row in rows) / trials for place in range(samples)]
+    between = samples * sum((mean - grand) ** 2 for mean in by_trial) / max(trials - 1, 1)
+    if between < 1e-20:
+        return [0.0] * count
+    rest = 0.0
+    for trial in range(trials):
+        for place in range(samples):
+            rest += (rows[trial][place] - by_trial[trial] - by_sample[place] + grand) ** 2
+    within = rest / max((trials - 1) * (samples - 1), 1)
+    believed = max(0.0, 1 - within / between)
+    unit = (between / samples) ** 0.5
+    return [believed * (grand - mean) / unit for mean in by_trial] + [0.0] * (count - trials)
+
+
+@given(some_errors, st.integers(0, 3))
 @settings(max_examples=100, deadline=None)
-def test_against_the_formula(errors: list[float], untried: int, least: float) -> None:
+def test_against_the_analysis_of_variance(errors: Tensor, untried: int) -> None:
     count = len(errors) + untried
-    found = worths(torch.tensor(errors), count, least)
+    found = worths(errors, count)
     assert found.shape == (count,)
-    np.testing.assert_allclose(found, slow_worths(errors, count, least), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(found, slow_worths(errors, count), rtol=1e-3, atol=1e-3)
 
 
-@given(errors_of_trials, st.sampled_from([1e-3, 0.1]))
+@given(some_errors)
 @settings(max_examples=100, deadline=None)
-def test_they_are_about_zero_and_in_the_order_of_the_errors(errors: list[float], least: float) -> None:
-    found = worths(torch.tensor(errors), len(errors), least)
+def test_they_are_about_zero_and_in_the_order_of_the_errors(errors: Tensor) -> None:
+    found = worths(errors, len(errors))
     assert float(found.sum()) == pytest.approx(0, abs=1e-2)
-    for one, mine in zip(errors, found, strict=True):
-        for other, theirs in zip(errors, found, strict=True):
+    means = errors.mean(dim=1)
+    for one, mine in zip(means, found, strict=True):
+        for other, theirs in zip(means, found, strict=True):
             assert one >= other or mine >= theirs, "the lower error is worth at least as much"
     assert float(found.square().sum()) <= max(len(errors) - 1, 0) * 1.01, "the deviation is 1 at most"
 
 
-def test_differences_below_the_least_deviation_count_as_noise() -> None:
-    errors = torch.tensor([0.3, 0.3002, 0.2998])
-    np.testing.assert_allclose(worths(errors, 3, 1e-3), [0, -0.2, 0.2], atol=1e-3)
-    np.testing.assert_allclose(worths(errors, 3, 1e-6), [0, -1, 1], atol=1e-2)
-    assert worths(torch.full((4,), 0.3), 4, 1e-3).tolist() == [0] * 4
+def test_differences_that_all_samples_show_are_believed_however_small() -> None:
+    errors = errors_of_trials(4, 50, differences=1e-5, scatter=1e-7)
+    assert float(worths(errors, 4).std()) == pytest.approx(1, abs=0.01)
+
+
+def test_differences_that_chance_makes_are_not_believed() -> None:
+    """Trials that differ in nothing but luck: hardly any of their differences is left; all of real ones is."""
+
+    def believed(differences: float) -> float:
+        found = [worths(errors_of_trials(4, 50, differences, 0.1, seed), 4).square().mean() for seed in range(200)]
+        return float(torch.stack(found).mean())
+
+    assert believed(0.0) < 0.1 < 0.6 < believed(0.1)
 
 
 def test_a_level_that_all_share_does_not_matter() -> None:
-    errors = torch.tensor([0.25, 0.5, 0.375], dtype=torch.float64)
-    torch.testing.assert_close(worths(errors, 3, 1e-3), worths(errors + 0.25, 3, 1e-3))
+    errors = errors_of_trials(3, 7, differences=0.1, scatter=0.1)
+    each_sample_its_own = torch.linspace(0, 1, 7, dtype=torch.float64)
+    torch.testing.assert_close(worths(errors, 3), worths(errors + each_sample_its_own, 3))
 
 
 def test_what_was_not_tried_is_worth_the_average() -> None:
-    assert worths(torch.tensor([0.4, 0.2]), 5, 1e-3)[2:].tolist() == [0, 0, 0]
-    assert worths(torch.tensor([0.4]), 3, 1e-3).tolist() == [0, 0, 0], "one trial has nothing to compare with"
+    assert worths(errors_of_trials(2, 5, 0.1, 0.0), 5)[2:].tolist() == [0, 0, 0]
+    assert worths(errors_of_trials(1, 5, 0.1, 0.1), 3).tolist() == [0, 0, 0], "one trial has nothing to compare with"
+    assert worths(torch.full((4, 5), 0.3), 4).tolist() == [0] * 4
 
 
 @given(sizes_of_groups, st.data())

@@ -5,7 +5,7 @@ one of its members; they differ in what the groups are made of, and in how they 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -68,8 +68,8 @@ class Sampler(Protocol):
     def prefer(self, group: int) -> None:
         """In a trial: prefer one group."""
 
-    def judge(self, errors: Sequence[float], rate: float) -> dict[str, Any]:
-        """Learn from the errors after the trials, at this share of the full learning rate; the log entry."""
+    def judge(self, errors: Tensor) -> dict[str, Any]:
+        """Learn from the (trials, |X_val|) errors on each sample after the trials; the log entry."""
 
     def rate_dropped(self) -> None:
         """The learning rate has just dropped: errors before and after are not on one line."""
@@ -121,7 +121,7 @@ class UniformSampler:
     def prefer(self, group: int) -> None:
         """It has no groups."""
 
-    def judge(self, errors: Sequence[float], rate: float) -> dict[str, Any]:
+    def judge(self, errors: Tensor) -> dict[str, Any]:
         """It wants no trials."""
         return {}
 
@@ -224,16 +224,13 @@ class ChoosingSampler(UniformSampler):
         assert self.groups is not None
         self._choose(one_group_preferred(self.groups.sizes, group))
 
-    def judge(self, errors: Sequence[float], rate: float) -> dict[str, Any]:
-        """Learn from the errors after trials that preferred one group each.
-
-        A lower rate makes smaller differences, and less noise too.
-        """
+    def judge(self, errors: Tensor) -> dict[str, Any]:
+        """Learn from the errors after trials that preferred one group each."""
         assert self.groups is not None
-        worth = worths(torch.tensor(errors), len(self.groups.sizes), rate * self.config.least_deviation)
+        worth = worths(errors, len(self.groups.sizes))
         self.chooser.judge(worth)
         self._choose(self.chooser.probabilities(self.groups))
-        return {"errors": list(errors), "worth": worth.tolist(), "probability": self.behaviour.tolist()}
+        return {"errors": errors.mean(dim=1).tolist(), "worth": worth.tolist(), "probability": self.behaviour.tolist()}
 
     def _arrays(self) -> dict[str, npt.NDArray[Any]]:
         if self.groups is None:

@@ -31,6 +31,11 @@ class Validation:
         return float(self.permutation_errors.mean())
 
     @property
+    def sample_errors(self) -> Tensor:
+        """(|X_val|,) share of Ψ that was not recognised on each sample."""
+        return (self.state <= 1).double().mean(dim=0)
+
+    @property
     def chance(self) -> float:
         """E of blind guessing."""
         return 1 - 1 / len(self.permutation_errors)

@@ -11,7 +11,8 @@ class Errors:
 
     task: str
     iteration: int
-    untrained: float
+    before: float
+    """Of the network that the training began with: an untrained one, or what `init` gave it."""
     trained: float
     guessing: float
 
@@ -27,11 +28,11 @@ def errors(run: Run) -> list[Errors]:
 
 
 def retrieval(run: Run) -> dict[str, dict[str, float]]:
-    """Retrieval [%] of the trained network, of the same one untrained, and of features that nobody had to learn."""
+    """Retrieval [%] of the trained network, of the same one before, and of features that nobody had to learn."""
     monitors = list(run.metrics("monitor"))
     if not monitors:
         return {}
-    rows = {"this network": monitors[-1], "untrained network": monitors[0]}
+    rows = {"this network": monitors[-1], "before training": monitors[0]}
     rows |= {entry["name"]: entry for entry in run.metrics("baseline")}
     columns = [key for key in monitors[0] if key.startswith("top")]
     return {name: {key.replace("top", "top "): scores[key] for key in columns} for name, scores in rows.items()}

@@ -8,14 +8,14 @@ from unshuffle.run import Run
 
 def error_table(run: Run) -> Table:
     """Validation errors before and after, beside those of blind guessing."""
-    table = _table("validation error", "untrained", "trained", "guessing")
+    table = _table("validation error", "before", "trained", "guessing")
     for row in errors(run):
-        table.add_row(row.task, *(f"{value:.3f}" for value in (row.untrained, row.trained, row.guessing)))
+        table.add_row(row.task, *(f"{value:.3f}" for value in (row.before, row.trained, row.guessing)))
     return table
 
 
 def retrieval_table(run: Run) -> Table:
-    """Retrieval of the trained network, of the same one untrained, and of features that nobody had to learn."""
+    """Retrieval of the trained network, of the same one before, and of features that nobody had to learn."""
     rows = retrieval(run)
     table = _table("retrieval [%]", *rows["this network"])
     for name, scores in rows.items():

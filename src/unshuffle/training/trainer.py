@@ -34,7 +34,7 @@ from unshuffle.training.checkpoint import random_state, restore_random_state, sa
 from unshuffle.training.console import Display, TaskStatus
 from unshuffle.training.distributed import together
 from unshuffle.training.log import RunLog
-from unshuffle.training.optim import Optimisers, rate_factor
+from unshuffle.training.optim import Optimisers
 from unshuffle.training.step import Outcome, Step, build_step
 
 Monitor = Callable[[Backbone], dict[str, float]]
@@ -352,16 +352,15 @@ class Trainer:
         if not wanted:
             return
         before = copy.deepcopy(self.state_dict())
-        errors: dict[str, list[float]] = {task: [] for task in wanted}
+        errors: dict[str, list[Tensor]] = {task: [] for task in wanted}
         for group in range(max(wanted.values())):
             self._trial({task: min(group, count - 1) for task, count in wanted.items()})
             distributed.average_buffers(self.network)
             for task in wanted:
-                errors[task].append(self.validate(task).error)
+                errors[task].append(self.validate(task).sample_errors)
             self.load_state_dict(copy.deepcopy(before))  # the optimisers keep what they are given
-        rate = rate_factor(self.config.optim, self.iteration)
         for task, count in wanted.items():
-            entry = self.samplers[task].judge(errors[task][:count], rate)
+            entry = self.samplers[task].judge(torch.stack(errors[task][:count]))
             self._agree(self.samplers[task])
             with together():
                 log.write("trials", self.iteration, task=task, iterations=self.config.policy.trial, **entry)
