@@ -145,7 +145,7 @@ STUDIES = {
         "small",
         {"tasks": "S", "permutations": {"spatial": 1000}, "shuffle": {"image_share": 0.85}, **SGD_TRUNK},
         {
-            "squares of 0.85": [],
+            "as the long run": [],
             "squares of 0.7": [{"shuffle": {"image_share": 0.7}}],
             "dropout 0.5": [{"model": {"spatial": {"dropout": 0.5}}}],
             "smaller head": [{"model": {"spatial": {"fc6": 256, "hidden": 2048}}}],
@@ -157,7 +157,7 @@ STUDIES = {
         "small",
         {"tasks": "T", **SGD_TRUNK},
         {
-            "small": [],
+            "as the long run": [],
             "dropout 0.5": [{"model": {"temporal": {"dropout": 0.5}}}],
         },
         iterations=2500,
@@ -272,7 +272,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--iterations", type=int)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.study.startswith("by-heart") and args.init is None:
+        parser.error("what keeps a trunk from learning by heart is asked of one that has learned: give --init")
+    return args
 
 
 def given(args: argparse.Namespace, study: Study) -> Changes:

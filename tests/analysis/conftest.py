@@ -66,9 +66,10 @@ PAIRS_AND_TRIALS: dict[str, Any] = {"grouped": "pairs", "candidates": 3, "reward
 
 
 @pytest.fixture(scope="session")
-def pair_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def pair_run(tmp_path_factory: pytest.TempPathFactory, believing: Any) -> Run:
     """With a policy that chooses among pairs and learns from trials."""
-    return tiny_run(tmp_path_factory.mktemp("runs") / "pairs", policy=PAIRS_AND_TRIALS)
+    with believing():
+        return tiny_run(tmp_path_factory.mktemp("runs") / "pairs", policy=PAIRS_AND_TRIALS)
 
 
 @pytest.fixture(name="tiny_run")

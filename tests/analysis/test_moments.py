@@ -88,6 +88,7 @@ def test_moments_of_trials_show_what_was_drawn_after_them(pair_run: Run) -> None
     assert all(one.acts and one.groups is None for one in moments.values())
     for iteration in trials:
         assert moments[iteration].probabilities == pytest.approx(pair_shares(np.array(trials[iteration]), 3))
+        assert trials[iteration] != pytest.approx(trials.get(iteration - 2, [1 / 3] * 3)), "they say something new"
     states = {int(state["iteration"]): state for state in read_states(pair_run, "spatial", ("acting_probabilities",))}
     assert states[10]["acting_probabilities"] == pytest.approx(trials[8]), "what was drawn since iteration 8"
 

@@ -93,6 +93,13 @@ def test_equals_the_direct_route(task: str, kind: str, backbone: str) -> None:
     assert backbone != "tiny" or len(set(misses.tolist())) > 1
 
 
+def test_where_ratios_are_no_numbers_nothing_was_recognised() -> None:
+    """As the hits of `permutation_errors` have it: what diverged in a trial must not look perfect."""
+    state = torch.full((COUNT, 3), 2.0)
+    state[:, 1] = torch.nan
+    assert Validation(state, torch.zeros(COUNT)).sample_errors.tolist() == [0, 1, 0]
+
+
 @pytest.mark.parametrize("scale", [0.1, 1, 10])
 def test_ratios_against_the_slow_ones(scale: float) -> None:
     logits = scale * torch.randn(6, 7, 9, generator=torch.Generator().manual_seed(1))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unshuffle.policy.trials import one_group_preferred, worths
+from unshuffle.policy.trials import belief, one_group_preferred, worths
 
 sizes_of_groups = st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(any)
 
@@ -36,14 +36,16 @@ def slow_worths(errors: Tensor, count: int) -> list[float]:
     grand = sum(map(sum, rows)) / (trials * samples)
     by_trial = [sum(row) / samples for row in rows]
     by_sample = [sum(row[place] for row in rows) / trials for place in range(samples)]
-    between = samples * sum((mean - grand) ** 2 for mean in by_trial) / max(trials - 1, 1)
+    if trials < 2 or samples < 2:
+        return [0.0] * count
+    between = samples * sum((mean - grand) ** 2 for mean in by_trial) / (trials - 1)
     if between < 1e-20:
         return [0.0] * count
     rest = 0.0
     for trial in range(trials):
         for place in range(samples):
             rest += (rows[trial][place] - by_trial[trial] - by_sample[place] + grand) ** 2
-    within = rest / max((trials - 1) * (samples - 1), 1)
+    within = rest / ((trials - 1) * (samples - 1))
     believed = max(0.0, 1 - within / between)
     unit = (between / samples) ** 0.5
     return [believed * (grand - mean) / unit for mean in by_trial] + [0.0] * (count - trials)
@@ -76,13 +78,25 @@ def test_differences_that_all_samples_show_are_believed_however_small() -> None:
 
 
 def test_differences_that_chance_makes_are_not_believed() -> None:
-    """Trials that differ in nothing but luck: hardly any of their differences is left; all of real ones is."""
+    """Trials that differ in nothing but luck: of most nothing is left; of real differences most is."""
 
-    def believed(differences: float) -> float:
-        found = [worths(errors_of_trials(4, 50, differences, 0.1, seed), 4).square().mean() for seed in range(200)]
-        return float(torch.stack(found).mean())
+    def beliefs(differences: float) -> np.ndarray:
+        return np.array([belief(errors_of_trials(4, 50, differences, 0.1, seed)) for seed in range(400)])
 
-    assert believed(0.0) < 0.1 < 0.6 < believed(0.1)
+    of_luck, of_differences = beliefs(0.0), beliefs(0.1)
+    assert np.mean(of_luck == 0) > 0.5 and np.mean(of_luck > 0.5) < 0.15
+    assert np.mean(of_differences > 0.9) > 0.9
+
+
+def test_one_sample_tells_nothing() -> None:
+    assert worths(errors_of_trials(3, 1, 0.1, 0.0), 3).tolist() == [0, 0, 0]
+
+
+def test_what_is_not_believed_is_worth_zero_without_a_sign() -> None:
+    """ "−0.00" would be read as a small loss."""
+    found = [worths(errors_of_trials(4, 50, 0.0, 0.1, seed), 4) for seed in range(50)]
+    nothing = [worth for worth in found if not worth.any()]
+    assert nothing and not any(worth.signbit().any() for worth in nothing)
 
 
 def test_a_level_that_all_share_does_not_matter() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,18 +64,20 @@ def uniform_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="session")
-def trial_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def trial_run(tmp_path_factory: pytest.TempPathFactory, believing: Any) -> Run:
     """A finished run whose policy learns from trials."""
     config = tiny_config(out=tmp_path_factory.mktemp("report") / "trials")
-    return run_pretraining(replace(config, policy=replace(config.policy, reward="trials", trial=2)))
+    with believing():
+        return run_pretraining(replace(config, policy=replace(config.policy, reward="trials", trial=2)))
 
 
 @pytest.fixture(scope="session")
-def pair_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def pair_run(tmp_path_factory: pytest.TempPathFactory, believing: Any) -> Run:
     """The same, and it chooses among pairs."""
     config = tiny_config(out=tmp_path_factory.mktemp("report") / "pairs")
     policy = replace(config.policy, reward="trials", trial=2, grouped="pairs", groups=5, candidates=3)
-    return run_pretraining(replace(config, policy=policy))
+    with believing():
+        return run_pretraining(replace(config, policy=policy))
 
 
 @pytest.fixture(scope="session")

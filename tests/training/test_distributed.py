@@ -151,6 +151,7 @@ def what_both_chose_is_counted_together(outcomes: Outcomes) -> None:
         assert_close(first[name], second[name], name, rtol=0, atol=0)
     trials = [(entry["iteration"], entry["task"]) for entry in first["log"] if "worth" in entry]
     assert trials == [(step, task) for step in (3, 6) for task in ("spatial", "temporal")]
+    assert any(worth for entry in first["log"] for worth in entry.get("worth", ())), "a test of something"
     steps = first["steps"]
     of_the_run = steps[:3] + steps[12:15] + steps[24:]  # three trials of three iterations after each three
     assert len(of_the_run) == 9

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +108,16 @@ BY_TRIAL = {"policy": {"grouped": "pairs", "reward": "trials", "trial": 4}}
 
 
 @pytest.fixture(scope="module")
-def unbroken_by_trial(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run_pretraining(small(tmp_path_factory.mktemp("unbroken") / "run", **BY_TRIAL))
+def believed(believing: Any) -> Iterator[None]:
+    with believing():
+        yield
+
+
+@pytest.fixture(scope="module")
+def unbroken_by_trial(small: Any, tmp_path_factory: pytest.TempPathFactory, believed: None) -> Run:
+    run = run_pretraining(small(tmp_path_factory.mktemp("unbroken") / "run", **BY_TRIAL))
+    assert any(worth for entry in run.metrics("trials") for worth in entry["worth"]), "a test of something"
+    return run
 
 
 # 7: in a trial, before the first checkpoint; 17: at iteration 5, on its own; 23: in a trial again, at iteration 6

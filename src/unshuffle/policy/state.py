@@ -32,8 +32,8 @@ class Validation:
 
     @property
     def sample_errors(self) -> Tensor:
-        """(|X_val|,) share of Ψ that was not recognised on each sample."""
-        return (self.state <= 1).double().mean(dim=0)
+        """(|X_val|,) share of Ψ that was not recognised on each sample; all of it where the ratios are no numbers."""
+        return 1 - (self.state > 1).double().mean(dim=0)
 
     @property
     def chance(self) -> float:

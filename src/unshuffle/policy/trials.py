@@ -25,17 +25,28 @@ def worths(errors: Tensor, count: int) -> Tensor:
     """(count,) what a draw of each group is worth, by the (trials, samples) errors on each sample of X_val.
 
     That is how far the mean error after its trial lies below the mean of all, in units of the deviation between trials,
-    less the share that chance has in it: other samples would have shown other differences. With F, the variance between
-    trials over that which the scatter of their differences from sample to sample makes, it is 1 / F of the variance.
-    Groups that were not tried come last and are worth 0, the average.
+    times how much of the differences is to be believed. Groups that were not tried come last and are worth 0, the
+    average.
     """
     found, errors = torch.zeros(count), errors.double()
-    trials, samples = errors.shape
     better = errors.mean() - errors.mean(dim=1)
-    variance = float(better.square().sum()) / max(trials - 1, 1)
-    if variance < ROUNDING:
-        return found
-    scatter = errors - errors.mean(dim=0) + better[:, None]
-    by_chance = float(scatter.square().sum()) / max((trials - 1) * (samples - 1), 1) / samples
-    found[:trials] = max(1 - by_chance / variance, 0.0) * better / variance**0.5
+    variance = float(better.square().sum()) / max(len(better) - 1, 1)
+    if variance > ROUNDING and (believed := belief(errors)) > 0:
+        found[: len(better)] = believed * better / variance**0.5
     return found
+
+
+def belief(errors: Tensor) -> float:
+    """Share of the variance between trials that the choice of the samples does not explain: 1 - 1/F.
+
+    F is of the analysis of variance by trials and samples: on other samples the trials would differ otherwise, by as
+    much as their differences scatter from one of these samples to the next. One sample tells nothing.
+    """
+    trials, samples = errors.shape
+    if trials < 2 or samples < 2:
+        return 0.0
+    by_trial = errors.mean(dim=1, keepdim=True) - errors.mean()
+    rest = errors - errors.mean(dim=0) - by_trial
+    between = samples * float(by_trial.square().sum()) / (trials - 1)
+    within = float(rest.square().sum()) / ((trials - 1) * (samples - 1))
+    return max(round(1 - within / between, 9), 0.0) if between > ROUNDING else 0.0
