@@ -108,6 +108,8 @@ class Study:
     drop: float = 0.8
     """The rates drop after this share of the iterations."""
     val_size: int = 434
+    learned: bool = False
+    """It asks about a trunk that has learned already: --init."""
 
 
 def on_the_demo(tasks: str, variants: dict[str, list[Changes | Preparation]]) -> Study:
@@ -140,7 +142,7 @@ STUDIES = {
         iterations=1600,
         every=400,
     ),
-    # what keeps a trunk that has learned for long (--init) from learning its images and clips by heart
+    # what keeps the trunk of the long run from learning its images and clips by heart
     "by-heart-spatial": Study(
         "small",
         {"tasks": "S", "permutations": {"spatial": 1000}, "shuffle": {"image_share": 0.85}, **SGD_TRUNK},
@@ -152,6 +154,7 @@ STUDIES = {
         },
         iterations=3000,
         every=500,
+        learned=True,
     ),
     "by-heart-temporal": Study(
         "small",
@@ -162,6 +165,7 @@ STUDIES = {
         },
         iterations=2500,
         every=500,
+        learned=True,
     ),
     # what the pieces are worth, each left out or changed alone, on the synthetic world
     "demo-temporal": on_the_demo(
@@ -273,8 +277,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
-    if args.study.startswith("by-heart") and args.init is None:
-        parser.error("what keeps a trunk from learning by heart is asked of one that has learned: give --init")
+    if STUDIES[args.study].learned and args.init is None:
+        parser.error(f"{args.study} asks about a trunk that has learned already: give --init")
     return args
 
 

@@ -84,5 +84,5 @@ def _worths(run: Run, task: str) -> list[str]:
         f"{trials[0]['iterations']} iterations, which were then undone.",
         f"On average a draw of the hardest group was worth {hardest:+.2f} and one of the easiest {easiest:+.2f}: by "
         "how many deviations the error after the trial was below the mean of all, "
-        "as far as the choice of X_val does not explain it.".replace("-", "−"),
+        "as far as the choice of the validation samples does not explain it.".replace("-", "−"),
     ]
