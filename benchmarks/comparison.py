@@ -5,11 +5,13 @@
                                     [--evaluate retrieval linear ...] [--jobs 1] [--device cuda]
     python benchmarks/comparison.py features ...
     python benchmarks/comparison.py samplers --init WEIGHTS ...
+    python benchmarks/comparison.py orders --init WEIGHTS ...
 
 `tasks`: tiles alone, frames alone and both, from scratch; the preset `small` with batches of 64 and uniform draws.
 `features`: as `tasks`, with one crop for all frames of a clip, with larger crops of frames, with SGD for the trunk.
 `samplers`: all arms begin with one trunk, --init (such as a run of `tasks`), and learn 1000 permutations of tiles and
 100 of frames.
+`orders`: as `samplers`, with 1000 permutations of frames too, and one crop for all frames of a clip.
 
 What is finished in --out is not done again. With --train and --test, labelled folders by class, the trunks are
 evaluated: retrieval, a linear classifier on pool5 and RankMe there, and retrieval of single frames and action
@@ -69,6 +71,7 @@ STUDIES: dict[str, tuple[dict[str, dict[str, Any]], dict[str, Any]]] = {
     "tasks": (TASKS, UNIFORM),
     "features": (FEATURES, UNIFORM),
     "samplers": (SAMPLERS, {"permutations": {"spatial": 1000}, "policy": OFTEN}),
+    "orders": (SAMPLERS, {"permutations": {"spatial": 1000, "temporal": 1000}, **ONE_CROP, "policy": OFTEN}),
 }
 """The arms of each study, and what they share."""
 
@@ -114,7 +117,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
-    if args.study == "samplers" and args.init is None:
+    if STUDIES[args.study][0] is SAMPLERS and args.init is None:
         parser.error("samplers are compared from one trunk: give --init")
     if unknown := set(args.arms or ()) - set(STUDIES[args.study][0]):
         parser.error(f"no arms of {args.study}: {', '.join(sorted(unknown))}")
