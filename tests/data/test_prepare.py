@@ -202,9 +202,10 @@ def test_at_most_a_fifth_is_held_back(config: Config, total: int, wanted: int, s
     data = prepare(replace(config, data=replace(config.data, val_size=wanted), tasks="S+T"), progress=False)
     for task in ("spatial", "temporal"):
         assert (len(data.validation[task]), len(data.training[task])) == (size, total - size)
-    notes = [sentence for sentence in data.found if sentence.startswith("held back")]
-    assert len(notes) == (size < wanted), "said once, and only where it is so"
-    assert all(f"only {size} of {total} samples" in note for note in notes)
+    notes = [sentence for sentence in data.found if "held back" in sentence]
+    told = [f"{task}, held back to validate on: only {size} of {total} samples" for task in ("spatial", "temporal")]
+    assert len(notes) == (len(told) if size < wanted else 0), "said of each task, and only where it is so"
+    assert all(note.startswith(start) for note, start in zip(notes, told, strict=False))
 
 
 def test_a_broken_pattern(config: Config) -> None:

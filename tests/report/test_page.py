@@ -71,6 +71,9 @@ def test_names_stay_text(hostile_run: Run) -> None:
     assert not any(name.startswith("on") for _, attributes in seen.tags for name in attributes)
     assert not any(attributes.get("src") == "x" for _, attributes in seen.tags)
     assert sum("onerror" in text for text in seen.texts) >= 6  # puzzles, the title, the folder, the skipped file ...
+    assert "1 file could not be used" in seen.texts
+    lede = next(text for text in seen.texts if "It learned from" in text)
+    assert "held back" in page and "held back" not in lede
     data = json.loads(html.unescape(re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1]))  # type: ignore[index]
     assert all("<img src=x" in name for name in data["runs"][0]["neighbours"]["names"])
 

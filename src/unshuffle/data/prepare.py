@@ -197,19 +197,18 @@ def _add(data: Data, task: str, samples: Samples, apart: Samples | None, config:
         data.training[task], data.validation[task] = samples, replace(apart, items=apart.items[np.sort(order)])
         return
     names = [samples.source.names[item] for item in samples.items]
-    size = _held_back(len(names), config.data.val_size, data)
+    size = _held_back(task, len(names), config.data.val_size, data)
     training, validation = split(names, size, config.data.sibling_pattern, config.seed)
     for part, chosen in ((data.training, training), (data.validation, validation)):
         part[task] = replace(samples, items=samples.items[chosen])
 
 
-def _held_back(total: int, val_size: int, data: Data) -> int:
+def _held_back(task: str, total: int, val_size: int, data: Data) -> int:
     """|X_val|: as many as are wanted, but the most of few samples is to be trained on."""
     size = min(val_size, max(1, total // ONE_HELD_BACK_IN))
-    part = f"{size} of {counted(total, 'samples')}"
-    sentence = f"held back to validate on: only {part}, a fifth, though data.val_size is {val_size}"
-    if size < val_size and sentence not in data.found:  # two tasks may have the same clips
-        data.found.append(sentence)
+    if size < val_size:
+        part = f"{size} of {counted(total, 'samples')}"
+        data.found.append(f"{task}, held back to validate on: only {part}, a fifth, though data.val_size is {val_size}")
     return size
 
 

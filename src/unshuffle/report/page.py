@@ -19,6 +19,7 @@ from unshuffle.report.curves import Chart, charts
 from unshuffle.report.snapshot import Snapshot
 from unshuffle.report.subjects import Subject
 from unshuffle.report.view import View, describe, illustrate
+from unshuffle.wording import counted
 
 Table = list[list[str]]
 """A row of names, and the rows below it."""
@@ -58,6 +59,7 @@ def _render(views: Sequence[View], drawn: Sequence[Chart], tables: Sequence[Tabl
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["counted"] = counted
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
     scripts = [d3(), (Path(__file__).parent / "templates" / "report.js").read_text(encoding="utf-8")]
     return environment.get_template("report.html").render(
