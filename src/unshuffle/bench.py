@@ -39,7 +39,7 @@ def bench(config: Config, *, iterations: int = 50, console: Console | None = Non
         raise UserError(f"iterations is {iterations}, but must be 1 or more")
     config = with_world(config)
     data = prepare(config)
-    for sentence in data.found:
+    for sentence in data.found + data.remarks:
         console.print(sentence, highlight=False, soft_wrap=True)
     trainer = build_trainer(config, data)
     figures = measure(trainer, iterations)

@@ -62,7 +62,7 @@ ADVICE = (
 
 
 def _show_data(data: Data, console: Console) -> None:
-    for sentence in data.found:
+    for sentence in data.found + data.remarks:
         console.print(sentence, highlight=False, soft_wrap=True)
     for name, reason in data.skipped[:10]:
         console.print(f"  skipped {name}: {reason}", highlight=False, soft_wrap=True)

@@ -105,7 +105,7 @@ def _run_pretraining(config: Config, resume: bool, console: Console, holding: Ex
             config = replace(config, init=None)  # the checkpoint has what became of those weights
         _try_parts(config)
     data = _prepare(config)
-    for sentence in data.found:
+    for sentence in data.found + data.remarks:
         console.print(sentence, highlight=False, soft_wrap=True)
     with together():
         distributed.check_shares(config.optim.batch_size, min(len(samples) for samples in data.validation.values()))
@@ -291,7 +291,8 @@ def _log_start(trainer: Trainer, data: Data, log: RunLog) -> None:
     device = torch.cuda.get_device_name(trainer.device) if trainer.device.type == "cuda" else platform.machine()
     machine = {"device": device, "cpus": os.cpu_count(), "threads": torch.get_num_threads()}
     samples = {task: len(some) for task, some in data.training.items()}
-    log.write("start", 0, versions=versions, processes=trainer.share.of, **machine, data=data.found, samples=samples)
+    told = {"data": data.found, "remarks": data.remarks}
+    log.write("start", 0, versions=versions, processes=trainer.share.of, **machine, **told, samples=samples)
     if isinstance(trainer.monitor, RetrievalMonitor):
         for name, scores in trainer.monitor.baselines().items():
             log.write("baseline", 0, name=name, **scores)

@@ -97,7 +97,7 @@ def test_what_is_given_decides_the_tasks(
     )
     data = prepare(config, progress=False)
     assert summary(data) == expected
-    told = " ".join(data.found)
+    told = " ".join(data.found + data.remarks)
     assert ("synthetic world" in told) == (not given)
     assert ("takes the frames of the videos" in told) == (given == "videos" and "spatial" in expected)
 
@@ -202,10 +202,9 @@ def test_at_most_a_fifth_is_held_back(config: Config, total: int, wanted: int, s
     data = prepare(replace(config, data=replace(config.data, val_size=wanted), tasks="S+T"), progress=False)
     for task in ("spatial", "temporal"):
         assert (len(data.validation[task]), len(data.training[task])) == (size, total - size)
-    notes = [sentence for sentence in data.found if "held back" in sentence]
-    told = [f"{task}, held back to validate on: only {size} of {total} samples" for task in ("spatial", "temporal")]
-    assert len(notes) == (len(told) if size < wanted else 0), "said of each task, and only where it is so"
-    assert all(note.startswith(start) for note, start in zip(notes, told, strict=False))
+        part = f"only {size} of {total} samples, a fifth, though data.val_size is {wanted}"
+        assert (f"{task}, held back to validate on: {part}" in data.remarks) == (size < wanted)
+    assert len(data.remarks) == 2 * (size < wanted)
 
 
 def test_a_broken_pattern(config: Config) -> None:

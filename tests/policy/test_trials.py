@@ -86,6 +86,7 @@ def test_differences_that_chance_makes_are_not_believed() -> None:
     of_luck, of_differences = beliefs(0.0), beliefs(0.1)
     assert np.mean(of_luck == 0) > 0.5 and np.mean(of_luck > 0.5) < 0.15
     assert np.mean(of_differences > 0.9) > 0.9
+    assert 0.75 * np.mean(of_luck**2) < 0.1 < 0.6 < 0.75 * np.mean(of_differences**2), "the mean square of the worths"
 
 
 def test_one_sample_tells_nothing() -> None:

@@ -16,6 +16,7 @@ from unshuffle.config import Config
 from unshuffle.data.prepare import prepare
 from unshuffle.errors import UserError
 from unshuffle.permutations import permutation_set, save_permutations
+from unshuffle.policy import samplers
 from unshuffle.policy.choosers import ByTrial
 from unshuffle.policy.samplers import ChoosingSampler
 from unshuffle.policy.state import Validation
@@ -196,9 +197,7 @@ def bits(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("grouped", ["pairs", "permutations"])
-def test_trials_leave_no_trace(
-    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, believing: Any, grouped: str
-) -> None:
+def test_trials_leave_no_trace(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grouped: str) -> None:
     """Dropout draws from the global generator, and a milestone lies within the trials of iteration 3."""
     real, tried, taught = Trainer._try_groups, [], []
 
@@ -214,10 +213,11 @@ def test_trials_leave_no_trace(
             assert not sampler.state_dict()["draws"].any(), "nothing that a trial has chosen is left to be counted"
         tried.append(self.iteration)
 
+    # six samples would tell too little to be believed
+    monkeypatch.setattr(samplers, "worths", lambda errors, count: torch.arange(count) - (count - 1) / 2)
     monkeypatch.setattr(Trainer, "_try_groups", watched)
-    with believing():
-        run_pretraining(small(tmp_path / "run", **with_trials(grouped)))
-    assert tried == [3, 6] and any(taught)
+    run_pretraining(small(tmp_path / "run", **with_trials(grouped)))
+    assert tried == [3, 6] and all(taught)
 
 
 @pytest.mark.parametrize("tasks", ["S+T", "S&T"])

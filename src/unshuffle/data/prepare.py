@@ -33,6 +33,8 @@ class Data:
     validation: dict[str, Samples]
     found: list[str] = field(default_factory=list)
     """What there is, in sentences for the user."""
+    remarks: list[str] = field(default_factory=list)
+    """What was made of it that is not plain from the options, in sentences too."""
     skipped: list[Skipped] = field(default_factory=list)
 
 
@@ -51,7 +53,7 @@ def prepare(config: Config, progress: bool = True) -> Data:
         _add(data, "spatial", _tiled(images, everything, config), apart.tiled("images", config.data.val_images), config)
     elif "spatial" in wanted and clips is not None:
         # the same clips as the temporal task, and so the same split: what one validates on the other does not train on
-        data.found.append("no images were given: the spatial task takes the frames of the videos")
+        data.remarks.append("no images were given: the spatial task takes the frames of the videos")
         _add(data, "spatial", _tiled(clips, usable, config), apart.tiled("videos", config.data.val_videos), config)
     if "temporal" in wanted and clips is not None:
         _add(data, "temporal", _clipped(clips, usable, config), apart.clipped(config.data.val_videos), config)
@@ -208,7 +210,9 @@ def _held_back(task: str, total: int, val_size: int, data: Data) -> int:
     size = min(val_size, max(1, total // ONE_HELD_BACK_IN))
     if size < val_size:
         part = f"{size} of {counted(total, 'samples')}"
-        data.found.append(f"{task}, held back to validate on: only {part}, a fifth, though data.val_size is {val_size}")
+        data.remarks.append(
+            f"{task}, held back to validate on: only {part}, a fifth, though data.val_size is {val_size}"
+        )
     return size
 
 
