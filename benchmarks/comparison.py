@@ -8,12 +8,12 @@
     python benchmarks/comparison.py orders --init WEIGHTS ...
 
 `tasks`: tiles alone, frames alone and both, from scratch; the preset `small` with batches of 64 and uniform draws.
-`features`: as `tasks`, with one crop for all frames of a clip, with larger crops of frames, with SGD for the trunk.
-`samplers`: all arms begin with one trunk, --init (such as a run of `tasks`), and learn 1000 permutations of tiles and
+`features`: as `tasks`, with one crop for all frames of a clip, with larger crops of frames, with SGD for the backbone.
+`samplers`: all arms begin with one backbone, --init (such as a run of `tasks`), and learn 1000 permutations of tiles and
 100 of frames.
 `orders`: as `samplers`, with 1000 permutations of frames too, and one crop for all frames of a clip.
 
-What is finished in --out is not done again. With --train and --test, labelled folders by class, the trunks are
+What is finished in --out is not done again. With --train and --test, labelled folders by class, the backbones are
 evaluated: retrieval, a linear classifier on pool5 and RankMe there, and retrieval of single frames and action
 recognition (10 classes) among the videos. --jobs trainings share the GPU: one starts or evaluates while another
 computes.
@@ -43,7 +43,7 @@ PAPERS = {**vars(PolicyConfig()), "interval": 100, "batches": 100}
 TASKS: dict[str, dict[str, Any]] = {"S+T": {}, "S": {"tasks": "S"}, "T": {"tasks": "T"}}
 ONE_CROP = {"shuffle": {"shared_crop": True}}
 LARGE_CROPS = {"shuffle": {"frame_share": 0.875}}
-SGD = {"optim": {"trunk": {"optimiser": "sgd", "lr": 0.01, "weight_decay": 5e-4}}}
+SGD = {"optim": {"backbone": {"optimiser": "sgd", "lr": 0.01, "weight_decay": 5e-4}}}
 FEATURES: dict[str, dict[str, Any]] = {
     "S+T, one crop": ONE_CROP,
     "T, one crop": {"tasks": "T", **ONE_CROP},
@@ -63,7 +63,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
 EVALUATIONS = ("retrieval", "linear", "rankme", "frames", "action")
 OVER = {
     "iteration": "iterations",
-    "forward_passes_shared_trunk": "forward passes, with those of validations and trials [batches]",
+    "forward_passes_shared_backbone": "forward passes, with those of validations and trials [batches]",
 }
 OFTEN = {"interval": 500, "batches": 500}
 UNIFORM = {"policy": {"sampler": "uniform", **OFTEN}}
@@ -118,7 +118,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     if STUDIES[args.study][0] is SAMPLERS and args.init is None:
-        parser.error("samplers are compared from one trunk: give --init")
+        parser.error("samplers are compared from one backbone: give --init")
     if unknown := set(args.arms or ()) - set(STUDIES[args.study][0]):
         parser.error(f"no arms of {args.study}: {', '.join(sorted(unknown))}")
     return args
@@ -142,7 +142,7 @@ def schedule(iterations: int) -> dict[str, Any]:
 
 
 def evaluations(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What the trunks are worth, if there is something to tell by."""
+    """What the backbones are worth, if there is something to tell by."""
     if args.train is None:
         return {}
     folders = {"preset": "quick", "train": str(args.train), "test": str(args.test)}
@@ -164,7 +164,7 @@ def curves(found: Ablation) -> Iterator[dict[str, Any]]:
         if not entries:
             continue
         at = [entry["iteration"] for entry in entries]
-        passes = zip(total_passes(job.run, at), total_passes(job.run, at, shared_trunk=True), strict=True)
+        passes = zip(total_passes(job.run, at), total_passes(job.run, at, shared_backbone=True), strict=True)
         for entry, (every, shared) in zip(entries, passes, strict=True):
             yield {
                 "arm": job.arm,
@@ -172,7 +172,7 @@ def curves(found: Ablation) -> Iterator[dict[str, Any]]:
                 "task": entry["task"],
                 "iteration": entry["iteration"],
                 "forward_passes": round(every),
-                "forward_passes_shared_trunk": round(shared),
+                "forward_passes_shared_backbone": round(shared),
                 "error": round(entry["error"], 4),
             }
 

@@ -6,7 +6,7 @@
 For every permutation of every validation clip the answer is the one of Ψ after which the restored clip is smoothest:
 the sum of the distances between neighbouring frames is least (`path`), or the distances between all frames grow most
 evenly with their distance in time (`seriation`). Nothing is learned for it. Distances are those of raw pixels, of
-pixels of 8 x 8 frames, of colour histograms, and of pool5 of the given trunks. The frames of a clip have one crop, the
+pixels of 8 x 8 frames, of colour histograms, and of pool5 of the given backbones. The frames of a clip have one crop, the
 centre, or each has its own at random, as when the paper trains; their side is 0.7 of the frame's, as in the preset
 `small`, or 0.875, as in the paper. A clip and its reverse are equally smooth: where Ψ holds both, each gets half a
 point. Results go to results/frame_similarity.csv.
@@ -103,9 +103,9 @@ def histograms(clips: Tensor, bins: int = 4) -> Tensor:
 
 @torch.no_grad()
 def pool5(clips: Tensor, weights: str) -> Tensor:
-    """The trunk's features."""
-    trunk = find_backbone(weights).eval()
-    return torch.stack([trunk(clip).flatten(1) for clip in clips])
+    """The backbone's features."""
+    backbone = find_backbone(weights).eval()
+    return torch.stack([backbone(clip).flatten(1) for clip in clips])
 
 
 def path(distances: Tensor) -> Tensor:

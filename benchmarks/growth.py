@@ -3,7 +3,7 @@
     python benchmarks/growth.py [--device cuda] [--iterations 20] [--only permutations,grid]
 
 The preset `paper` with one number changed at a time, on noise of the size of real data. Each row has the
-time of a training step and of a validation, the peak memory of either, and the work: crops that pass the trunk in a
+time of a training step and of a validation, the peak memory of either, and the work: crops that pass the backbone in a
 step, and parts that are put into an order in a validation. Results go to results/growth_DEVICE.csv and .svg.
 """
 

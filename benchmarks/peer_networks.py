@@ -141,7 +141,7 @@ class JigsawNetwork(nn.Module):
     def __init__(self, classes: int, loop: bool) -> None:
         super().__init__()
         self.loop = loop
-        self.trunk = nn.Sequential(
+        self.backbone = nn.Sequential(
             *(nn.Conv2d(3, 96, 11, stride=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2), nn.LocalResponseNorm(5)),
             *(nn.Conv2d(96, 256, 5, padding=2, groups=2), nn.ReLU(inplace=True)),
             *(nn.MaxPool2d(3, 2), nn.LocalResponseNorm(5)),
@@ -158,9 +158,9 @@ class JigsawNetwork(nn.Module):
     def forward(self, tiles: Tensor) -> Tensor:
         """Logits, one tile after another or all tiles in one batch."""
         if self.loop:
-            fc6 = torch.cat([self.trunk(tile) for tile in tiles.unbind(1)], dim=1)
+            fc6 = torch.cat([self.backbone(tile) for tile in tiles.unbind(1)], dim=1)
         else:
-            fc6 = self.trunk(tiles.flatten(0, 1)).unflatten(0, tiles.shape[:2]).flatten(1)
+            fc6 = self.backbone(tiles.flatten(0, 1)).unflatten(0, tiles.shape[:2]).flatten(1)
         logits: Tensor = self.head(fc6)
         return logits
 

@@ -36,15 +36,15 @@ ONE_CROP = {"shuffle": {"shared_crop": True, "frame_jitter": False}}
 ONE = {"permutations": {"per_sample": 1}}
 SIXTEEN = {"permutations": {"per_sample": 16}}
 VARIED = {"shuffle": {"frame_jitter": True, "frame_share": 0.7}, "permutations": {"per_sample": 32}}
-ADAMW_TRUNK = {"optim": {"trunk": {"optimiser": "adamw", "lr": 1e-3, "weight_decay": 0.05}}}
-SGD_TRUNK = {"optim": {"trunk": {"optimiser": "sgd", "lr": 0.01, "weight_decay": 5e-4}}}
+ADAMW_TRUNK = {"optim": {"backbone": {"optimiser": "adamw", "lr": 1e-3, "weight_decay": 0.05}}}
+SGD_TRUNK = {"optim": {"backbone": {"optimiser": "sgd", "lr": 0.01, "weight_decay": 5e-4}}}
 ADAMW = {"optim": {"temporal": {"optimiser": "adamw", "lr": 5e-4, "weight_decay": 0.01}}}
 
 PLAIN = {
     "tasks": "T",
     "permutations": {"temporal": 100, "per_sample": 8},
     **ONE_CROP,
-    "optim": {"warmup": 500, "trunk": {"lr": 0.01}, **ADAMW["optim"]},
+    "optim": {"warmup": 500, "backbone": {"lr": 0.01}, **ADAMW["optim"]},
 }
 
 Changes = dict[str, Any]
@@ -93,7 +93,7 @@ def curriculum(trainer: Trainer) -> None:
 
 def momentum(value: float) -> Changes:
     """The same momentum for all weights."""
-    return {"optim": {group: {"momentum": value} for group in ("trunk", "spatial", "temporal")}}
+    return {"optim": {group: {"momentum": value} for group in ("backbone", "spatial", "temporal")}}
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Study:
     """The rates drop after this share of the iterations."""
     val_size: int = 434
     learned: bool = False
-    """It asks about a trunk that has learned already: --init."""
+    """It asks about a backbone that has learned already: --init."""
 
 
 def on_the_demo(tasks: str, variants: dict[str, list[Changes | Preparation]]) -> Study:
@@ -132,17 +132,17 @@ STUDIES = {
             "and 32 permutations a clip": [CONCAT, TURNED, {"permutations": {"per_sample": 32}}],
             "and within 48 frames": [CONCAT, TURNED, {"data": {"frame_span": 48}}],
             "and smaller crops": [CONCAT, TURNED, {"shuffle": {"frame_share": 0.6}}],
-            "and a trunk by AdamW": [CONCAT, TURNED, ADAMW_TRUNK],
+            "and a backbone by AdamW": [CONCAT, TURNED, ADAMW_TRUNK],
             "all of these": [CONCAT, TURNED, VARIED],
             "all, within 48 frames": [CONCAT, TURNED, VARIED, {"data": {"frame_span": 48}}],
-            "all, trunk by AdamW": [CONCAT, TURNED, VARIED, ADAMW_TRUNK],
+            "all, backbone by AdamW": [CONCAT, TURNED, VARIED, ADAMW_TRUNK],
             "all, smaller head": [CONCAT, TURNED, VARIED, {"model": {"temporal": {"fc6": 128, "hidden": 512}}}],
             "all, lstm": [TURNED, VARIED],
         },
         iterations=1600,
         every=400,
     ),
-    # what keeps the trunk of the long run from learning its images and clips by heart
+    # what keeps the backbone of the long run from learning its images and clips by heart
     "by-heart-spatial": Study(
         "small",
         {"tasks": "S", "permutations": {"spatial": 1000}, "shuffle": {"image_share": 0.85}, **SGD_TRUNK},
@@ -199,8 +199,10 @@ STUDIES = {
             "paper, not centred": [{"model": {"spatial": {"centre": False}}}],
             "paper, 16 permutations an image": [SIXTEEN],
             "paper, 16 permutations, momentum 0.98": [SIXTEEN, momentum(0.98)],
-            "paper, rate 0.01": [{"optim": {"trunk": {"lr": 0.01}, "spatial": {"lr": 0.01}}}],
-            "paper, rate 0.01, warm-up": [{"optim": {"trunk": {"lr": 0.01}, "spatial": {"lr": 0.01}, "warmup": 500}}],
+            "paper, rate 0.01": [{"optim": {"backbone": {"lr": 0.01}, "spatial": {"lr": 0.01}}}],
+            "paper, rate 0.01, warm-up": [
+                {"optim": {"backbone": {"lr": 0.01}, "spatial": {"lr": 0.01}, "warmup": 500}}
+            ],
             "paper, normal first weights": [normal_weights],
             "paper, He's first weights": [he_weights],
             "paper, 100 permutations first": [curriculum],
@@ -221,7 +223,7 @@ STUDIES = {
             "paper, one crop, 16 permutations": [ONE_CROP, SIXTEEN],
             "the same, momentum 0.98": [ONE_CROP, SIXTEEN, momentum(0.98)],
             "the same, head by AdamW": [ONE_CROP, SIXTEEN, ADAMW],
-            "the same, rate 0.01": [ONE_CROP, SIXTEEN, ADAMW, {"optim": {"trunk": {"lr": 0.01}}}],
+            "the same, rate 0.01": [ONE_CROP, SIXTEEN, ADAMW, {"optim": {"backbone": {"lr": 0.01}}}],
         },
         iterations=3000,
         every=500,
@@ -271,14 +273,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--videos")
     parser.add_argument("--val_images")
     parser.add_argument("--val_videos")
-    parser.add_argument("--init", help="weights that all trunks begin with")
+    parser.add_argument("--init", help="weights that all backbones begin with")
     parser.add_argument("--variants", nargs="+", help="some of the study's; all unless given")
     parser.add_argument("--iterations", type=int)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     if STUDIES[args.study].learned and args.init is None:
-        parser.error(f"{args.study} asks about a trunk that has learned already: give --init")
+        parser.error(f"{args.study} asks about a backbone that has learned already: give --init")
     return args
 
 

@@ -156,7 +156,7 @@ def statistics_anew(trainer: Trainer, iteration: int) -> Iterator[None]:
         for more in range(BN_BATCHES):
             batch = {task: some.to(trainer.device) for task, some in trainer.load(iteration + more).items()}
             crops, _ = trainer.shuffle(batch)
-            trainer.network.trunk(torch.cat([some.float().flatten(0, 1) for some in crops.values()]))
+            trainer.network.backbone(torch.cat([some.float().flatten(0, 1) for some in crops.values()]))
     yield
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum

@@ -1,10 +1,10 @@
-"""A yardstick from outside: the same trunk learns which way up an image is (rotation prediction, Gidaris et al. 2018).
+"""A yardstick from outside: the same backbone learns which way up an image is (rotation prediction, Gidaris et al. 2018).
 
     python benchmarks/rotation.py --images FOLDER --out FILE.safetensors [--iterations 6000] [--seed 0] [--device cuda]
 
 Same images, colours, optimiser and drops of the rate as the preset `small`. A step has 228 images in all four
 orientations, at 112 px: about the arithmetic of 128 images and 128 clips in crops of 75 px, and as many pixels under a
-filter as when the trunk is evaluated. What the trunk is worth then: `unshuffle evaluate retrieval --weights FILE ...`.
+filter as when the backbone is evaluated. What the backbone is worth then: `unshuffle evaluate retrieval --weights FILE ...`.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from unshuffle.data import shuffle
 from unshuffle.data.batches import Batch, BatchStream, Prefetcher, ahead
 from unshuffle.data.prepare import prepare
 from unshuffle.data.squares import Squares, make_resident
-from unshuffle.models.ordering import trunk_features
+from unshuffle.models.ordering import backbone_features
 from unshuffle.models.registry import Backbone, build_backbone
 from unshuffle.models.weights import save_backbone
 from unshuffle.randomness import seed_everything, torch_generator
@@ -33,22 +33,22 @@ IMAGES, CROP, HIDDEN, REPORT = 228, 112, 1024, 500
 
 
 class RotationNetwork(nn.Module):
-    """A trunk and a classifier of four orientations."""
+    """A backbone and a classifier of four orientations."""
 
-    def __init__(self, trunk: Backbone, crop: int) -> None:
+    def __init__(self, backbone: Backbone, crop: int) -> None:
         super().__init__()
-        self.trunk = trunk
-        features = trunk_features(trunk, crop)
+        self.backbone = backbone
+        features = backbone_features(backbone, crop)
         self.head = nn.Sequential(nn.Linear(features, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 4))
 
     def forward(self, images: Tensor) -> Tensor:
         """(N, 3, S, S) to (N, 4)."""
-        logits: Tensor = self.head(self.trunk.training_pass(images).flatten(1))
+        logits: Tensor = self.head(self.backbone.training_pass(images).flatten(1))
         return logits
 
 
 def main() -> None:
-    """Train, and write the trunk."""
+    """Train, and write the backbone."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -61,21 +61,21 @@ def main() -> None:
     optim = {"iterations": args.iterations, "milestones": [round(0.7 * args.iterations), round(0.9 * args.iterations)]}
     changes = {"images": args.images, "tasks": "S", "seed": args.seed, "device": args.device, "optim": optim}
     config = merge(preset_config("small"), changes | {"shuffle": {"crop_size": args.crop, "frames": 1}})
-    trunk = train(config, args.images_a_step)
-    save_backbone(trunk, config.model.backbone, args.out, crop_size=args.crop, permutations={})
+    backbone = train(config, args.images_a_step)
+    save_backbone(backbone, config.model.backbone, args.out, crop_size=args.crop, permutations={})
     print(args.out)
 
 
 def train(config: Config, images: int) -> Backbone:
-    """A trunk that has learned to tell orientations apart."""
+    """A backbone that has learned to tell orientations apart."""
     device = choose_device(config.device)
     precision = choose_precision(config.optim.precision, device)
     if precision == "bf16":
         prefer_speed()
     seed_everything(config.seed)
-    trunk = build_backbone(config.model.backbone)
-    network = RotationNetwork(trunk, config.shuffle.crop_size).to(device)
-    rates = {network.trunk: config.optim.trunk, network.head: config.optim.spatial}
+    backbone = build_backbone(config.model.backbone)
+    network = RotationNetwork(backbone, config.shuffle.crop_size).to(device)
+    rates = {network.backbone: config.optim.backbone, network.head: config.optim.spatial}
     optimisers = {build_optimiser(part.parameters(), rate): rate.lr for part, rate in rates.items()}
     hits = torch.zeros((), device=device)
     with closing(batches(config, images, device)) as coming:
@@ -95,7 +95,7 @@ def train(config: Config, images: int) -> Backbone:
             if (iteration + 1) % REPORT == 0 or iteration + 1 == config.optim.iterations:
                 print(f"{iteration + 1}: training accuracy {float(hits) / ((iteration % REPORT) + 1):.3f}", flush=True)
                 hits.zero_()
-    return trunk
+    return backbone
 
 
 def batches(config: Config, images: int, device: torch.device) -> Generator[Squares]:

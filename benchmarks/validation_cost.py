@@ -1,4 +1,4 @@
-"""What one validation costs: a full forward pass for every (permutation, sample) pair, and the shared-trunk route.
+"""What one validation costs: a full forward pass for every (permutation, sample) pair, and the shared-backbone route.
 
     python benchmarks/validation_cost.py [--device cuda] [--permutations 1000] [--samples 100] [--pairs 256]
 
@@ -21,7 +21,7 @@ from unshuffle.config import paper
 from unshuffle.data.shuffle import permute
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import build_head
-from unshuffle.models.ordering import OrderingNetwork, trunk_features
+from unshuffle.models.ordering import OrderingNetwork, backbone_features
 from unshuffle.permutations import permutation_set
 from unshuffle.policy.state import softmax_ratios, validate
 
@@ -51,9 +51,9 @@ def measure(task: str, device: torch.device, count: int, samples: int, pairs: in
     config = replace(paper(), seed=0)
     parts = config.shuffle.tiles if task == "spatial" else config.shuffle.frames
     permutations = torch.from_numpy(permutation_set(parts, count)).to(device)
-    trunk = build_backbone(config.model.backbone)
-    head = build_head(trunk_features(trunk, config.shuffle.crop_size), parts, count, getattr(config.model, task))
-    network = OrderingNetwork(trunk, {task: head}).to(device).eval()
+    backbone = build_backbone(config.model.backbone)
+    head = build_head(backbone_features(backbone, config.shuffle.crop_size), parts, count, getattr(config.model, task))
+    network = OrderingNetwork(backbone, {task: head}).to(device).eval()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     crops = torch.randn(samples, parts, 3, config.shuffle.crop_size, config.shuffle.crop_size, device=device)

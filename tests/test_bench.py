@@ -36,7 +36,7 @@ def test_the_figures_fit_together(tmp_path: Path) -> None:
     assert figures["samples_per_second"] == pytest.approx(8 / seconds)
     assert figures["crops_per_second"] == pytest.approx(4 * (9 + 4) / seconds)
     assert figures["tflops"] == pytest.approx(figures["tflop_per_iteration"] / seconds)
-    traffic = figures["trunk_tbytes_per_second"]
+    traffic = figures["backbone_tbytes_per_second"]
     assert figures["share_of_copy"] == pytest.approx(traffic / figures["copy_tbytes_per_second"])
     assert figures["share_of_matmul"] == pytest.approx(figures["tflops"] / figures["matmul_tflops"])
     assert list(figures["parts_ms"]) == ["data", "shuffle", "forward", "backward", "optimiser"]

@@ -223,7 +223,7 @@ def test_doctor_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_doctor_sees_a_set_up_that_cannot_learn(capsys: pytest.CaptureFixture[str]) -> None:
-    rates = [f"--optim.{group}.lr=1e-9" for group in ("trunk", "spatial", "temporal")]
+    rates = [f"--optim.{group}.lr=1e-9" for group in ("backbone", "spatial", "temporal")]
     sizes = ["--synthetic.images", "24", "--synthetic.clips", "24", "--synthetic.gallery", "12"]
     assert cli.run(["doctor", "--device", "cpu", "--data.val_size", "4", "--steps", "10", *sizes, *rates]) == 1
     assert "does not learn" in capsys.readouterr().out.replace("\n", " ")

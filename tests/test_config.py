@@ -14,7 +14,7 @@ def test_the_paper_preset_holds_the_papers_numbers() -> None:
     assert (config.permutations.spatial, config.permutations.temporal) == (1000, 1000)
     assert config.permutations.per_sample == 1 and not config.permutations.include_identity
     assert config.optim.batch_size == 128
-    for group in (config.optim.trunk, config.optim.spatial, config.optim.temporal):
+    for group in (config.optim.backbone, config.optim.spatial, config.optim.temporal):
         assert (group.optimiser, group.lr, group.momentum, group.weight_decay) == ("sgd", 0.001, 0.9, 5e-4)
     assert (config.optim.iterations, config.optim.milestones, config.optim.decay) == (350_000, (200_000,), 0.1)
     assert config.optim.warmup == 0
@@ -45,7 +45,7 @@ def test_every_preset_is_possible_and_named(name: Any) -> None:
         ({"shuffle": {"frames": 1}}, "shuffle.frames is 1"),
         ({"shuffle": {"frames": -3}}, "shuffle.frames is -3"),
         ({"shuffle": {"image_share": 0}}, "must be in"),
-        ({"optim": {"trunk": {"momentum": 1.5}}}, "momentum"),
+        ({"optim": {"backbone": {"momentum": 1.5}}}, "momentum"),
         ({"optim": {"spatial": {"weight_decay": -1}}}, "weight_decay"),
         ({"shuffle": {"gamma": float("nan")}}, "gamma"),
         ({"seed": 2**32}, "below 2"),
@@ -62,7 +62,7 @@ def test_every_preset_is_possible_and_named(name: Any) -> None:
         ({"optim": {"batch_size": 1}}, "optim.batch_size"),
         ({"optim": {"decay": 0.0}}, "optim.decay is 0"),
         ({"optim": {"decay": 1.5}}, "optim.decay is 1.5"),
-        ({"optim": {"trunk": {"lr": 0.0}}}, "optim.trunk.lr is 0"),
+        ({"optim": {"backbone": {"lr": 0.0}}}, "optim.backbone.lr is 0"),
         ({"optim": {"spatial": {"lr": -1.0}}}, "optim.spatial.lr is -1"),
         ({"optim": {"temporal": {"lr": float("nan")}}}, "optim.temporal.lr is nan"),
         ({"permutations": {"per_sample": 0}}, "permutations.per_sample"),

@@ -31,7 +31,7 @@ def test_round_trip_of_paths_and_oddities(tmp_path: Path) -> None:
             "tasks": "S&T",
             "seed": 7,
             "data": {"sibling_pattern": r"(v_.*_g\d+): 'c'", "max_bad_share": 1e-9},
-            "optim": {"milestones": [], "trunk": {"lr": 5e-4}},
+            "optim": {"milestones": [], "backbone": {"lr": 5e-4}},
         },
     )
     write_config(config, tmp_path / "config.yaml")
@@ -57,8 +57,8 @@ def test_the_dictionary_is_plain() -> None:
 def test_missing_keys_take_the_presets_values(tmp_path: Path) -> None:
     assert read("preset: paper\n", tmp_path) == paper()
     assert read("seed: 3\n", tmp_path) == replace(demo(), seed=3)
-    config = read("preset: small\noptim: {trunk: {lr: 0.5}}\n", tmp_path)
-    assert differences(small(), config) == ["optim.trunk.lr"] and config.optim.trunk.lr == 0.5
+    config = read("preset: small\noptim: {backbone: {lr: 0.5}}\n", tmp_path)
+    assert differences(small(), config) == ["optim.backbone.lr"] and config.optim.backbone.lr == 0.5
 
 
 @pytest.mark.parametrize(
@@ -66,21 +66,21 @@ def test_missing_keys_take_the_presets_values(tmp_path: Path) -> None:
     [
         ("sed: 1", r"unknown key sed \(did you mean seed\?\)"),
         ("optim: {batchsize: 1}", r"unknown key optim\.batchsize \(did you mean optim\.batch_size\?\)"),
-        ("optim: {trunk: {rate_of_learning: 1}}", r"unknown key optim\.trunk\.rate_of_learning$"),
+        ("optim: {backbone: {rate_of_learning: 1}}", r"unknown key optim\.backbone\.rate_of_learning$"),
         ("7: 1", "unknown key 7"),
         ("seed: one", "seed is 'one', but must be a whole number"),
         ("seed: 1.5", "seed is 1.5, but must be a whole number"),
         ("seed: true", "seed is True, but must be a whole number"),
         ("seed: null", "seed is None, but must be a whole number"),
-        ("optim: {trunk: {lr: fast}}", "optim.trunk.lr is 'fast', but must be a number"),
-        ("optim: {trunk: {lr: false}}", "optim.trunk.lr is False, but must be a number"),
+        ("optim: {backbone: {lr: fast}}", "optim.backbone.lr is 'fast', but must be a number"),
+        ("optim: {backbone: {lr: false}}", "optim.backbone.lr is False, but must be a number"),
         ("shuffle: {shared_crop: 1}", "shuffle.shared_crop is 1, but must be true or false"),
         ("device: 3", "device is 3, but must be text"),
         ("images: 3", "images is 3, but must be text"),
         ("init: 3", "init is 3, but must be a path"),
         ("images: [a, b]", "images is .*, but must be text"),
         ("tasks: X", "tasks is 'X', but must be one of auto, S, T, S\\+T, S&T"),
-        ("optim: {trunk: {optimiser: adam}}", "optim.trunk.optimiser is 'adam', but must be one of sgd, adamw"),
+        ("optim: {backbone: {optimiser: adam}}", "optim.backbone.optimiser is 'adam', but must be one of sgd, adamw"),
         ("optim: {precision: [fp32]}", "optim.precision is .*, but must be one of"),
         ("optim: {milestones: 5}", "optim.milestones is 5, but must be a list"),
         ("optim: {milestones: [5, x]}", "optim.milestones is 'x', but must be a whole number"),
@@ -111,7 +111,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "rate"), [("5e-4", 5e-4), ("1e3", 1000.0), ("1", 1.0), ("'0.25'", 0.25)])
 def test_numbers_as_people_write_them(text: str, rate: float, tmp_path: Path) -> None:
-    lr = read(f"optim: {{trunk: {{lr: {text}}}}}", tmp_path).optim.trunk.lr
+    lr = read(f"optim: {{backbone: {{lr: {text}}}}}", tmp_path).optim.backbone.lr
     assert lr == rate and type(lr) is float
 
 
@@ -132,6 +132,6 @@ def test_merge_leaves_the_original() -> None:
 
 def test_differences() -> None:
     assert differences(demo(), demo()) == []
-    changed = merge(demo(), {"seed": 1, "images": "x", "optim": {"milestones": [1], "trunk": {"lr": 9.0}}})
-    assert differences(demo(), changed) == ["images", "seed", "optim.milestones", "optim.trunk.lr"]
-    assert differences(changed, demo()) == ["images", "seed", "optim.milestones", "optim.trunk.lr"]
+    changed = merge(demo(), {"seed": 1, "images": "x", "optim": {"milestones": [1], "backbone": {"lr": 9.0}}})
+    assert differences(demo(), changed) == ["images", "seed", "optim.milestones", "optim.backbone.lr"]
+    assert differences(changed, demo()) == ["images", "seed", "optim.milestones", "optim.backbone.lr"]

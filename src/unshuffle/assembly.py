@@ -14,7 +14,7 @@ from unshuffle.evaluation.monitor import RetrievalMonitor
 from unshuffle.models import Backbone, build_backbone
 from unshuffle.models.heads import build_head
 from unshuffle.models.norm import synchronise
-from unshuffle.models.ordering import OrderingNetwork, trunk_features
+from unshuffle.models.ordering import OrderingNetwork, backbone_features
 from unshuffle.models.weights import load_into
 from unshuffle.permutations import load_permutations, permutation_set
 from unshuffle.policy.samplers import build_sampler
@@ -49,23 +49,23 @@ def build_trainer(
 
 def build_network(config: Config, permutations: PermutationSets) -> OrderingNetwork:
     """A new network with a head for each set of permutations."""
-    trunk = build_trunk(config)
+    backbone = initial_backbone(config)
     if config.model.sync_bn:
-        synchronise(trunk)
-    features = trunk_features(trunk, config.shuffle.crop_size, "shuffle.crop_size")
+        synchronise(backbone)
+    features = backbone_features(backbone, config.shuffle.crop_size, "shuffle.crop_size")
     heads = {
         task: build_head(features, rows.shape[1], len(rows), getattr(config.model, task))
         for task, rows in permutations.items()
     }
-    return OrderingNetwork(trunk, heads)
+    return OrderingNetwork(backbone, heads)
 
 
-def build_trunk(config: Config) -> Backbone:
-    """A new trunk, with the given weights if there are some."""
-    trunk = build_backbone(config.model.backbone)
+def initial_backbone(config: Config) -> Backbone:
+    """A new backbone, with the given weights if there are some."""
+    backbone = build_backbone(config.model.backbone)
     if config.init is not None:
-        load_into(trunk, config.model.backbone, config.init.expanduser())
-    return trunk
+        load_into(backbone, config.model.backbone, config.init.expanduser())
+    return backbone
 
 
 def permutation_sets(config: Config, tasks: list[str]) -> PermutationSets:

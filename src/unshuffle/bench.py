@@ -80,7 +80,7 @@ def measure(trainer: Trainer, iterations: int) -> dict[str, Any]:
         "matmul_tflops": matmul,
         "share_of_matmul": tflop / seconds / matmul,
         "copy_tbytes_per_second": copy,
-        "trunk_tbytes_per_second": traffic,
+        "backbone_tbytes_per_second": traffic,
         "share_of_copy": traffic / copy,
         "parts_ms": _parts(trainer, iterations),
         "validation_ms": validation,
@@ -203,18 +203,18 @@ def _tflop_per_iteration(trainer: Trainer) -> float:
 
 
 def _crop_bytes(trainer: Trainer) -> float:
-    """Bytes that the trunk's maps and weights move at the least: written once, read once, and again for gradients."""
+    """Bytes that the backbone's maps and weights move at the least: written once, read once, and again for gradients."""
     maps: list[int] = []
     hooks = [
         module.register_forward_hook(lambda module, inputs, output: maps.append(output.numel()))
-        for module in trainer.network.trunk.modules()
+        for module in trainer.network.backbone.modules()
         if isinstance(module, torch.nn.Conv2d)
     ]
     crop = torch.zeros(1, 3, trainer.config.shuffle.crop_size, trainer.config.shuffle.crop_size, device=trainer.device)
     was_training = trainer.network.training
     trainer.network.eval()
     with torch.no_grad():
-        trainer.network.trunk(crop)
+        trainer.network.backbone(crop)
     trainer.network.train(was_training)
     for hook in hooks:
         hook.remove()
@@ -284,7 +284,7 @@ def _rows(figures: dict[str, Any], optim: OptimConfig, tasks: list[str]) -> list
             f"  a large matrix product has {figures['matmul_tflops']:.3g} TFLOP/s, so this is",
             _percent(figures["share_of_matmul"]),
         ),
-        ("reading and writing the trunk's maps, at the least", f"{figures['trunk_tbytes_per_second']:.3g} TB/s"),
+        ("reading and writing the backbone's maps, at the least", f"{figures['backbone_tbytes_per_second']:.3g} TB/s"),
         (
             f"  a large copy has {figures['copy_tbytes_per_second']:.3g} TB/s, so this is",
             _percent(figures["share_of_copy"]),

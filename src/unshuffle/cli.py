@@ -361,9 +361,9 @@ def embed(args: Sequence[str]) -> int:
     from unshuffle.evaluation.collection import open_collection
     from unshuffle.evaluation.feature_file import skipped_file
 
-    trunk, out = find_backbone(command.weights, command.seed), command.out.expanduser()
-    size = command.size or trunk.eval_size
-    embedder = embedding.Embedder(trunk, size, choose_device(command.device), command.batch)
+    backbone, out = find_backbone(command.weights, command.seed), command.out.expanduser()
+    size = command.size or backbone.eval_size
+    embedder = embedding.Embedder(backbone, size, choose_device(command.device), command.batch)
     data = open_collection(command.data.expanduser(), size, command.frames, command.kind)
     done = embedding.embed(embedder, data, out, workers=command.workers)
     rows, skipped = counted(done.rows, data.kind), counted(len(done.skipped), "files")

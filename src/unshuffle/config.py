@@ -92,7 +92,7 @@ class PermutationConfig:
     temporal_file: Path | None = None
     """Take the temporal set from this .npy instead."""
     per_sample: int = 1
-    """M: permutations of each sample that share one trunk pass; the paper uses 1."""
+    """M: permutations of each sample that share one backbone pass; the paper uses 1."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class ShuffleConfig:
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What turns the trunk's features of a sample's parts into one of |Ψ| classes."""
+    """What turns the backbone's features of a sample's parts into one of |Ψ| classes."""
 
     kind: Literal["concat", "lstm"]
     """concat: fc6 of all parts side by side, then fc7; lstm: fc6 of the parts in turn, then the last state."""
@@ -152,7 +152,7 @@ class HeadConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network: a trunk that is kept and two heads that are thrown away."""
+    """The network: a backbone that is kept and two heads that are thrown away."""
 
     backbone: str = "caffenet"
     """caffenet, caffenet-lrn, alexnet, tiny, resnet18, resnet50, torchvision:NAME or timm:NAME."""
@@ -192,7 +192,7 @@ class OptimConfig:
     """Iterations at which the rates drop."""
     decay: float = 0.1
     """Factor of a drop."""
-    trunk: GroupConfig = GroupConfig()
+    backbone: GroupConfig = GroupConfig()
     """The backbone."""
     spatial: GroupConfig = GroupConfig()
     """The spatial head."""
@@ -223,7 +223,7 @@ class PolicyConfig:
     grouped: Literal["permutations", "pairs"] = "permutations"
     """permutations: by how hard each is for all samples together, as in the paper; pairs: for each sample by itself."""
     candidates: int = 4
-    """With pairs: permutations that are looked at for each that is trained on; the trunk is passed once for all."""
+    """With pairs: permutations that are looked at for each that is trained on; the backbone is passed once for all."""
     lr: float = 0.01
     """Adam's rate for the policy."""
     entropy_weight: float = 0.2
@@ -302,7 +302,7 @@ class Config:
     out: Path | None = None
     """The run folder; by default the next free runs/PRESET-N."""
     init: Path | None = None
-    """Start the trunk from these weights: a backbone.safetensors or a run folder."""
+    """Start the backbone from these weights: a backbone.safetensors or a run folder."""
     tasks: Tasks = "auto"
     """S: tiles; T: frames; S+T: both in each step; S&T: tiles first, then frames; auto: what the data allows."""
     seed: int = 0
@@ -356,7 +356,7 @@ def small() -> Config:
             iterations=20_000,
             warmup=500,
             milestones=(14_000, 18_000),
-            trunk=GroupConfig("adamw", lr=1e-3, weight_decay=0.05),
+            backbone=GroupConfig("adamw", lr=1e-3, weight_decay=0.05),
             spatial=head,
             temporal=head,
         ),
@@ -390,7 +390,7 @@ def demo() -> Config:
             batch_size=32,
             warmup=50,
             milestones=(300,),
-            trunk=GroupConfig("adamw", lr=2e-3, weight_decay=0.01),
+            backbone=GroupConfig("adamw", lr=2e-3, weight_decay=0.01),
             spatial=GroupConfig("adamw", lr=2e-3, weight_decay=0.01),
             temporal=GroupConfig("adamw", lr=2e-3, weight_decay=0.01),
         ),
@@ -486,7 +486,7 @@ def _out_of_range(config: Config) -> list[tuple[bool, str]]:
 
 
 def _rates(config: Config) -> dict[str, GroupConfig]:
-    return {"trunk": config.optim.trunk, "spatial": config.optim.spatial, "temporal": config.optim.temporal}
+    return {"backbone": config.optim.backbone, "spatial": config.optim.spatial, "temporal": config.optim.temporal}
 
 
 def _amounts(config: Config) -> dict[str, float]:

@@ -18,7 +18,7 @@ from unshuffle.assembly import (
     PermutationSets,
     build_monitor,
     build_trainer,
-    build_trunk,
+    initial_backbone,
     permutation_sets,
     stored_permutation_sets,
 )
@@ -29,7 +29,7 @@ from unshuffle.data.prepare import Data, prepare
 from unshuffle.errors import UserError
 from unshuffle.evaluation.monitor import RetrievalMonitor
 from unshuffle.lock import held
-from unshuffle.models.ordering import trunk_features
+from unshuffle.models.ordering import backbone_features
 from unshuffle.models.weights import save_backbone
 from unshuffle.outputs import check_folder
 from unshuffle.permutations import save_permutations
@@ -206,12 +206,12 @@ def _next_folder(preset: str) -> Path:
 def _try_parts(config: Config) -> None:
     """What is misspelt or cannot fit should be found before the data is read."""
     choose_device(config.device)
-    try_trunk(config)
+    try_backbone(config)
 
 
-def try_trunk(config: Config) -> None:
-    """Build the trunk, fill it with the weights it is to start from and show it a crop; an error if that fails."""
-    trunk_features(build_trunk(config), config.shuffle.crop_size, "shuffle.crop_size")
+def try_backbone(config: Config) -> None:
+    """Build the backbone, fill it with the weights it is to start from and show it a crop; an error if that fails."""
+    backbone_features(initial_backbone(config), config.shuffle.crop_size, "shuffle.crop_size")
 
 
 def _start_folder(run: Run, config: Config, permutations: PermutationSets) -> None:
@@ -245,7 +245,7 @@ def describe(trainer: Trainer, run: Run, console: Console) -> None:
     """Say what is about to be trained."""
     config = trainer.config
     sets = ", ".join(f"{task} |Ψ| = {len(rows)}" for task, rows in trainer.permutations.items())
-    weights = sum(parameter.numel() for parameter in trainer.network.trunk.parameters())
+    weights = sum(parameter.numel() for parameter in trainer.network.backbone.parameters())
     console.print(
         f"{config.model.backbone} ({weights / 1e6:.2f} million weights) on {_where(trainer)}; {sets}; "
         f"iterations {trainer.iteration} to {config.optim.iterations}; into {run.folder}",
@@ -301,7 +301,7 @@ def _log_start(trainer: Trainer, data: Data, log: RunLog) -> None:
 def _finish(trainer: Trainer, run: Run, console: Console) -> None:
     config = trainer.config
     save_backbone(
-        trainer.network.trunk,
+        trainer.network.backbone,
         config.model.backbone,
         run.weights,
         crop_size=config.shuffle.crop_size,

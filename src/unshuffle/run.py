@@ -80,7 +80,7 @@ class Run:
 
     @property
     def weights(self) -> Path:
-        """The trained trunk."""
+        """The trained backbone."""
         return self.folder / WEIGHTS_NAME
 
     @cached_property
@@ -101,5 +101,5 @@ class Run:
                 yield entry
 
     def backbone(self) -> Backbone:
-        """The trained trunk, ready to compute features."""
+        """The trained backbone, ready to compute features."""
         return load_backbone(self.weights)

@@ -113,7 +113,7 @@ def test_a_job_that_was_killed_before_it_had_a_config_starts_afresh(tmp_path: Pa
 def test_one_failing_arm_does_not_lose_the_others(
     tmp_path: Path, tiny_line: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arms = {"broken": {"tasks": "S", "optim": {"trunk": {"lr": 1e30}}}, "fine": {"tasks": "S"}}
+    arms = {"broken": {"tasks": "S", "optim": {"backbone": {"lr": 1e30}}}, "fine": {"tasks": "S"}}
     (tmp_path / "arms.yaml").write_text(yaml.safe_dump(arms, sort_keys=False))
     line = ["ablate", *tiny_line, "--arms", str(tmp_path / "arms.yaml"), "--out", str(tmp_path / "out"), "--jobs", "1"]
     assert cli.run(line) == 1

@@ -88,10 +88,10 @@ def test_highest_activations_one_image_at_a_time(folders: list[Path], ask: Ask) 
         "activations", weights="random:tiny", data=tuple(folders), units=(3, 50), top=2, device="cpu", workers=1
     )
     assert "2 of 96 units" in analysis.statement and "5 of one, 5 of two" in analysis.statement
-    trunk = find_backbone("random:tiny")
+    backbone = find_backbone("random:tiny")
     for row in analysis.rows:
         files = sorted((folders[0].parent / row["dataset"]).glob("*.png"))
-        maps = [conv5(trunk, torch.from_numpy(read_image(file))[None])[0, row["unit"]] for file in files]
+        maps = [conv5(backbone, torch.from_numpy(read_image(file))[None])[0, row["unit"]] for file in files]
         highest = sorted(((float(map_.max()), str(file)) for map_, file in zip(maps, files, strict=True)), reverse=True)
         value, file = highest[row["rank"] - 1]
         assert row["file"] == file and math.isclose(row["activation"], value, rel_tol=1e-4)

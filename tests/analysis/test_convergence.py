@@ -24,7 +24,7 @@ def test_where_a_curve_reaches_a_level() -> None:
 def test_speed_is_measured_at_what_all_reach() -> None:
     def curve(*top1: float, cost: int) -> list[dict[str, float]]:
         return [
-            {"iteration": 10 * n, "forward_passes": cost * n, "forward_passes_shared_trunk": n, "top1": score}
+            {"iteration": 10 * n, "forward_passes": cost * n, "forward_passes_shared_backbone": n, "top1": score}
             for n, score in enumerate(top1)
         ]
 
@@ -49,7 +49,7 @@ def test_trials_count_as_the_policys_cost(pair_run: Run, ask: Callable[..., Anal
     analysis = ask("convergence", runs=(pair_run.folder,))
     # up to iteration 6: 12 batches of training, 3 times 3 trials of 2 iterations on 2 tasks, 4 + 9 validations
     assert analysis.rows[1]["forward_passes"] == 12 + 36 + 13 * 6 * (6 + 5) / 4
-    assert analysis.rows[1]["forward_passes_shared_trunk"] == 12 + 36 + 13 * 6 * 2 / 4
+    assert analysis.rows[1]["forward_passes_shared_backbone"] == 12 + 36 + 13 * 6 * 2 / 4
     assert "validations and trials included" in analysis.statement
 
 

@@ -17,9 +17,9 @@ def test_the_papers_figure() -> None:
 def test_derived_cost_of_two_tasks() -> None:
     tasks = [Validations([0, 10], samples=4, permutations=6), Validations([0], samples=8, permutations=3)]
     # (2 · 4 · 6 + 8 · 3) / 2 batches of 2, beside 2 tasks · 10 iterations
-    assert derived_cost(tasks, 2, 20, 0, 10, shared_trunk=False) == pytest.approx(100 * 36 / 20)
-    assert derived_cost(tasks, 2, 20, 0, 10, shared_trunk=True) == pytest.approx(100 * 8 / 20)
-    assert derived_cost(tasks, 2, 20, 5, 10, shared_trunk=True) == pytest.approx(100 * (8 + 5) / 20), "with trials"
+    assert derived_cost(tasks, 2, 20, 0, 10, shared_backbone=False) == pytest.approx(100 * 36 / 20)
+    assert derived_cost(tasks, 2, 20, 0, 10, shared_backbone=True) == pytest.approx(100 * 8 / 20)
+    assert derived_cost(tasks, 2, 20, 5, 10, shared_backbone=True) == pytest.approx(100 * (8 + 5) / 20), "with trials"
 
 
 def test_measured_cost() -> None:
@@ -39,7 +39,7 @@ def test_of_a_run(run: Run, ask: Callable[..., Analysis]) -> None:
     assert analysis.metrics["tasks"]["temporal"] == {"validations": 7, "samples": 6, "permutations": 5}
     costs = analysis.metrics["cost_percent"]
     assert costs["every_order"] == pytest.approx(100 * 7 * 6 * (6 + 5) / 4 / 24)
-    assert costs["shared_trunk"] == pytest.approx(100 * 7 * 6 * 2 / 4 / 24)
+    assert costs["shared_backbone"] == pytest.approx(100 * 7 * 6 * 2 / 4 / 24)
     assert costs["measured"] > 0 and [row["iteration"] for row in analysis.rows] == [2, 4, 6, 8, 10, 12]
     assert "trials" not in analysis.statement and analysis.metrics["trials"] == {"count": 0, "iterations": 0}
     draw_cost(costs)
@@ -52,6 +52,6 @@ def test_of_a_run_with_trials(pair_run: Run, ask: Callable[..., Analysis]) -> No
     assert analysis.metrics["trials"] == {"count": 15, "iterations": 30}
     costs = analysis.metrics["cost_percent"]
     assert costs["every_order"] == pytest.approx(100 * (60 + 22 * 6 * (6 + 5) / 4) / 24)
-    assert costs["shared_trunk"] == pytest.approx(100 * (60 + 22 * 6 * 2 / 4) / 24)
+    assert costs["shared_backbone"] == pytest.approx(100 * (60 + 22 * 6 * 2 / 4) / 24)
     assert "cost of the validations and trials" in analysis.statement
     assert analysis.figure().axes[0].get_title(loc="left") == "What the policy's validations and trials cost"

@@ -26,7 +26,7 @@ from unshuffle.training.trainer import Tally, Trainer
 def test_passes_of_validations() -> None:
     some = Validations([0, 10, 20], samples=100, permutations=50)
     assert [some.passes(25, iteration) for iteration in (0, 9, 10, 99)] == [200, 200, 400, 600]
-    assert some.passes(25, 10, shared_trunk=True) == 8
+    assert some.passes(25, 10, shared_backbone=True) == 8
 
 
 def test_training_passes_of_tasks_that_take_turns() -> None:
@@ -43,7 +43,7 @@ def test_passes_of_trials() -> None:
 
 def test_total_of_runs(run: Run, uniform_run: Run) -> None:
     assert total_passes(run, [0, 12]) == [16.5, 24 + 115.5]
-    assert total_passes(run, [12], shared_trunk=True) == [24 + 21]
+    assert total_passes(run, [12], shared_backbone=True) == [24 + 21]
     assert total_passes(uniform_run, [0, 12]) == [0, 24]
 
 

@@ -40,7 +40,7 @@ def test_each_process_has_a_gpu_of_its_own(machine: pytest.MonkeyPatch) -> None:
 
 
 def test_jobs_in_processes_of_their_own(tmp_path: Path, tiny: dict[str, Any]) -> None:
-    arms = {"fine": {"tasks": "S"}, "broken": {"tasks": "S", "optim": {"trunk": {"lr": 1e30}}}}
+    arms = {"fine": {"tasks": "S"}, "broken": {"tasks": "S", "optim": {"backbone": {"lr": 1e30}}}}
     found = ablate(tmp_path / "out", arms=arms, jobs=2, **tiny)
     assert list(found.failures) == ["broken, seed 0"] and "overflowed" in found.failures["broken, seed 0"]
     assert found.table.seeds == {"fine": "1", "broken": "0/1"}
@@ -53,7 +53,7 @@ NO_CLUSTER = {"gpus_per_node": 0, "timeout_min": 5}
 def test_the_launcher_of_a_cluster(tmp_path: Path, tiny: dict[str, Any]) -> None:
     pytest.importorskip("submitit")
     options = {"cluster": "debug", **NO_CLUSTER}
-    arms = {"fine": {"tasks": "S"}, "broken": {"tasks": "S", "optim": {"trunk": {"lr": 1e30}}}}
+    arms = {"fine": {"tasks": "S"}, "broken": {"tasks": "S", "optim": {"backbone": {"lr": 1e30}}}}
     found = ablate(tmp_path / "out", arms=arms, launcher="slurm", slurm=options, **tiny)
     assert list(found.failures) == ["broken, seed 0"] and "overflowed" in found.failures["broken, seed 0"]
     assert "error.spatial" in found.figures["fine"][0]

@@ -19,9 +19,9 @@ CLASSES = ("cat", "dog", "gnu")
 
 
 def classifier(seed: int, classes: tuple[str, ...] = CLASSES, side: int = 96) -> TrainedClassifier:
-    trunk = find_backbone("random:tiny", seed)
-    features = trunk(torch.zeros(1, 3, side, side)).numel()
-    return TrainedClassifier(trunk, nn.Sequential(nn.Flatten(), nn.Linear(features, len(classes))), classes)
+    backbone = find_backbone("random:tiny", seed)
+    features = backbone(torch.zeros(1, 3, side, side)).numel()
+    return TrainedClassifier(backbone, nn.Sequential(nn.Flatten(), nn.Linear(features, len(classes))), classes)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def images(tmp_path: Path) -> Path:
 
 def test_saliency_against_small_changes_of_each_pixel() -> None:
     model = classifier(0, side=16)
-    model.trunk.double(), model.head.double()
+    model.backbone.double(), model.head.double()
     torch.manual_seed(0)
     pictures, labels, step = torch.randn(2, 3, 16, 16, dtype=torch.float64), torch.tensor([2, 0]), 1e-6
     maps, scores = saliency(model, pictures, labels)

@@ -63,7 +63,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(autouse=True)
-def small_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unshuffle.models.caffenet.Tiny.eval_size", 32)
 
 
@@ -110,13 +110,13 @@ def test_epochs_become_iterations(folders: dict[str, Path], monkeypatch: pytest.
     assert (recipes[0].momentum, recipes[0].weight_decay, recipes[0].decay) == (0.9, 5e-4, 0.1)
 
 
-def test_only_the_trunk_is_not_new() -> None:
-    trunk = build_backbone("tiny").for_evaluation()
-    network = ActionNetwork(trunk, 7, 16, (0.5, 0.8))
+def test_only_the_backbone_is_not_new() -> None:
+    backbone = build_backbone("tiny").for_evaluation()
+    network = ActionNetwork(backbone, 7, 16, (0.5, 0.8))
     kinds = [type(layer) for layer in network.head]
     assert kinds == [nn.Linear, nn.ReLU, nn.Dropout, nn.Linear, nn.ReLU, nn.Dropout, nn.Linear]
     assert [layer.p for layer in network.head if isinstance(layer, nn.Dropout)] == [0.5, 0.8]
-    assert network.trunk is trunk and network(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+    assert network.backbone is backbone and network(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
 
 
 def test_an_epoch_has_every_video_once(clips: tuple[Clips, Clips]) -> None:

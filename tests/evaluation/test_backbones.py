@@ -15,19 +15,19 @@ def test_random_weights_are_those_of_the_seed() -> None:
     one, same, other = (find_backbone("random:tiny", seed).state_dict() for seed in (0, 0, 1))
     assert torch.equal(one["conv1.0.weight"], same["conv1.0.weight"])
     assert not torch.equal(one["conv1.0.weight"], other["conv1.0.weight"])
-    trunk = find_backbone("random")
-    assert isinstance(trunk, CaffeNet) and trunk.conv1[0].stride == (4, 4) and not trunk.training
+    backbone = find_backbone("random")
+    assert isinstance(backbone, CaffeNet) and backbone.conv1[0].stride == (4, 4) and not backbone.training
     assert find_backbone("random:torchvision:resnet18").normalisation == PER_IMAGE
 
 
 @pytest.mark.parametrize("name", ["backbone.safetensors", "mine.safetensors"])
 def test_folders_and_files(name: str, tmp_path: Path) -> None:
-    trunk = build_backbone("tiny").eval()
-    save_backbone(trunk, "tiny", tmp_path / name, crop_size=24, permutations={})
+    backbone = build_backbone("tiny").eval()
+    save_backbone(backbone, "tiny", tmp_path / name, crop_size=24, permutations={})
     path = tmp_path if name.startswith("backbone") else tmp_path / name
     found = find_backbone(str(path))
     assert found.architecture == "tiny" and not found.training
-    assert torch.equal(found.state_dict()["conv4.0.weight"], trunk.state_dict()["conv4.0.weight"])
+    assert torch.equal(found.state_dict()["conv4.0.weight"], backbone.state_dict()["conv4.0.weight"])
 
 
 def test_a_name_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,8 +49,8 @@ def test_a_name_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("", "give --weights"),
         ("nowhere", "no weights at nowhere"),
         ("random:vgg", "no backbone 'vgg'"),
-        ("torchvision:vgg11", "no trunk 'vgg11'"),
-        ("resnet1", "no trunk 'resnet1'"),
+        ("torchvision:vgg11", "no backbone 'vgg11'"),
+        ("resnet1", "no backbone 'resnet1'"),
     ],
 )
 def test_mistakes(spec: str, sentence: str) -> None:
@@ -58,8 +58,8 @@ def test_mistakes(spec: str, sentence: str) -> None:
         find_backbone(spec)
 
 
-def test_a_trunk_is_not_its_weights() -> None:
+def test_a_backbone_is_not_its_weights() -> None:
     with pytest.raises(UserError, match=r"caffenet has no weights of its own: .* random:caffenet"):
         find_backbone("caffenet")
-    with pytest.raises(UserError, match="no weights at nowhere, and there is no trunk of that name"):
+    with pytest.raises(UserError, match="no weights at nowhere, and there is no backbone of that name"):
         find_backbone("nowhere")

@@ -19,14 +19,14 @@ SIZE = 32
 
 
 @pytest.fixture
-def trunk(monkeypatch: pytest.MonkeyPatch) -> Backbone:
+def backbone(monkeypatch: pytest.MonkeyPatch) -> Backbone:
     monkeypatch.setattr(streaming, "PART", 2)
     torch.manual_seed(0)
     return build_backbone("tiny").for_evaluation()
 
 
-def embedder(trunk: Backbone, batch: int = 64) -> Embedder:
-    return Embedder(trunk, SIZE, torch.device("cpu"), batch)
+def embedder(backbone: Backbone, batch: int = 64) -> Embedder:
+    return Embedder(backbone, SIZE, torch.device("cpu"), batch)
 
 
 def names_of(out: Path) -> list[str]:
@@ -34,15 +34,15 @@ def names_of(out: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("batch", [1, 3, 64])
-def test_a_row_is_pool5_of_the_image(trunk: Backbone, pictures: Path, tmp_path: Path, batch: int) -> None:
+def test_a_row_is_pool5_of_the_image(backbone: Backbone, pictures: Path, tmp_path: Path, batch: int) -> None:
     out = tmp_path / "new" / "f.npy"
     out.parent.mkdir()
-    done = embed(embedder(trunk, batch), open_collection(pictures, SIZE), out, bar=False)
+    done = embed(embedder(backbone, batch), open_collection(pictures, SIZE), out, bar=False)
     rows, names = np.load(out), names_of(out)
     assert done.rows == len(names) == 7 and rows.shape == (7, done.dimensions) and rows.dtype == np.float32
     for name, row in zip(names, rows, strict=True):
         with torch.no_grad():
-            expected = trunk(preprocess(read_image(pictures / name), SIZE)[None]).flatten()
+            expected = backbone(preprocess(read_image(pictures / name), SIZE)[None]).flatten()
         assert float(torch.cosine_similarity(torch.from_numpy(row), expected, dim=0)) > 0.999
     skipped = list(csv.reader((tmp_path / "new" / "f.skipped.csv").open()))
     assert [row[0] for row in skipped] == ["file", "broken.jpg", "in/empty.png"]
@@ -50,31 +50,31 @@ def test_a_row_is_pool5_of_the_image(trunk: Backbone, pictures: Path, tmp_path: 
     assert sorted(path.name for path in out.parent.iterdir()) == ["f.names.csv", "f.npy", "f.skipped.csv"]
 
 
-def test_a_video_is_the_mean_of_its_frames(trunk: Backbone, clips: Path, tmp_path: Path) -> None:
+def test_a_video_is_the_mean_of_its_frames(backbone: Backbone, clips: Path, tmp_path: Path) -> None:
     data = open_collection(clips, SIZE, frames=3)
-    embed(embedder(trunk, batch=2), data, tmp_path / "f.npy", bar=False)
+    embed(embedder(backbone, batch=2), data, tmp_path / "f.npy", bar=False)
     assert names_of(tmp_path / "f.npy") == ["04.mp4", "09.mp4", "14.mp4"]
     for item, row in enumerate(np.load(tmp_path / "f.npy")):
         with torch.no_grad():
-            frames = [trunk(preprocess(frame, SIZE)[None]).flatten() for frame in data.read(item)]
+            frames = [backbone(preprocess(frame, SIZE)[None]).flatten() for frame in data.read(item)]
         np.testing.assert_allclose(row, torch.stack(frames).mean(dim=0), atol=1e-5)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_other_formats(trunk: Backbone, pictures: Path, tmp_path: Path, suffix: str) -> None:
+def test_other_formats(backbone: Backbone, pictures: Path, tmp_path: Path, suffix: str) -> None:
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
-    done = embed(embedder(trunk), open_collection(pictures, SIZE), tmp_path / f"f{suffix}", bar=False)
+    done = embed(embedder(backbone), open_collection(pictures, SIZE), tmp_path / f"f{suffix}", bar=False)
     assert done.rows == 7 and (tmp_path / f"f{suffix}").stat().st_size > 4 * 7 * done.dimensions
 
 
-def test_what_an_earlier_file_had_skipped_is_forgotten(trunk: Backbone, pictures: Path, tmp_path: Path) -> None:
+def test_what_an_earlier_file_had_skipped_is_forgotten(backbone: Backbone, pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "f.npy"
-    embed(embedder(trunk), open_collection(pictures, SIZE), out, bar=False)
+    embed(embedder(backbone), open_collection(pictures, SIZE), out, bar=False)
     assert (tmp_path / "f.skipped.csv").exists()
     for name in ("f.npy", "pictures/broken.jpg", "pictures/in/empty.png"):
         (tmp_path / name).unlink()
-    embed(embedder(trunk), open_collection(pictures, SIZE), out, bar=False)
+    embed(embedder(backbone), open_collection(pictures, SIZE), out, bar=False)
     assert not (tmp_path / "f.skipped.csv").exists()
 
 
@@ -100,17 +100,17 @@ def counted(data: Collection, seen: list[int]) -> Collection:
 
 
 def test_a_broken_off_run_is_gone_on_with(
-    trunk: Backbone, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    backbone: Backbone, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, out = open_collection(pictures, SIZE), tmp_path / "f.npy"
-    embed(embedder(trunk), data, tmp_path / "unbroken.npy", bar=False)
+    embed(embedder(backbone), data, tmp_path / "unbroken.npy", bar=False)
     with pytest.raises(Killed):
-        embed(embedder(trunk), killed_at(data, 5), out)
+        embed(embedder(backbone), killed_at(data, 5), out)
     assert not out.exists() and "going on" not in capsys.readouterr().err
     parts = sorted((tmp_path / "f.npy.parts").glob("*.npz"))
     assert [part.stem for part in parts] == ["000000000", "000000002"]
     seen: list[int] = []
-    embed(embedder(trunk), counted(data, seen), out)
+    embed(embedder(backbone), counted(data, seen), out)
     assert "going on: 4 of 9 images were done before" in capsys.readouterr().err
     assert sorted(seen) == [4, 5, 6, 7, 8], "what was done is not done again"
     assert out.read_bytes() == (tmp_path / "unbroken.npy").read_bytes()
@@ -119,10 +119,10 @@ def test_a_broken_off_run_is_gone_on_with(
 
 
 @pytest.mark.parametrize("change", ["weights", "size", "files"])
-def test_parts_of_another_job_are_not_taken(trunk: Backbone, pictures: Path, tmp_path: Path, change: str) -> None:
+def test_parts_of_another_job_are_not_taken(backbone: Backbone, pictures: Path, tmp_path: Path, change: str) -> None:
     with pytest.raises(Killed):
-        embed(embedder(trunk), killed_at(open_collection(pictures, SIZE), 5), tmp_path / "f.npy", bar=False)
-    other, size = embedder(trunk), SIZE
+        embed(embedder(backbone), killed_at(open_collection(pictures, SIZE), 5), tmp_path / "f.npy", bar=False)
+    other, size = embedder(backbone), SIZE
     if change == "weights":
         other = embedder(build_backbone("tiny").for_evaluation())
     elif change == "size":
@@ -133,23 +133,23 @@ def test_parts_of_another_job_are_not_taken(trunk: Backbone, pictures: Path, tmp
         embed(other, open_collection(pictures, size), tmp_path / "f.npy", bar=False)
 
 
-def test_mistakes(trunk: Backbone, pictures: Path, tmp_path: Path) -> None:
+def test_mistakes(backbone: Backbone, pictures: Path, tmp_path: Path) -> None:
     data = open_collection(pictures, SIZE)
     with pytest.raises(UserError, match="a batch of 0"):
-        embedder(trunk, batch=0)
+        embedder(backbone, batch=0)
     with pytest.raises(UserError, match="short side of 8"):
-        Embedder(trunk, 8, torch.device("cpu"))
+        Embedder(backbone, 8, torch.device("cpu"))
     caffenet = build_backbone("caffenet").for_evaluation()
     with pytest.raises(UserError, match="size 40 does not suit this backbone: "):
         embed(Embedder(caffenet, 40, torch.device("cpu")), data, tmp_path / "f.npy", bar=False)
     (tmp_path / "f.npy").touch()
     with pytest.raises(UserError, match="exists"):
-        embed(embedder(trunk), data, tmp_path / "f.npy", bar=False)
+        embed(embedder(backbone), data, tmp_path / "f.npy", bar=False)
 
 
-def test_a_folder_of_nothing_readable(trunk: Backbone, tmp_path: Path) -> None:
+def test_a_folder_of_nothing_readable(backbone: Backbone, tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "a.png").write_text("no")
     with pytest.raises(UserError, match=r"none of the images can be read \(1 image; first problem: a.png"):
-        embed(embedder(trunk), open_collection(tmp_path / "bad", SIZE), tmp_path / "f.npy", bar=False)
+        embed(embedder(backbone), open_collection(tmp_path / "bad", SIZE), tmp_path / "f.npy", bar=False)
     assert [path.name for path in tmp_path.iterdir()] == ["bad"]

@@ -64,23 +64,23 @@ def test_preprocess_of_grey_images() -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny", "caffenet", "resnet18"])
-def test_extract_equals_preprocess_and_trunk(name: str) -> None:
-    trunk = build_backbone(name)
-    pixels = np.random.default_rng(0).integers(0, 256, (2, trunk.eval_size, trunk.eval_size, 3), dtype=np.uint8)
-    ours = extract(trunk, pixels, CPU)
+def test_extract_equals_preprocess_and_backbone(name: str) -> None:
+    backbone = build_backbone(name)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, backbone.eval_size, backbone.eval_size, 3), dtype=np.uint8)
+    ours = extract(backbone, pixels, CPU)
     with torch.no_grad():
-        images = torch.stack([preprocess(image, trunk.eval_size) for image in pixels])
-        expected = trunk.for_evaluation()(images).flatten(1)
+        images = torch.stack([preprocess(image, backbone.eval_size) for image in pixels])
+        expected = backbone.for_evaluation()(images).flatten(1)
     np.testing.assert_allclose(ours, expected, atol=1e-4)
 
 
 def test_extract_normalises_as_the_weights_want() -> None:
-    trunk, pixels = build_backbone("tiny"), smooth(2, 96)
-    trunk.normalisation = IMAGENET
+    backbone, pixels = build_backbone("tiny"), smooth(2, 96)
+    backbone.normalisation = IMAGENET
     with torch.no_grad():
-        images = torch.stack([preprocess(image, 96, trunk.normalise) for image in pixels])
-        expected = trunk.for_evaluation()(images).flatten(1)
-    np.testing.assert_allclose(extract(trunk, pixels, CPU), expected, atol=1e-4)
+        images = torch.stack([preprocess(image, 96, backbone.normalise) for image in pixels])
+        expected = backbone.for_evaluation()(images).flatten(1)
+    np.testing.assert_allclose(extract(backbone, pixels, CPU), expected, atol=1e-4)
     square = pixels[0].astype(np.float64) / 255
     reference = (square - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
     np.testing.assert_allclose(images[0].permute(1, 2, 0), reference, atol=1e-5)
@@ -92,29 +92,29 @@ def test_caffenet_has_9216_features() -> None:
 
 @pytest.mark.parametrize("side", [48, 96, 150])
 def test_extract_takes_squares_of_any_size(side: int) -> None:
-    trunk = build_backbone("tiny")
-    ours = extract(trunk, smooth(3, side), CPU)
+    backbone = build_backbone("tiny")
+    ours = extract(backbone, smooth(3, side), CPU)
     with torch.no_grad():
-        images = torch.stack([preprocess(image, trunk.eval_size) for image in smooth(3, side)])
-        expected = trunk.for_evaluation()(images).flatten(1)
+        images = torch.stack([preprocess(image, backbone.eval_size) for image in smooth(3, side)])
+        expected = backbone.for_evaluation()(images).flatten(1)
     for one, other in zip(ours, expected, strict=True):
         assert similarity(one, other) > 0.995
 
 
 def test_extract_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    trunk, pixels = build_backbone("tiny"), smooth(5, 96)
-    whole = extract(trunk, pixels, CPU)
+    backbone, pixels = build_backbone("tiny"), smooth(5, 96)
+    whole = extract(backbone, pixels, CPU)
     monkeypatch.setattr(features, "BATCH", 2)
-    np.testing.assert_allclose(extract(trunk, pixels, CPU), whole, atol=1e-5)
+    np.testing.assert_allclose(extract(backbone, pixels, CPU), whole, atol=1e-5)
 
 
-def test_extract_leaves_the_trunk_alone() -> None:
-    trunk = build_backbone("caffenet").train()
-    before = {key: value.clone() for key, value in trunk.state_dict().items()}
-    result = extract(trunk, smooth(2, 40), CPU)
-    assert all(module.training for module in trunk.modules())
-    assert all(torch.equal(value, before[key]) for key, value in trunk.state_dict().items())
-    assert trunk.get_submodule("conv1")[0].stride == (2, 2)  # type: ignore[index]
+def test_extract_leaves_the_backbone_alone() -> None:
+    backbone = build_backbone("caffenet").train()
+    before = {key: value.clone() for key, value in backbone.state_dict().items()}
+    result = extract(backbone, smooth(2, 40), CPU)
+    assert all(module.training for module in backbone.modules())
+    assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
+    assert backbone.get_submodule("conv1")[0].stride == (2, 2)  # type: ignore[index]
     assert not result.requires_grad
 
 

@@ -12,9 +12,9 @@ def test_a_digest_follows_every_thing_and_their_order() -> None:
 
 def test_a_fingerprint_follows_every_weight() -> None:
     torch.manual_seed(0)
-    trunk = build_backbone("tiny").for_evaluation()
-    one = fingerprint(trunk)
-    assert fingerprint(trunk) == one
+    backbone = build_backbone("tiny").for_evaluation()
+    one = fingerprint(backbone)
+    assert fingerprint(backbone) == one
     with torch.no_grad():
-        next(trunk.parameters()).view(-1)[3] += 1e-6
-    assert fingerprint(trunk) != one
+        next(backbone.parameters()).view(-1)[3] += 1e-6
+    assert fingerprint(backbone) != one

@@ -22,12 +22,12 @@ def monitor() -> RetrievalMonitor:
 
 def test_monitor_against_the_long_way(monitor: RetrievalMonitor, slow_nearest: Nearest) -> None:
     torch.manual_seed(0)
-    trunk = build_backbone("tiny")
-    queries, gallery = (extract(trunk, side.pixels, CPU) for side in (monitor.queries, monitor.gallery))
+    backbone = build_backbone("tiny")
+    queries, gallery = (extract(backbone, side.pixels, CPU) for side in (monitor.queries, monitor.gallery))
     rows = slow_nearest(queries.double(), gallery.double(), 20)
-    assert monitor.neighbours(trunk)[:, 0].tolist() == [row[0] for row in rows]
+    assert monitor.neighbours(backbone)[:, 0].tolist() == [row[0] for row in rows]
     labels, wanted = monitor.gallery.labels.tolist(), monitor.queries.labels.tolist()
-    scores = monitor(trunk)
+    scores = monitor(backbone)
     assert list(scores) == ["top1", "top5", "top10", "top20", "rankme"]
     singular = np.linalg.svd(gallery.double().numpy(), compute_uv=False)
     shares = singular / singular.sum()

@@ -33,10 +33,10 @@ def test_sizes_are_those_of_the_protocol() -> None:
 
 
 def test_some_layers_only() -> None:
-    trunk, blank = find_backbone("random:tiny"), torch.zeros(1, 96, 96, 3, dtype=torch.uint8)
-    assert list(frozen_maps(trunk, blank, ("conv3", "pool5"))) == ["conv3", "pool5"]
+    backbone, blank = find_backbone("random:tiny"), torch.zeros(1, 96, 96, 3, dtype=torch.uint8)
+    assert list(frozen_maps(backbone, blank, ("conv3", "pool5"))) == ["conv3", "pool5"]
     with pytest.raises(UserError, match="no layer conv9; there are conv1"):
-        frozen_maps(trunk, blank, ("conv9",))
+        frozen_maps(backbone, blank, ("conv9",))
 
 
 def test_a_probe_normalises_without_learning_to_and_is_linear() -> None:

@@ -57,11 +57,11 @@ def test_a_broken_off_search_goes_on(
     unbroken = replace(evaluation, out=None).run(QUIET)
     done: list[int] = []
 
-    def stopped(trunk: Backbone, pixels: torch.Tensor, size: int) -> torch.Tensor:
+    def stopped(backbone: Backbone, pixels: torch.Tensor, size: int) -> torch.Tensor:
         done.append(len(pixels))
         if len(done) == 7:
             signal.raise_signal(signal.SIGTERM)
-        return pool5(trunk, pixels, size)
+        return pool5(backbone, pixels, size)
 
     monkeypatch.setattr(retrieval, "pool5", stopped)
     line = ["retrieval", "--weights", "random:tiny", "--train", str(classes[0]), "--test", str(classes[1])]

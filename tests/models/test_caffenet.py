@@ -5,7 +5,7 @@ from torch import nn
 from unshuffle.config import paper
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import ConcatHead, LstmHead, build_head
-from unshuffle.models.ordering import trunk_features
+from unshuffle.models.ordering import backbone_features
 
 # Name, parameters of the convolution, groups, side at 75 px (stride 2), side at 227 px (stride 4)
 LAYERS = [
@@ -33,16 +33,16 @@ def test_the_convolutions_of_the_layer_table(name: str, parameters: int, groups:
 
 @pytest.mark.parametrize(("size", "evaluation", "pool5"), [(75, False, 3), (227, True, 6)])
 def test_the_maps_of_each_layer(size: int, evaluation: bool, pool5: int) -> None:
-    trunk = build_backbone("caffenet").eval()
+    backbone = build_backbone("caffenet").eval()
     if evaluation:
-        trunk = trunk.for_evaluation()
+        backbone = backbone.for_evaluation()
     shapes = {}
     for name in CHANNELS:
-        trunk.get_submodule(name).register_forward_hook(
+        backbone.get_submodule(name).register_forward_hook(
             lambda _, __, output, name=name: shapes.__setitem__(name, tuple(output.shape))
         )
     with torch.no_grad():
-        output = trunk(torch.randn(2, 3, size, size))
+        output = backbone(torch.randn(2, 3, size, size))
     sides = {name: at_227 if evaluation else at_75 for name, _, _, at_75, at_227 in LAYERS}
     assert shapes == {name: (2, CHANNELS[name], side, side) for name, side in sides.items()}
     assert output.shape == (2, 256, pool5, pool5)
@@ -50,16 +50,16 @@ def test_the_maps_of_each_layer(size: int, evaluation: bool, pool5: int) -> None
 
 
 def test_the_form_for_evaluation_keeps_the_weights() -> None:
-    trunk = build_backbone("caffenet").train()
-    before = {key: value.clone() for key, value in trunk.state_dict().items()}
-    evaluated = trunk.for_evaluation()
+    backbone = build_backbone("caffenet").train()
+    before = {key: value.clone() for key, value in backbone.state_dict().items()}
+    evaluated = backbone.for_evaluation()
     assert not evaluated.training
     assert all(torch.equal(value, before[key]) for key, value in evaluated.state_dict().items())
 
 
 def test_the_heads_of_the_paper() -> None:
     config = paper()
-    features = trunk_features(build_backbone("caffenet"), config.shuffle.crop_size)
+    features = backbone_features(build_backbone("caffenet"), config.shuffle.crop_size)
     assert features == 2304
     spatial = build_head(features, config.shuffle.tiles, config.permutations.spatial, config.model.spatial)
     temporal = build_head(features, config.shuffle.frames, config.permutations.temporal, config.model.temporal)

@@ -3,7 +3,7 @@ import torch
 from torch.nn import functional as F
 
 from unshuffle.models import build_backbone
-from unshuffle.models.ordering import trunk_features
+from unshuffle.models.ordering import backbone_features
 
 
 def slow_lrn(maps: np.ndarray) -> np.ndarray:
@@ -16,8 +16,8 @@ def slow_lrn(maps: np.ndarray) -> np.ndarray:
 
 
 def test_against_the_layer_table() -> None:
-    trunk = build_backbone("caffenet-lrn").eval()
-    weights = trunk.state_dict()
+    backbone = build_backbone("caffenet-lrn").eval()
+    weights = backbone.state_dict()
     with torch.no_grad():
         images = 300 * torch.randn(1, 3, 75, 75)  # large enough for the response normalisation to matter
         maps = images
@@ -28,12 +28,12 @@ def test_against_the_layer_table() -> None:
                 maps = F.max_pool2d(maps, 3, 2)
             if number in (1, 2):
                 maps = torch.from_numpy(slow_lrn(maps.double().numpy())).float()
-        ours = trunk(images)
+        ours = backbone(images)
     assert not torch.allclose(ours, maps.new_zeros(()))
     torch.testing.assert_close(ours, maps, rtol=1e-4, atol=1e-4 * float(maps.max()))
 
 
 def test_features_in_training_and_at_evaluation() -> None:
-    trunk = build_backbone("caffenet-lrn")
-    assert trunk_features(trunk, 75) == 2304
-    assert trunk_features(trunk.for_evaluation(), 227) == 9216
+    backbone = build_backbone("caffenet-lrn")
+    assert backbone_features(backbone, 75) == 2304
+    assert backbone_features(backbone.for_evaluation(), 227) == 9216

@@ -8,19 +8,19 @@ from unshuffle.models.chain import chain_of, geometry
 
 
 @pytest.mark.parametrize("name", ["caffenet", "tiny"])
-def test_a_chain_computes_what_its_trunk_does(name: str) -> None:
-    trunk = build_backbone(name).for_evaluation()
-    images = torch.randn(1, 3, trunk.eval_size, trunk.eval_size)
+def test_a_chain_computes_what_its_backbone_does(name: str) -> None:
+    backbone = build_backbone(name).for_evaluation()
+    images = torch.randn(1, 3, backbone.eval_size, backbone.eval_size)
     with torch.no_grad():
-        assert torch.equal(chain_of(trunk)(images), trunk(images))
+        assert torch.equal(chain_of(backbone)(images), backbone(images))
 
 
 def test_a_chain_is_a_copy_layer_by_layer() -> None:
-    trunk = build_backbone("caffenet")
-    pools = [layer for layer in chain_of(trunk) if isinstance(layer, nn.MaxPool2d)]
-    assert len({id(pool) for pool in pools}) == 3, "the trunk has one pooling for three places"
-    next(chain_of(trunk).parameters()).data.zero_()
-    assert next(trunk.parameters()).any()
+    backbone = build_backbone("caffenet")
+    pools = [layer for layer in chain_of(backbone) if isinstance(layer, nn.MaxPool2d)]
+    assert len({id(pool) for pool in pools}) == 3, "the backbone has one pooling for three places"
+    next(chain_of(backbone).parameters()).data.zero_()
+    assert next(backbone.parameters()).any()
 
 
 class Skips(Backbone):
@@ -30,10 +30,10 @@ class Skips(Backbone):
         return images + images
 
 
-@pytest.mark.parametrize("trunk", [Skips(), build_backbone("resnet18")])
-def test_branches_are_refused(trunk: Backbone) -> None:
+@pytest.mark.parametrize("backbone", [Skips(), build_backbone("resnet18")])
+def test_branches_are_refused(backbone: Backbone) -> None:
     with pytest.raises(UserError, match="is no plain chain of layers"):
-        chain_of(trunk)
+        chain_of(backbone)
 
 
 @pytest.mark.parametrize("name", ["caffenet", "tiny"])

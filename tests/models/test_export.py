@@ -16,12 +16,12 @@ from unshuffle.models.weights import load_backbone, read_weights, save_backbone
 
 
 def trained(name: str, folder: Path) -> Backbone:
-    """A trunk with statistics of its own, as a run leaves it, loaded again."""
-    trunk = build_backbone(name)
+    """A backbone with statistics of its own, as a run leaves it, loaded again."""
+    backbone = build_backbone(name)
     with torch.no_grad():
-        trunk.train()(torch.randn(2, 3, 96, 96) + 1)
+        backbone.train()(torch.randn(2, 3, 96, 96) + 1)
     file = folder / "trained.safetensors"
-    save_backbone(trunk, name, file, crop_size=24, permutations={"spatial": np.array([[1, 0]])})
+    save_backbone(backbone, name, file, crop_size=24, permutations={"spatial": np.array([[1, 0]])})
     return load_backbone(file)
 
 
@@ -29,15 +29,15 @@ def trained(name: str, folder: Path) -> Backbone:
 @pytest.mark.parametrize("form", ["safetensors", "torchvision"])
 @pytest.mark.parametrize("name", sorted(set(BACKBONES) - {"resnet50"}))
 def test_what_is_exported_loads_as_it_was(name: str, form: Format, fold: bool, tmp_path: Path) -> None:
-    trunk = trained(name, tmp_path)
+    backbone = trained(name, tmp_path)
     out = tmp_path / f"w{exporting.SUFFIXES[form]}"
-    export(trunk, out, form, fold=fold)
+    export(backbone, out, form, fold=fold)
     loaded = load_backbone(out)
-    assert type(loaded) is type(trunk) and loaded.normalisation == PER_IMAGE, "not ImageNet's, though the names are"
+    assert type(loaded) is type(backbone) and loaded.normalisation == PER_IMAGE, "not ImageNet's, though the names are"
     assert loaded.metadata["spatial_permutations"] == "[[1, 0]]"
     images = torch.randn(1, 3, 127, 127)
     with torch.no_grad():
-        torch.testing.assert_close(loaded(images), trunk(images), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(loaded(images), backbone(images), rtol=1e-4, atol=1e-5)
     has_norm = any(isinstance(layer, nn.BatchNorm2d) for layer in loaded.modules())
     assert has_norm == (not fold and name not in ("alexnet", "caffenet-lrn"))
     assert loaded.metadata.get("batch_norm") == ("folded" if fold else None)
@@ -56,14 +56,14 @@ def docs_caffenet() -> nn.Sequential:
 
 @pytest.mark.parametrize("fold", [False, True])
 def test_a_plain_module_takes_caffenet(fold: bool, tmp_path: Path) -> None:
-    trunk = trained("caffenet", tmp_path)
-    export(trunk, tmp_path / "w.pth", "torchvision", fold=fold)
+    backbone = trained("caffenet", tmp_path)
+    export(backbone, tmp_path / "w.pth", "torchvision", fold=fold)
     layers = [layer for layer in docs_caffenet() if not (fold and isinstance(layer, nn.BatchNorm2d))]
     module = nn.Sequential(OrderedDict(features=nn.Sequential(*layers))).eval()
     module.load_state_dict(torch.load(tmp_path / "w.pth", weights_only=True), strict=True)
     images = torch.randn(1, 3, 227, 227)
     with torch.no_grad():
-        torch.testing.assert_close(module(images), trunk(images), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(module(images), backbone(images), rtol=1e-4, atol=1e-5)
 
 
 def test_folded_caffenet_has_the_names_of_torchvisions_alexnet(tmp_path: Path) -> None:
@@ -72,50 +72,50 @@ def test_folded_caffenet_has_the_names_of_torchvisions_alexnet(tmp_path: Path) -
 
 
 def test_torchvisions_resnet_takes_ours(tmp_path: Path) -> None:
-    trunk = trained("resnet18", tmp_path)
-    export(trunk, tmp_path / "w.pth", "torchvision")
+    backbone = trained("resnet18", tmp_path)
+    export(backbone, tmp_path / "w.pth", "torchvision")
     theirs = torchvision.models.resnet18(weights=None).eval()
     misses = theirs.load_state_dict(torch.load(tmp_path / "w.pth", weights_only=True), strict=False)
     assert not misses.unexpected_keys and misses.missing_keys == ["fc.weight", "fc.bias"]
     theirs.fc = nn.Identity()
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(theirs(images), trunk(images).flatten(1))
+        torch.testing.assert_close(theirs(images), backbone(images).flatten(1))
 
 
 @pytest.mark.parametrize("name", ["tiny", "caffenet-lrn"])
 def test_onnx_computes_the_same(name: str, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
-    trunk = trained(name, tmp_path)
-    findings = export(trunk, tmp_path / "w.onnx", "onnx", fold=name == "tiny")
+    backbone = trained(name, tmp_path)
+    findings = export(backbone, tmp_path / "w.onnx", "onnx", fold=name == "tiny")
     assert findings["difference"] < 1e-5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["trained.safetensors", "w.onnx"], "one file holds all"
     session = onnxruntime.InferenceSession(str(tmp_path / "w.onnx"), providers=["CPUExecutionProvider"])
     described = session.get_modelmeta().custom_metadata_map
     assert described["architecture"] == name and "per image" in described["normalisation"]
     for count in (1, 4):
-        images = torch.randn(count, 3, trunk.eval_size, trunk.eval_size)
+        images = torch.randn(count, 3, backbone.eval_size, backbone.eval_size)
         with torch.no_grad():
             (theirs,) = session.run(["features"], {"images": images.numpy()})
-            np.testing.assert_allclose(theirs, trunk(images), rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(theirs, backbone(images), rtol=1e-3, atol=1e-4)
 
 
 def test_an_onnx_file_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
-    trunk = build_backbone("tiny").for_evaluation()
+    backbone = build_backbone("tiny").for_evaluation()
     monkeypatch.setattr(exporting, "TOLERANCE", 0.0)
     with pytest.raises(UserError, match="onnxruntime and torch differ by"):
-        export(trunk, tmp_path / "w.onnx", "onnx")
+        export(backbone, tmp_path / "w.onnx", "onnx")
     assert not list(tmp_path.iterdir())
 
 
 def test_the_difference_is_of_the_weights(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    trunk = build_backbone("tiny").for_evaluation()
-    export(trunk, tmp_path / "w.onnx", "onnx")
+    backbone = build_backbone("tiny").for_evaluation()
+    export(backbone, tmp_path / "w.onnx", "onnx")
     with torch.no_grad():
-        trunk.get_submodule("conv4")[0].bias[0] += 1  # type: ignore[index]
-    assert exporting.onnx_difference(trunk, tmp_path / "w.onnx") > 0.01
+        backbone.get_submodule("conv4")[0].bias[0] += 1  # type: ignore[index]
+    assert exporting.onnx_difference(backbone, tmp_path / "w.onnx") > 0.01
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
@@ -127,12 +127,12 @@ def test_without_onnx(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_mistakes(tmp_path: Path) -> None:
-    trunk = build_backbone("tiny")
+    backbone = build_backbone("tiny")
     with pytest.raises(UserError, match=r"ends with \.pth"):
-        export(trunk, tmp_path / "w.safetensors", "torchvision")
-    export(trunk, tmp_path / "w.pth", "torchvision")
+        export(backbone, tmp_path / "w.safetensors", "torchvision")
+    export(backbone, tmp_path / "w.pth", "torchvision")
     with pytest.raises(UserError, match="exists"):
-        export(trunk, tmp_path / "w.pth", "torchvision")
+        export(backbone, tmp_path / "w.pth", "torchvision")
 
 
 def test_default_files(tmp_path: Path) -> None:

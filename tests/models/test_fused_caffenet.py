@@ -25,29 +25,29 @@ def test_conv1_on_unrolled_images(side: int, kernel_device: torch.device) -> Non
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_the_whole_trunk(kernel_device: torch.device) -> None:
+def test_the_whole_backbone(kernel_device: torch.device) -> None:
     torch.manual_seed(0)
-    trunk = CaffeNet().to(kernel_device)
-    fused = copy.deepcopy(trunk)
+    backbone = CaffeNet().to(kernel_device)
+    fused = copy.deepcopy(backbone)
     images = torch.randn(3, 3, 75, 75, device=kernel_device)
-    expected = trunk(images)
+    expected = backbone(images)
     ours = fused_pool5(fused, images)
     torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-4)
     gradient = torch.randn_like(expected)
     expected.backward(gradient)
     ours.backward(gradient)
-    for (name, plain), other in zip(trunk.named_parameters(), fused.parameters(), strict=True):
+    for (name, plain), other in zip(backbone.named_parameters(), fused.parameters(), strict=True):
         assert plain.grad is not None and other.grad is not None
         if name.endswith("0.bias"):  # nothing but rounding: see the normalisation
             assert plain.grad.abs().max() < 1e-2 and not other.grad.any()
         else:
             difference = (other.grad - plain.grad).norm() / plain.grad.norm()
             assert difference < 1e-2, f"{name}: {difference}"  # one maximum that changes its pixel makes 1e-3
-    for name, buffer in trunk.named_buffers():
+    for name, buffer in backbone.named_buffers():
         torch.testing.assert_close(fused.get_buffer(name), buffer, rtol=1e-3, atol=1e-4)
 
 
 def test_only_bf16_on_a_gpu_takes_the_kernels() -> None:
-    trunk, images = CaffeNet(), torch.randn(2, 3, 75, 75)
-    again = copy.deepcopy(trunk)
-    assert torch.equal(trunk.training_pass(images), again(images))
+    backbone, images = CaffeNet(), torch.randn(2, 3, 75, 75)
+    again = copy.deepcopy(backbone)
+    assert torch.equal(backbone.training_pass(images), again(images))

@@ -31,8 +31,8 @@ def test_other_words() -> None:
         Normalisation.parse("by hand")
 
 
-def test_a_trunk_follows_its_weights() -> None:
-    trunk, images = build_backbone("tiny"), torch.rand(2, 3, 8, 8)
-    assert torch.equal(trunk.normalise(images), PER_IMAGE(images))
-    trunk.normalisation = IMAGENET
-    assert torch.equal(trunk.normalise(images), IMAGENET(images))
+def test_a_backbone_follows_its_weights() -> None:
+    backbone, images = build_backbone("tiny"), torch.rand(2, 3, 8, 8)
+    assert torch.equal(backbone.normalise(images), PER_IMAGE(images))
+    backbone.normalisation = IMAGENET
+    assert torch.equal(backbone.normalise(images), IMAGENET(images))

@@ -7,28 +7,28 @@ from unshuffle.config import HeadConfig
 from unshuffle.data.shuffle import permute
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import build_head
-from unshuffle.models.ordering import OrderingNetwork, trunk_features
+from unshuffle.models.ordering import OrderingNetwork, backbone_features
 
 CROP = {"tiny": 24, "caffenet": 75, "resnet18": 32}
 PARTS = {"spatial": 4, "temporal": 3}
 COUNT = {"spatial": 6, "temporal": 5}
 
 
-def network(backbone: str, kind: str = "concat", centre: bool = True) -> OrderingNetwork:
+def network(architecture: str, kind: str = "concat", centre: bool = True) -> OrderingNetwork:
     """In evaluation mode, with running statistics as after some training."""
     torch.manual_seed(0)
-    trunk = build_backbone(backbone)
+    backbone = build_backbone(architecture)
     with torch.no_grad():
-        trunk.train()(torch.randn(4, 3, CROP[backbone], CROP[backbone]))
-    features = trunk_features(trunk, CROP[backbone])
+        backbone.train()(torch.randn(4, 3, CROP[architecture], CROP[architecture]))
+    features = backbone_features(backbone, CROP[architecture])
     config = HeadConfig(kind, fc6=10, hidden=12, centre=centre)  # type: ignore[arg-type]
     heads = {task: build_head(features, PARTS[task], COUNT[task], config) for task in PARTS}
-    return OrderingNetwork(trunk, heads).eval()
+    return OrderingNetwork(backbone, heads).eval()
 
 
-def crops(task: str, batch: int, backbone: str) -> Tensor:
+def crops(task: str, batch: int, architecture: str) -> Tensor:
     generator = torch.Generator().manual_seed(len(task))
-    return torch.randn(batch, PARTS[task], 3, CROP[backbone], CROP[backbone], generator=generator)
+    return torch.randn(batch, PARTS[task], 3, CROP[architecture], CROP[architecture], generator=generator)
 
 
 def permutations(task: str, batch: int, per_sample: int) -> Tensor:
@@ -45,12 +45,12 @@ def _no_gradients():
 
 @pytest.mark.parametrize("centre", [True, False])
 @pytest.mark.parametrize("kind", ["concat", "lstm"])
-@pytest.mark.parametrize("backbone", CROP)
-def test_permutations_on_one_trunk_pass_equal_separate_passes_of_permuted_crops(
-    backbone: str, kind: str, centre: bool
+@pytest.mark.parametrize("architecture", CROP)
+def test_permutations_on_one_backbone_pass_equal_separate_passes_of_permuted_crops(
+    architecture: str, kind: str, centre: bool
 ) -> None:
-    net = network(backbone, kind, centre)
-    parts, psi = crops("spatial", 2, backbone), permutations("spatial", 2, 3)
+    net = network(architecture, kind, centre)
+    parts, psi = crops("spatial", 2, architecture), permutations("spatial", 2, 3)
     together = net({"spatial": parts}, {"spatial": psi})["spatial"]
     assert together.shape == (2, 3, COUNT["spatial"])
     identity = torch.arange(PARTS["spatial"])[None, None]
@@ -62,21 +62,21 @@ def test_permutations_on_one_trunk_pass_equal_separate_passes_of_permuted_crops(
     assert (together.amax(dim=(0, 1)) - together.amin(dim=(0, 1))).max() > 2e-4, "the order tells"
 
 
-@pytest.mark.parametrize("backbone", ["tiny", "resnet18"])
-def test_permuting_the_crops_equals_permuting_fc6(backbone: str) -> None:
-    net = network(backbone)
-    parts, psi = crops("temporal", 3, backbone), permutations("temporal", 3, 1)
+@pytest.mark.parametrize("architecture", ["tiny", "resnet18"])
+def test_permuting_the_crops_equals_permuting_fc6(architecture: str) -> None:
+    net = network(architecture)
+    parts, psi = crops("temporal", 3, architecture), permutations("temporal", 3, 1)
     before = net.embed({"temporal": permute(parts, psi)[:, 0]})["temporal"]
     after = permute(net.embed({"temporal": parts})["temporal"], psi)[:, 0]
     np.testing.assert_allclose(before, after, atol=1e-5)
 
 
 @pytest.mark.parametrize("order", [["spatial", "temporal"], ["temporal", "spatial"]])
-@pytest.mark.parametrize("backbone", ["tiny", "caffenet"])
-def test_both_tasks_in_one_pass_equal_separate_passes(backbone: str, order: list[str]) -> None:
-    net = network(backbone)
+@pytest.mark.parametrize("architecture", ["tiny", "caffenet"])
+def test_both_tasks_in_one_pass_equal_separate_passes(architecture: str, order: list[str]) -> None:
+    net = network(architecture)
     batch = {"spatial": 2, "temporal": 3}
-    parts = {task: crops(task, batch[task], backbone) for task in order}
+    parts = {task: crops(task, batch[task], architecture) for task in order}
     psi = {task: permutations(task, batch[task], 2) for task in order}
     together = net(parts, psi)
     assert set(together) == set(order)
@@ -86,9 +86,9 @@ def test_both_tasks_in_one_pass_equal_separate_passes(backbone: str, order: list
         np.testing.assert_allclose(together[task], alone[task], atol=1e-5)
 
 
-def test_the_trunk_runs_once_for_both_tasks() -> None:
+def test_the_backbone_runs_once_for_both_tasks() -> None:
     net, passes = network("tiny"), []
-    net.trunk.register_forward_hook(lambda _, inputs, __: passes.append(len(inputs[0])))
+    net.backbone.register_forward_hook(lambda _, inputs, __: passes.append(len(inputs[0])))
     batch = {"spatial": 2, "temporal": 3}
     parts = {task: crops(task, size, "tiny") for task, size in batch.items()}
     net(parts, {task: permutations(task, size, 7) for task, size in batch.items()})
@@ -102,7 +102,7 @@ def test_only_the_heads_of_the_given_tasks_get_gradients() -> None:
         logits["temporal"].sum().backward()
     assert all(weight.grad is not None for weight in net.head("temporal").parameters())
     assert all(weight.grad is None for weight in net.head("spatial").parameters())
-    assert any(weight.grad is not None and weight.grad.any() for weight in net.trunk.parameters())
+    assert any(weight.grad is not None and weight.grad.any() for weight in net.backbone.parameters())
 
 
 # a choice among the permutations
@@ -156,9 +156,9 @@ def test_no_gradient_comes_from_what_is_not_picked(kind: str) -> None:
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_the_trunk_runs_once_for_all_candidates() -> None:
+def test_the_backbone_runs_once_for_all_candidates() -> None:
     net, passes = network("tiny"), []
-    net.trunk.register_forward_hook(lambda _, inputs, __: passes.append(len(inputs[0])))
+    net.backbone.register_forward_hook(lambda _, inputs, __: passes.append(len(inputs[0])))
     pick = First(torch.zeros(2, 1, dtype=torch.int64))
     net({"spatial": crops("spatial", 2, "tiny")}, {"spatial": permutations("spatial", 2, 9)}, {"spatial": pick})
     assert passes == [2 * PARTS["spatial"]]

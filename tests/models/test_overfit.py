@@ -10,7 +10,7 @@ from unshuffle.data.shuffle import CUTS, render
 from unshuffle.data.synthetic import synthetic_clips, synthetic_images
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import build_head
-from unshuffle.models.ordering import OrderingNetwork, trunk_features
+from unshuffle.models.ordering import OrderingNetwork, backbone_features
 from unshuffle.permutations import permutation_set
 from unshuffle.policy.state import validate
 
@@ -31,10 +31,10 @@ def test_sixteen_samples_are_learned_by_heart(task: str, kind: str) -> None:
     torch.manual_seed(0)
     parts = crops(task)
     psi = torch.from_numpy(permutation_set(parts.shape[1], PERMUTATIONS))
-    trunk = build_backbone("tiny")
+    backbone = build_backbone("tiny")
     config = HeadConfig(kind, fc6=64, hidden=128, centre=True)  # type: ignore[arg-type]
-    head = build_head(trunk_features(trunk, 16), parts.shape[1], PERMUTATIONS, config)
-    network = OrderingNetwork(trunk, {task: head}).train()
+    head = build_head(backbone_features(backbone, 16), parts.shape[1], PERMUTATIONS, config)
+    network = OrderingNetwork(backbone, {task: head}).train()
     untrained = validate(network, task, [parts], psi)
     assert untrained.error > 0.7, "the labels are not to be had for nothing"
 

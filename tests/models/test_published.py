@@ -36,34 +36,34 @@ def test_weights_that_torchvision_has_fetched(offline: Path) -> None:
     torch.save(theirs.state_dict(), offline / "resnet18-f37072fd.pth")
     images = torch.randn(1, 3, 64, 64)
     for name in ("resnet18", "torchvision:resnet18"):
-        trunk = load_backbone(cached_weights(name), architecture=name)
+        backbone = load_backbone(cached_weights(name), architecture=name)
         theirs.fc = torch.nn.Identity()
         with torch.no_grad():
-            torch.testing.assert_close(trunk(images).flatten(1), theirs(images))
-        assert "mean 0.485" in str(trunk.normalisation)
+            torch.testing.assert_close(backbone(images).flatten(1), theirs(images))
+        assert "mean 0.485" in str(backbone.normalisation)
 
 
 def test_other_names() -> None:
     assert build_backbone("torchvision:resnet34").channels == 512
-    with pytest.raises(UserError, match="no trunk 'vgg16' that can be used here"):
+    with pytest.raises(UserError, match="no backbone 'vgg16' that can be used here"):
         build_backbone("torchvision:vgg16")
-    with pytest.raises(UserError, match="no trunk 'resnet19'"):
+    with pytest.raises(UserError, match="no backbone 'resnet19'"):
         cached_weights("resnet19")
 
 
 def test_timm() -> None:
     timm = pytest.importorskip("timm")
-    trunk = build_backbone("timm:resnet10t").eval()
-    assert trunk.architecture == "timm:resnet10t" and trunk.eval_size == 176
+    backbone = build_backbone("timm:resnet10t").eval()
+    assert backbone.architecture == "timm:resnet10t" and backbone.eval_size == 176
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
-        maps, stages = trunk(images), trunk.stages(images)
+        maps, stages = backbone(images), backbone.stages(images)
         torch.testing.assert_close(maps, stages["layer4"].mean(dim=(2, 3), keepdim=True))
-    assert maps.shape == (2, trunk.channels, 1, 1)
+    assert maps.shape == (2, backbone.channels, 1, 1)
     with pytest.raises(UserError, match="timm has no model 'nothing'"):
         build_backbone("timm:nothing")
     whole = timm.create_model("resnet10t", pretrained=False)
-    assert set(trunk.forms()["torchvision"].state_dict()) < set(whole.state_dict())
+    assert set(backbone.forms()["torchvision"].state_dict()) < set(whole.state_dict())
 
 
 def test_timm_weights_by_file_and_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,10 +73,10 @@ def test_timm_weights_by_file_and_by_name(tmp_path: Path, monkeypatch: pytest.Mo
         cached_weights("timm:resnet10t")
     whole = timm.create_model("resnet10t", pretrained=False).eval()
     torch.save(whole.state_dict(), tmp_path / "w.pth")
-    trunk, images = load_backbone(tmp_path / "w.pth", "timm:resnet10t"), torch.randn(1, 3, 64, 64)
+    backbone, images = load_backbone(tmp_path / "w.pth", "timm:resnet10t"), torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(whole.fc(trunk(images).flatten(1)), whole(images))
-    assert "per channel: mean" in str(trunk.normalisation)
+        torch.testing.assert_close(whole.fc(backbone(images).flatten(1)), whole(images))
+    assert "per channel: mean" in str(backbone.normalisation)
     repository = tmp_path / f"models--{timm.get_pretrained_cfg('resnet10t').hf_hub_id.replace('/', '--')}"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("abc")
@@ -84,7 +84,7 @@ def test_timm_weights_by_file_and_by_name(tmp_path: Path, monkeypatch: pytest.Mo
     save_file(whole.state_dict(), repository / "snapshots" / "abc" / "model.safetensors")
     found = load_backbone(cached_weights("timm:resnet10t"), "timm:resnet10t")
     with torch.no_grad():
-        assert torch.equal(found(images), trunk(images))
+        assert torch.equal(found(images), backbone(images))
 
 
 def test_without_timm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from torch.nn import functional as F
 
 from unshuffle.errors import UserError
 from unshuffle.models import BACKBONES, Backbone, build_backbone, register_backbone
-from unshuffle.models.ordering import trunk_features
+from unshuffle.models.ordering import backbone_features
 
 CROP = {"alexnet": 75, "caffenet": 75, "caffenet-lrn": 75}
 """Side of the crops where 24 pixels are too few."""
@@ -17,22 +17,22 @@ def crop_size(name: str) -> int:
 
 @pytest.mark.parametrize("name", sorted(BACKBONES))
 def test_every_backbone_makes_maps_of_its_channels(name: str) -> None:
-    trunk = build_backbone(name).eval()
+    backbone = build_backbone(name).eval()
     side = crop_size(name)
     with torch.no_grad():
-        maps = trunk(torch.randn(2, 3, side, side))
-    assert maps.ndim == 4 and maps.shape[:2] == (2, trunk.channels)
+        maps = backbone(torch.randn(2, 3, side, side))
+    assert maps.ndim == 4 and maps.shape[:2] == (2, backbone.channels)
     assert maps.isfinite().all() and not torch.equal(maps[0], maps[1])
-    assert trunk_features(trunk, side) == maps[0].numel()
+    assert backbone_features(backbone, side) == maps[0].numel()
 
 
 @pytest.mark.parametrize("name", sorted(BACKBONES))
 def test_every_backbone_takes_its_evaluation_size(name: str) -> None:
-    trunk = build_backbone(name).for_evaluation()
-    assert not trunk.training
+    backbone = build_backbone(name).for_evaluation()
+    assert not backbone.training
     with torch.no_grad():
-        maps = trunk(torch.randn(1, 3, trunk.eval_size, trunk.eval_size))
-    assert maps.shape[:2] == (1, trunk.channels)
+        maps = backbone(torch.randn(1, 3, backbone.eval_size, backbone.eval_size))
+    assert maps.shape[:2] == (1, backbone.channels)
 
 
 STAGES = {
@@ -48,10 +48,10 @@ STAGES["caffenet-lrn"] = STAGES["caffenet"]
 
 @pytest.mark.parametrize("name", sorted(STAGES))
 def test_stages_lead_to_the_last_map(name: str) -> None:
-    trunk = build_backbone(name).for_evaluation()
-    images = torch.randn(1, 3, trunk.eval_size, trunk.eval_size)
+    backbone = build_backbone(name).for_evaluation()
+    images = torch.randn(1, 3, backbone.eval_size, backbone.eval_size)
     with torch.no_grad():
-        stages, maps = trunk.stages(images), trunk(images)
+        stages, maps = backbone.stages(images), backbone(images)
     assert {key: (value.shape[1], value.shape[2]) for key, value in stages.items()} == STAGES[name]
     assert all(float(value.min()) == 0 for value in stages.values()), "after the ReLU"
     last = next(reversed(stages.values()))
@@ -59,37 +59,39 @@ def test_stages_lead_to_the_last_map(name: str) -> None:
     torch.testing.assert_close(pooled, maps)
 
 
-def test_a_trunk_that_names_no_stages_has_one() -> None:
-    trunk, images = Mean(), torch.randn(2, 3, 8, 8)
-    assert list(trunk.stages(images)) == ["pool5"] and torch.equal(trunk.stages(images)["pool5"], trunk(images))
+def test_a_backbone_that_names_no_stages_has_one() -> None:
+    backbone, images = Mean(), torch.randn(2, 3, 8, 8)
+    assert list(backbone.stages(images)) == ["pool5"] and torch.equal(
+        backbone.stages(images)["pool5"], backbone(images)
+    )
 
 
 @pytest.mark.parametrize("name", ["alexnet", "caffenet", "caffenet-lrn", "resnet18", "tiny"])
 def test_gradients_reach_every_weight(name: str) -> None:
-    trunk = build_backbone(name)
-    trunk(torch.randn(2, 3, crop_size(name), crop_size(name))).square().sum().backward()
-    assert all(weight.grad is not None for weight in trunk.parameters())
+    backbone = build_backbone(name)
+    backbone(torch.randn(2, 3, crop_size(name), crop_size(name))).square().sum().backward()
+    assert all(weight.grad is not None for weight in backbone.parameters())
 
 
 def test_measuring_the_features_leaves_no_trace() -> None:
-    trunk = build_backbone("tiny").train()
-    before = {key: value.clone() for key, value in trunk.state_dict().items()}
-    trunk_features(trunk, 24)
-    assert trunk.training
-    assert all(torch.equal(value, before[key]) for key, value in trunk.state_dict().items())
+    backbone = build_backbone("tiny").train()
+    before = {key: value.clone() for key, value in backbone.state_dict().items()}
+    backbone_features(backbone, 24)
+    assert backbone.training
+    assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
 
 
 def refuse(images: Tensor) -> Tensor:
     raise AssertionError("Input height (9) doesn't match model (224).\nmore about it")
 
 
-def test_a_side_that_a_trunk_refuses_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_side_that_a_backbone_refuses_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"^--size 20 does not suit this backbone: \S.*$"):
-        trunk_features(build_backbone("caffenet"), 20, "--size")
-    trunk = build_backbone("tiny")
-    monkeypatch.setattr(trunk, "forward", refuse)  # as timm does it
+        backbone_features(build_backbone("caffenet"), 20, "--size")
+    backbone = build_backbone("tiny")
+    monkeypatch.setattr(backbone, "forward", refuse)  # as timm does it
     with pytest.raises(UserError, match=r"^size 9 does not suit this backbone: Input .* \(224\)\.$"):
-        trunk_features(trunk, 9)
+        backbone_features(backbone, 9)
 
 
 def test_two_builds_have_their_own_weights() -> None:
@@ -122,7 +124,7 @@ def test_one_line_registers_a_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unshuffle.models.registry.BACKBONES", registry := dict(BACKBONES))
     assert register_backbone("mean")(Mean) is Mean
     assert registry["mean"] is Mean and "mean" not in BACKBONES
-    trunk = build_backbone("mean")
-    assert isinstance(trunk, Mean) and trunk_features(trunk, 9) == 5
+    backbone = build_backbone("mean")
+    assert isinstance(backbone, Mean) and backbone_features(backbone, 9) == 5
     with pytest.raises(AssertionError, match="twice"):
         register_backbone("mean")(Mean)

@@ -17,24 +17,24 @@ PERMUTATIONS = {"spatial": np.array([[1, 0, 2], [2, 1, 0]]), "temporal": np.arra
 
 
 def saved(path: Path, name: str = "tiny") -> Backbone:
-    """A trunk whose running statistics are not those of a new one, written to the path."""
-    trunk = build_backbone(name)
+    """A backbone whose running statistics are not those of a new one, written to the path."""
+    backbone = build_backbone(name)
     side = 75 if name in ("alexnet", "caffenet", "caffenet-lrn") else 32
     with torch.no_grad():
-        trunk.train()(torch.randn(2, 3, side, side) + 1)
-    save_backbone(trunk, name, path, crop_size=24, permutations=PERMUTATIONS)
-    return trunk
+        backbone.train()(torch.randn(2, 3, side, side) + 1)
+    save_backbone(backbone, name, path, crop_size=24, permutations=PERMUTATIONS)
+    return backbone
 
 
 @pytest.mark.parametrize("name", sorted(BACKBONES))
 def test_round_trip(name: str, tmp_path: Path) -> None:
     path = tmp_path / "backbone.safetensors"
-    trunk = saved(path, name)
+    backbone = saved(path, name)
     loaded = load_backbone(path)
-    assert type(loaded) is type(trunk) and not loaded.training
+    assert type(loaded) is type(backbone) and not loaded.training
     images = torch.randn(1, 3, 127, 127)
     with torch.no_grad():
-        assert torch.equal(loaded(images), trunk.for_evaluation()(images))
+        assert torch.equal(loaded(images), backbone.for_evaluation()(images))
         assert torch.equal(load_backbone(str(tmp_path))(images), loaded(images)), "the folder will do"
         assert not torch.equal(build_backbone(name).for_evaluation()(images), loaded(images))
 
@@ -52,30 +52,30 @@ def test_metadata(tmp_path: Path) -> None:
 
 
 def test_equal_weights_are_equal_bytes(tmp_path: Path) -> None:
-    trunk = build_backbone("tiny")
+    backbone = build_backbone("tiny")
     metadata = {f"key {number}": "ä" * number for number in range(20)}
     for order in (sorted(metadata), sorted(metadata, reverse=True)):
-        write_weights(trunk, {key: metadata[key] for key in order}, tmp_path / f"{order[0]}.safetensors")
+        write_weights(backbone, {key: metadata[key] for key in order}, tmp_path / f"{order[0]}.safetensors")
     one, other = (path.read_bytes() for path in sorted(tmp_path.iterdir()))
     assert one == other
     weights, stored = read_weights(next(tmp_path.iterdir()))
     assert stored == metadata
-    assert all(torch.equal(weights[key], value) for key, value in trunk.state_dict().items())
+    assert all(torch.equal(weights[key], value) for key, value in backbone.state_dict().items())
     with (tmp_path / "key 0.safetensors").open("rb") as file:
         assert int.from_bytes(file.read(8), "little") % 8 == 0, "tensors begin where they can be mapped"
 
 
-def test_saving_leaves_the_trunk_alone(tmp_path: Path) -> None:
-    trunk = build_backbone("tiny").train()
-    save_backbone(trunk, "tiny", tmp_path / "w.safetensors", crop_size=24, permutations={})
-    assert trunk.training and all(weight.requires_grad for weight in trunk.parameters())
+def test_saving_leaves_the_backbone_alone(tmp_path: Path) -> None:
+    backbone = build_backbone("tiny").train()
+    save_backbone(backbone, "tiny", tmp_path / "w.safetensors", crop_size=24, permutations={})
+    assert backbone.training and all(weight.requires_grad for weight in backbone.parameters())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_diverged_are_refused(value: float, tmp_path: Path) -> None:
-    trunk = build_backbone("tiny")
-    trunk.state_dict()["conv3.1.running_var"][5] = value
-    save_backbone(trunk, "tiny", tmp_path / "w.safetensors", crop_size=24, permutations={})
+    backbone = build_backbone("tiny")
+    backbone.state_dict()["conv3.1.running_var"][5] = value
+    save_backbone(backbone, "tiny", tmp_path / "w.safetensors", crop_size=24, permutations={})
     with pytest.raises(UserError, match=r"numbers that are not finite, first in conv3\.1\.running_var"):
         load_backbone(tmp_path / "w.safetensors")
 
@@ -84,19 +84,19 @@ def test_wrong_architecture(tmp_path: Path) -> None:
     saved(tmp_path / "w.safetensors")
     with pytest.raises(UserError, match="weights of tiny, not of caffenet"):
         load_backbone(tmp_path / "w.safetensors", architecture="caffenet")
-    trunk = build_backbone("caffenet")
+    backbone = build_backbone("caffenet")
     with pytest.raises(UserError, match="weights of tiny, not of caffenet"):
-        load_into(trunk, "caffenet", tmp_path / "w.safetensors")
+        load_into(backbone, "caffenet", tmp_path / "w.safetensors")
 
 
 def test_a_file_that_does_not_name_its_architecture(tmp_path: Path) -> None:
-    trunk = build_backbone("tiny").eval()
-    save_file(trunk.state_dict(), tmp_path / "w.safetensors")
+    backbone = build_backbone("tiny").eval()
+    save_file(backbone.state_dict(), tmp_path / "w.safetensors")
     images = torch.randn(1, 3, 24, 24)
     with torch.no_grad():
         for architecture in ("tiny", None):
             loaded = load_backbone(tmp_path / "w.safetensors", architecture)
-            assert torch.equal(loaded(images), trunk(images))
+            assert torch.equal(loaded(images), backbone(images))
     with pytest.raises(UserError, match=r"does not fit caffenet: it lacks conv5.0.weight and"):
         load_backbone(tmp_path / "w.safetensors", architecture="caffenet")
 
@@ -114,7 +114,7 @@ def test_a_file_that_fits_nothing(tmp_path: Path) -> None:
         load_backbone(tmp_path / "w.pth", "tiny")
 
 
-def test_a_trunk_that_lost_its_statistics_does_not_pass_for_a_folded_one(tmp_path: Path) -> None:
+def test_a_backbone_that_lost_its_statistics_does_not_pass_for_a_folded_one(tmp_path: Path) -> None:
     weights = build_backbone("tiny").state_dict()
     del weights["conv1.1.running_mean"]
     torch.save(weights, tmp_path / "w.pth")
@@ -137,10 +137,10 @@ def authors(prefix: str = "") -> dict[str, torch.Tensor]:
 def test_the_authors_files(prefix: str, nested: bool, tmp_path: Path) -> None:
     weights = authors(prefix)
     torch.save({"epoch": 3, "state_dict": weights} if nested else weights, tmp_path / "jps.pth.tar")
-    trunk = load_backbone(tmp_path / "jps.pth.tar")
-    assert trunk.architecture == "caffenet-lrn" and trunk.normalisation == PER_IMAGE
+    backbone = load_backbone(tmp_path / "jps.pth.tar")
+    assert backbone.architecture == "caffenet-lrn" and backbone.normalisation == PER_IMAGE
     for number in range(1, 6):
-        conv = trunk.get_submodule(f"conv{number}")
+        conv = backbone.get_submodule(f"conv{number}")
         assert torch.equal(conv.weight, weights[f"{prefix}conv.conv{number}_s1.weight"])
         assert torch.equal(conv.bias, weights[f"{prefix}conv.conv{number}_s1.bias"])
 
@@ -148,24 +148,24 @@ def test_the_authors_files(prefix: str, nested: bool, tmp_path: Path) -> None:
 def test_torchvisions_files(tmp_path: Path) -> None:
     alexnet = {**build_backbone("alexnet").state_dict(), "classifier.1.weight": torch.randn(4, 4)}
     torch.save(alexnet, tmp_path / "alexnet.pth")
-    trunk = load_backbone(tmp_path / "alexnet.pth")
-    assert trunk.architecture == "alexnet" and trunk.normalisation == IMAGENET
-    assert torch.equal(trunk.state_dict()["features.10.bias"], alexnet["features.10.bias"])
+    backbone = load_backbone(tmp_path / "alexnet.pth")
+    assert backbone.architecture == "alexnet" and backbone.normalisation == IMAGENET
+    assert torch.equal(backbone.state_dict()["features.10.bias"], alexnet["features.10.bias"])
     resnet = torchvision.models.resnet18(weights=None)
     old = {key: value for key, value in resnet.state_dict().items() if not key.endswith("num_batches_tracked")}
     torch.save(old, tmp_path / "resnet.pth")
-    trunk = load_backbone(tmp_path / "resnet.pth")
-    assert trunk.architecture == "resnet18" and trunk.normalisation == IMAGENET
-    assert torch.equal(trunk.state_dict()["network.layer4.1.conv2.weight"], old["layer4.1.conv2.weight"])
+    backbone = load_backbone(tmp_path / "resnet.pth")
+    assert backbone.architecture == "resnet18" and backbone.normalisation == IMAGENET
+    assert torch.equal(backbone.state_dict()["network.layer4.1.conv2.weight"], old["layer4.1.conv2.weight"])
 
 
 def test_training_goes_on_with_our_own_crops(tmp_path: Path) -> None:
     torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "w.pth")
-    trunk = build_backbone("resnet18")
-    load_into(trunk, "resnet18", tmp_path / "w.pth")
-    assert trunk.normalisation == PER_IMAGE
+    backbone = build_backbone("resnet18")
+    load_into(backbone, "resnet18", tmp_path / "w.pth")
+    assert backbone.normalisation == PER_IMAGE
     stored = torch.load(tmp_path / "w.pth", weights_only=True)
-    assert torch.equal(trunk.state_dict()["network.conv1.weight"], stored["conv1.weight"])
+    assert torch.equal(backbone.state_dict()["network.conv1.weight"], stored["conv1.weight"])
 
 
 @pytest.mark.parametrize("kept", [0, 5, 200, -1])

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from unshuffle.config import HeadConfig
 from unshuffle.models import BACKBONES, build_backbone
 from unshuffle.models.heads import OrderClassifier, build_head
-from unshuffle.models.ordering import OrderingNetwork, trunk_features
+from unshuffle.models.ordering import OrderingNetwork, backbone_features
 from unshuffle.permutations import permutation_set
 from unshuffle.policy import state
 from unshuffle.policy.state import Validation, merge, softmax_ratios, validate
@@ -20,27 +20,27 @@ PARTS = {"spatial": 4, "temporal": 5}
 COUNT = 9
 
 
-def crop_size(backbone: str) -> int:
-    return 75 if backbone in ("caffenet", "caffenet-lrn", "alexnet") else 16
+def crop_size(architecture: str) -> int:
+    return 75 if architecture in ("caffenet", "caffenet-lrn", "alexnet") else 16
 
 
-def network(task: str, backbone: str = "tiny", kind: str = "concat", centre: bool = True) -> OrderingNetwork:
+def network(task: str, architecture: str = "tiny", kind: str = "concat", centre: bool = True) -> OrderingNetwork:
     torch.manual_seed(2)
-    trunk = build_backbone(backbone)
-    features = trunk_features(trunk, crop_size(backbone))
+    backbone = build_backbone(architecture)
+    features = backbone_features(backbone, crop_size(architecture))
     config = HeadConfig(kind, fc6=16, hidden=16, centre=centre)  # type: ignore[arg-type]
     head = build_head(features, PARTS[task], COUNT, config)
     with torch.no_grad():
-        trunk.train()(crops("spatial", 4, backbone).flatten(0, 1))
+        backbone.train()(crops("spatial", 4, architecture).flatten(0, 1))
         # so that the answers of an untrained network depend on what it sees, and it is sometimes right
         for name, weight in head.named_parameters():
             weight.mul_(0 if "fc8" in name and "bias" in name else 4)
-    return OrderingNetwork(trunk, {task: head})
+    return OrderingNetwork(backbone, {task: head})
 
 
-def crops(task: str, samples: int, backbone: str = "tiny") -> Tensor:
+def crops(task: str, samples: int, architecture: str = "tiny") -> Tensor:
     generator = torch.Generator().manual_seed(7)
-    return torch.randn(samples, PARTS[task], 3, crop_size(backbone), crop_size(backbone), generator=generator)
+    return torch.randn(samples, PARTS[task], 3, crop_size(architecture), crop_size(architecture), generator=generator)
 
 
 def psi(task: str) -> Tensor:
@@ -72,13 +72,13 @@ def direct_route(net: OrderingNetwork, task: str, parts: Tensor, permutations: T
     return ratios, misses
 
 
-@pytest.mark.parametrize("backbone", sorted(BACKBONES))
+@pytest.mark.parametrize("architecture", sorted(BACKBONES))
 @pytest.mark.parametrize("kind", ["concat", "lstm"])
 @pytest.mark.parametrize("task", PARTS)
-def test_equals_the_direct_route(task: str, kind: str, backbone: str) -> None:
-    samples = 24 if backbone == "tiny" else 2
-    net = network(task, backbone, kind)
-    parts, permutations = crops(task, samples, backbone), psi(task)
+def test_equals_the_direct_route(task: str, kind: str, architecture: str) -> None:
+    samples = 24 if architecture == "tiny" else 2
+    net = network(task, architecture, kind)
+    parts, permutations = crops(task, samples, architecture), psi(task)
     ratios, misses = direct_route(net, task, parts, permutations)
     validation = validate(net, task, parts.split(10), permutations)
     assert validation.state.shape == (COUNT, samples) and validation.permutation_errors.shape == (COUNT,)
@@ -90,7 +90,7 @@ def test_equals_the_direct_route(task: str, kind: str, backbone: str) -> None:
     np.testing.assert_allclose(validation.sample_errors, (ratios <= 1).mean(axis=0), atol=1e-12)
     assert float(validation.sample_errors.mean()) == pytest.approx(validation.error, abs=1e-12)
     assert np.ptp(ratios) > 0.1, "a test of something"
-    assert backbone != "tiny" or len(set(misses.tolist())) > 1
+    assert architecture != "tiny" or len(set(misses.tolist())) > 1
 
 
 def test_where_ratios_are_no_numbers_nothing_was_recognised() -> None:
@@ -189,14 +189,14 @@ class Sizes(TorchDispatchMode):
 
 
 def test_a_thousand_permutations_of_a_thousand_samples_fit_into_memory() -> None:
-    class NoTrunk(OrderingNetwork):
+    class NoBackbone(OrderingNetwork):
         def embed(self, crops):  # type: ignore[no-untyped-def]
             return dict(crops)
 
     # tensors with shapes and without contents: 10⁹ logits would take a while
     with torch.device("meta"), Sizes() as seen:
         head = build_head(1, 9, 1000, HeadConfig("concat", fc6=16, hidden=2000))
-        net = NoTrunk(nn.Identity(), {"spatial": head})  # type: ignore[arg-type]
+        net = NoBackbone(nn.Identity(), {"spatial": head})  # type: ignore[arg-type]
         permutations = torch.zeros(1000, 9, dtype=torch.int64)
         validation = validate(net, "spatial", (torch.zeros(200, 9, 16) for _ in range(5)), permutations)
     assert validation.state.shape == (1000, 1000) and validation.permutation_errors.shape == (1000,)

@@ -30,7 +30,7 @@ def test_a_copy_is_a_neighbour_and_oneself_is_not() -> None:
 def test_images_are_compared_by_the_network(snapshot: Snapshot) -> None:
     found = find_alike(snapshot, 3)
     assert found is not None and found.names == list(snapshot.held_out["spatial"].names)
-    features = extract(snapshot.network.trunk, found.frames.numpy(), torch.device("cpu"))
+    features = extract(snapshot.network.backbone, found.frames.numpy(), torch.device("cpu"))
     assert found.nearest["this network"] == slow_others(features, 3)
 
 

@@ -16,7 +16,7 @@ TASKS = ["spatial", "temporal"]
 RATES = OptimConfig(
     warmup=2,
     milestones=(3,),
-    trunk=GroupConfig("sgd", lr=0.1, momentum=0.9, weight_decay=0.01),
+    backbone=GroupConfig("sgd", lr=0.1, momentum=0.9, weight_decay=0.01),
     spatial=GroupConfig("sgd", lr=0.03, momentum=0.5, weight_decay=0.0),
     temporal=GroupConfig("adamw", lr=0.02, momentum=0.8, weight_decay=0.1),
 )
@@ -29,7 +29,7 @@ def network() -> OrderingNetwork:
 
 
 def group_of(name: str) -> str:
-    return "trunk" if name.startswith("trunk.") else name.split(".")[1]
+    return "backbone" if name.startswith("backbone.") else name.split(".")[1]
 
 
 def set_gradients(net: OrderingNetwork, step: int, groups: list[str]) -> None:
@@ -83,7 +83,7 @@ def test_steps_against_the_formulas() -> None:
     expected = weights(net)
     memory: dict[str, Any] = dict.fromkeys(expected, (0.0, 0.0))
     for step in range(5):
-        set_gradients(net, step, ["trunk", *TASKS])
+        set_gradients(net, step, ["backbone", *TASKS])
         gradients = {name: weight.grad.double().numpy() for name, weight in net.named_parameters()}  # type: ignore[union-attr]
         optimisers.step(step)
         for name, value in expected.items():
@@ -96,7 +96,7 @@ def test_steps_against_the_formulas() -> None:
                 size = np.sqrt(second / (1 - 0.999 ** (step + 1))) + 1e-8
                 expected[name] = value - rate * 0.1 * value - rate * direction / size
             else:
-                lr, momentum, decay = (0.1, 0.9, 0.01) if group_of(name) == "trunk" else (0.03, 0.5, 0.0)
+                lr, momentum, decay = (0.1, 0.9, 0.01) if group_of(name) == "backbone" else (0.03, 0.5, 0.0)
                 first = momentum * first + gradients[name] + decay * value
                 expected[name] = value - lr * slow_rate(RATES, step) * first
             memory[name] = (first, second)
@@ -107,7 +107,7 @@ def test_steps_against_the_formulas() -> None:
 def test_every_weight_is_in_exactly_one_group() -> None:
     net = network()
     groups = Optimisers(net, RATES).groups
-    assert list(groups) == ["trunk", *TASKS]
+    assert list(groups) == ["backbone", *TASKS]
     held = [id(w) for optimiser in groups.values() for group in optimiser.param_groups for w in group["params"]]
     assert len(held) == len(set(held)) and set(held) == {id(weight) for weight in net.parameters()}
 
@@ -117,12 +117,12 @@ def test_a_head_without_gradient_stays_as_it_is(task: str) -> None:
     """Not even momentum or weight decay of earlier steps may move it: in S&T the heads take turns."""
     net = network()
     optimisers = Optimisers(net, RATES)
-    set_gradients(net, 0, ["trunk", *TASKS])
+    set_gradients(net, 0, ["backbone", *TASKS])
     optimisers.step(0)
     before = weights(net)
     for step in (1, 2):
         optimisers.zero_grad()
-        set_gradients(net, step, ["trunk", *(other for other in TASKS if other != task)])
+        set_gradients(net, step, ["backbone", *(other for other in TASKS if other != task)])
         optimisers.step(step)
     for name, value in weights(net).items():
         assert np.array_equal(value, before[name]) == (group_of(name) == task), name
@@ -130,7 +130,7 @@ def test_a_head_without_gradient_stays_as_it_is(task: str) -> None:
 
 def test_zero_grad_forgets() -> None:
     net = network()
-    set_gradients(net, 0, ["trunk", *TASKS])
+    set_gradients(net, 0, ["backbone", *TASKS])
     Optimisers(net, RATES).zero_grad()
     assert all(weight.grad is None for weight in net.parameters())
 
@@ -140,12 +140,12 @@ def test_the_state_resumes() -> None:
     one, other = Optimisers(straight, RATES), Optimisers(resumed, RATES)
     for step in range(2):
         for net, optimisers in ((straight, one), (resumed, other)):
-            set_gradients(net, step, ["trunk", *TASKS])
+            set_gradients(net, step, ["backbone", *TASKS])
             optimisers.step(step)
     fresh = Optimisers(resumed, RATES)
     fresh.load_state_dict(other.state_dict())
     for net, optimisers in ((straight, one), (resumed, fresh)):
-        set_gradients(net, 2, ["trunk", *TASKS])
+        set_gradients(net, 2, ["backbone", *TASKS])
         optimisers.step(2)
     for name, value in weights(straight).items():
         np.testing.assert_array_equal(value, weights(resumed)[name])

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from unshuffle.config import GroupConfig, HeadConfig, demo
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import build_head
-from unshuffle.models.ordering import OrderingNetwork, trunk_features
+from unshuffle.models.ordering import OrderingNetwork, backbone_features
 from unshuffle.policy.pairs import Choice, Pick, gumbel
 from unshuffle.policy.samplers import Proposal
 from unshuffle.training.optim import Optimisers
@@ -55,16 +55,16 @@ def test_loss_accuracy_and_gradient_are_those_of_a_loop(with_prior: bool) -> Non
 
 SETS = {"spatial": 5, "temporal": 4}
 FAST = GroupConfig("sgd", lr=0.05, weight_decay=0.0)
-CONFIG = replace(demo().optim, batch_size=8, warmup=0, trunk=FAST, spatial=FAST, temporal=FAST)
+CONFIG = replace(demo().optim, batch_size=8, warmup=0, backbone=FAST, spatial=FAST, temporal=FAST)
 
 
-def ordering_step(kind: type[Step], precision: str, device: torch.device, backbone: str = "tiny") -> Step:
+def ordering_step(kind: type[Step], precision: str, device: torch.device, architecture: str = "tiny") -> Step:
     """A step of the same new network every time."""
     torch.manual_seed(0)
-    trunk = build_backbone(backbone)
-    features = trunk_features(trunk, 75)
+    backbone = build_backbone(architecture)
+    features = backbone_features(backbone, 75)
     heads = {task: build_head(features, 4, count, HeadConfig("lstm", 16, 16)) for task, count in SETS.items()}
-    network = OrderingNetwork(trunk, heads).to(device)
+    network = OrderingNetwork(backbone, heads).to(device)
     orders = {task: torch.argsort(torch.rand(count, 4, device=device)) for task, count in SETS.items()}
     return kind(network, orders, Optimisers(network, CONFIG), precision)
 
@@ -125,15 +125,15 @@ def test_the_groups_of_a_step_are_by_what_the_network_makes_of_the_candidates() 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("with_choice", [False, True])
-@pytest.mark.parametrize("backbone", ["caffenet", "tiny"])
-def test_a_recorded_step_learns_what_a_plain_one_learns(backbone: str, with_choice: bool) -> None:
+@pytest.mark.parametrize("architecture", ["caffenet", "tiny"])
+def test_a_recorded_step_learns_what_a_plain_one_learns(architecture: str, with_choice: bool) -> None:
     """Several steps, with priors and without, and with changing tasks: S, T, both.
 
     A choice is by equal shares: in others, bf16 makes differences of its own.
     """
     device, results = torch.device("cuda"), []
     for kind in (Step, GraphedStep):
-        step = ordering_step(kind, "bf16", device, backbone)
+        step = ordering_step(kind, "bf16", device, architecture)
         generator = torch.Generator(device).manual_seed(0)
         losses, chosen, start = [], [], {name: weight.clone() for name, weight in step.network.state_dict().items()}
         for iteration in range(8):

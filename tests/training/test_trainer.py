@@ -65,7 +65,7 @@ def test_s_and_t_changes_over_at_half_of_the_iterations(small: Any, tmp_path: Pa
 
 
 def test_one_step_sums_the_losses_of_both_tasks(small: Any, tmp_path: Path) -> None:
-    """The gradient of a step on both tasks is the sum of the two gradients, trunk in evaluation mode."""
+    """The gradient of a step on both tasks is the sum of the two gradients, backbone in evaluation mode."""
     head = {"dropout": 0.0}
     config = small(tmp_path / "run", model={"spatial": head, "temporal": head}, optim={"warmup": 0, "milestones": []})
     trainer = make(config)
@@ -76,7 +76,7 @@ def test_one_step_sums_the_losses_of_both_tasks(small: Any, tmp_path: Path) -> N
         trainer.iteration = 0
         trainer.optimisers.step = lambda iteration: None  # type: ignore[method-assign]
         trainer.step({task: pixels[task] for task in tasks}, Tally())
-        gradients[name] = trainer.network.trunk.conv1[0].weight.grad.clone()  # type: ignore[union-attr,index,operator]
+        gradients[name] = trainer.network.backbone.conv1[0].weight.grad.clone()  # type: ignore[union-attr,index,operator]
     torch.testing.assert_close(gradients["both"], gradients["spatial"] + gradients["temporal"])
 
 
@@ -126,7 +126,7 @@ def test_init_starts_from_given_weights(small: Any, tmp_path: Path) -> None:
     first = run_pretraining(small(tmp_path / "first"))
     trainer = make(small(tmp_path / "second", init=str(first.folder), seed=5))
     for name, value in first.backbone().state_dict().items():
-        assert torch.equal(trainer.network.trunk.state_dict()[name], value), name
+        assert torch.equal(trainer.network.backbone.state_dict()[name], value), name
     with pytest.raises(UserError, match="not of caffenet"):
         make(
             small(

@@ -47,7 +47,7 @@ def config(out: Path, sync_bn: bool = True, dropout: float = 0.0, **changes: Any
     values: dict[str, Any] = {
         "synthetic": {"gallery": 6, "queries": 2},
         "model": {"sync_bn": sync_bn, "spatial": head, "temporal": head},
-        "optim": {"trunk": SGD, "spatial": SGD, "temporal": SGD},
+        "optim": {"backbone": SGD, "spatial": SGD, "temporal": SGD},
         **changes,
     }
     return small_config(out, **values)
@@ -86,7 +86,7 @@ def in_double() -> Iterator[None]:
     def build_double(self: OrderingNetwork, *args: Any) -> None:
         build(self, *args)
         self.double()
-        self.trunk.register_forward_pre_hook(lambda trunk, images: (images[0].double(),))
+        self.backbone.register_forward_pre_hook(lambda backbone, images: (images[0].double(),))
 
     with mock.patch.object(OrderingNetwork, "__init__", build_double):
         yield

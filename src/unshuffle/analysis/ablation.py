@@ -20,7 +20,7 @@ from unshuffle.config_file import merge
 from unshuffle.data.prepare import prepare
 from unshuffle.errors import UserError
 from unshuffle.evaluation.published import published
-from unshuffle.pretraining import try_trunk
+from unshuffle.pretraining import try_backbone
 from unshuffle.training.console import PatientConsole
 
 __all__ = ["PAPER_ARMS", "Ablation", "ablate", "make_plan", "run_ablation"]
@@ -152,7 +152,7 @@ def _try_arms(config: Config, jobs: Sequence[Job], *, on_this_machine: bool) -> 
     for arm, job in {job.arm: job for job in jobs}.items():
         one = job.config
         try:
-            try_trunk(one)
+            try_backbone(one)
             reads_files = one.images is not None or one.videos is not None
             if reads_files and not any(_same_data(one, other) for other in prepared):
                 prepare(one)

@@ -63,9 +63,9 @@ class Excited:
 
 
 @torch.no_grad()
-def conv5(trunk: Backbone, pixels: Tensor) -> Tensor:
+def conv5(backbone: Backbone, pixels: Tensor) -> Tensor:
     """The last map before pool5, after its ReLU, (N, units, h, w), of (N, side, side, 3) bytes."""
-    maps: Tensor = list(trunk.stages(network_input(trunk, pixels)).values())[-1]
+    maps: Tensor = list(backbone.stages(network_input(backbone, pixels)).values())[-1]
     return maps.float()
 
 
@@ -147,28 +147,30 @@ class Activations(Question):
         if not self.data:
             raise UserError("say which folders to look into: give one or more after the weights")
         names, device = chosen_names(self.names, self.data), choose_device(self.device)
-        trunk = find_backbone(self.weights, self.seed).to(device)
-        folders = [self._items(folder, trunk) for folder in self.data]
-        datasets = [self._look(trunk, name, items, device, console) for name, items in zip(names, folders, strict=True)]
+        backbone = find_backbone(self.weights, self.seed).to(device)
+        folders = [self._items(folder, backbone) for folder in self.data]
+        datasets = [
+            self._look(backbone, name, items, device, console) for name, items in zip(names, folders, strict=True)
+        ]
         total = datasets[0].maxima.shape[1]
         if any(not 0 <= unit < total for unit in self.units):
             raise UserError(f"units go from 0 to {total - 1}")
         units = list(dict.fromkeys(self.units)) or telling_units(
             [some.maxima for some in datasets], self.count, self.top
         )
-        found = [excited(trunk, some, unit, self.top, device) for unit in units for some in datasets]
+        found = [excited(backbone, some, unit, self.top, device) for unit in units for some in datasets]
         return self._analysis(found, {some.name: len(some.maxima) for some in datasets}, total)
 
-    def _items(self, folder: Path, trunk: Backbone) -> Items:
-        items = replace(any_folder(folder), side=trunk.eval_size, frames=1)
+    def _items(self, folder: Path, backbone: Backbone) -> Items:
+        items = replace(any_folder(folder), side=backbone.eval_size, frames=1)
         if not 0 < self.limit < len(items):
             return items
         chosen = sorted(numpy_rng(self.seed, "activations").permutation(len(items))[: self.limit].tolist())
         return replace(items, items=[items.items[place] for place in chosen])
 
-    def _look(self, trunk: Backbone, name: str, items: Items, device: torch.device, console: Console) -> Dataset:
+    def _look(self, backbone: Backbone, name: str, items: Items, device: torch.device, console: Console) -> Dataset:
         def highest(pixels: Tensor) -> Tensor:
-            return conv5(trunk, pixels).amax((2, 3)).cpu()
+            return conv5(backbone, pixels).amax((2, 3)).cpu()
 
         chunks = list(stream(items, highest, device, console, name, workers=self.workers))
         tell_skipped(console, items.skipped, name)
@@ -198,12 +200,12 @@ class Activations(Question):
         return Analysis("activations", statement, metrics, rows(found), lambda: draw(found, list(sizes)))
 
 
-def excited(trunk: Backbone, dataset: Dataset, unit: int, top: int, device: torch.device) -> Excited:
+def excited(backbone: Backbone, dataset: Dataset, unit: int, top: int, device: torch.device) -> Excited:
     """The images that excite a unit most, read and seen again."""
     best = dataset.maxima[:, unit].topk(min(top, len(dataset.maxima)))
     chosen, items = dataset.owners[best.indices].tolist(), dataset.items
     pixels = [items.read(place)[0] for place in chosen]
-    maps = conv5(trunk, torch.from_numpy(np.stack(pixels)).to(device))[:, unit].cpu()
+    maps = conv5(backbone, torch.from_numpy(np.stack(pixels)).to(device))[:, unit].cpu()
     return Excited(
         unit,
         dataset.name,

@@ -1,4 +1,4 @@
-"""Scores of the trunks in a run's checkpoints."""
+"""Scores of the backbones in a run's checkpoints."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from unshuffle.assembly import build_monitor, build_trunk
+from unshuffle.assembly import build_monitor, initial_backbone
 from unshuffle.config import Config
 from unshuffle.errors import UserError
 from unshuffle.models import Backbone
@@ -24,15 +24,15 @@ def score_checkpoints(run: Run, config: Config, console: Console) -> list[Mappin
     scores: list[Mapping[str, Any]] = []
     for file in files:
         console.print(f"{run.folder}: checkpoint {int(file.stem)}", highlight=False, soft_wrap=True)
-        trunk = load_trunk(config, load_checkpoint(file))
-        scores.append({"iteration": int(file.stem), **monitor(trunk.to(monitor.device))})
+        backbone = load_backbone(config, load_checkpoint(file))
+        scores.append({"iteration": int(file.stem), **monitor(backbone.to(monitor.device))})
     return scores
 
 
-def load_trunk(config: Config, state: Mapping[str, Any]) -> Backbone:
-    """The trunk as a checkpoint has it."""
-    trunk = build_trunk(replace(config, init=None))
-    prefix = "trunk."
+def load_backbone(config: Config, state: Mapping[str, Any]) -> Backbone:
+    """The backbone as a checkpoint has it."""
+    backbone = initial_backbone(replace(config, init=None))
+    prefix = "backbone."
     weights = {name.removeprefix(prefix): value for name, value in state["network"].items() if name.startswith(prefix)}
-    trunk.load_state_dict(weights)
-    return trunk.eval()
+    backbone.load_state_dict(weights)
+    return backbone.eval()

@@ -80,13 +80,13 @@ def first_reached(xs: Sequence[float], ys: Sequence[float], level: float) -> flo
 def convergence_rows(run: Run, label: str, scores: Sequence[Scores]) -> list[dict[str, Any]]:
     """The scores of a run, and what it had cost up to each."""
     iterations = [entry["iteration"] for entry in scores]
-    costs = zip(total_passes(run, iterations), total_passes(run, iterations, shared_trunk=True), strict=True)
+    costs = zip(total_passes(run, iterations), total_passes(run, iterations, shared_backbone=True), strict=True)
     return [
         {
             "run": label,
             "iteration": entry["iteration"],
             "forward_passes": every,
-            "forward_passes_shared_trunk": shared,
+            "forward_passes_shared_backbone": shared,
             **{name: value for name, value in entry.items() if name.startswith("top")},
         }
         for entry, (every, shared) in zip(scores, costs, strict=True)
@@ -113,7 +113,7 @@ def speed(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str
 AXES = {
     "iteration": "iteration",
     "forward_passes": "forward passes, every validation sample in every order [batches]",
-    "forward_passes_shared_trunk": "forward passes of the shared trunk [batches]",
+    "forward_passes_shared_backbone": "forward passes of the shared backbone [batches]",
 }
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NAMES = {
     "paper": "the paper: 1,000 orders, 90 episodes",
     "every_order": "this run, every sample in every order",
-    "shared_trunk": "this run, every sample once (shared trunk)",
+    "shared_backbone": "this run, every sample once (shared backbone)",
     "measured": "this run, by the clock",
 }
 
@@ -55,10 +55,10 @@ def derived_cost(
     trials: float,
     iteration: int,
     *,
-    shared_trunk: bool,
+    shared_backbone: bool,
 ) -> float:
     """Forward passes of the validations and the trials in percent of those of the training, up to an iteration."""
-    passes = sum(one.passes(batch, iteration, shared_trunk=shared_trunk) for one in validations)
+    passes = sum(one.passes(batch, iteration, shared_backbone=shared_backbone) for one in validations)
     return 100 * (passes + trials) / training
 
 
@@ -125,8 +125,8 @@ def _derived(run: Run, tasks: Mapping[str, Validations], rows: Sequence[Mapping[
     training = training_passes(run.config, len(tasks), last)
     trials = trial_passes(run.config, len(tasks), all_trials(run), last)
     return {
-        name: derived_cost(tasks.values(), batch, training, trials, last, shared_trunk=shared)
-        for name, shared in (("every_order", False), ("shared_trunk", True))
+        name: derived_cost(tasks.values(), batch, training, trials, last, shared_backbone=shared)
+        for name, shared in (("every_order", False), ("shared_backbone", True))
     }
 
 

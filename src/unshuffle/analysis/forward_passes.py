@@ -21,13 +21,13 @@ class Validations:
     permutations: int
     """|Ψ|"""
 
-    def passes(self, batch: int, iteration: int, *, shared_trunk: bool = False) -> float:
+    def passes(self, batch: int, iteration: int, *, shared_backbone: bool = False) -> float:
         """Batches that passed the network in validations up to an iteration, that one included.
 
-        V of appendix H for each: every sample in every order. With the shared trunk every sample passes once.
+        V of appendix H for each: every sample in every order. With the shared backbone every sample passes once.
         """
         done = bisect_right(self.iterations, iteration)
-        return done * self.samples * (1 if shared_trunk else self.permutations) / batch
+        return done * self.samples * (1 if shared_backbone else self.permutations) / batch
 
 
 def validations_of(run: Run, task: str) -> Validations:
@@ -57,7 +57,7 @@ def trial_passes(config: Config, tasks: int, trials: Iterable[Trials], iteration
     return sum(some.count * training_passes(config, tasks, some.length) for some in done)
 
 
-def total_passes(run: Run, iterations: Sequence[int], *, shared_trunk: bool = False) -> list[float]:
+def total_passes(run: Run, iterations: Sequence[int], *, shared_backbone: bool = False) -> list[float]:
     """All batches that passed the network up to each iteration.
 
     The validations of a uniform sampler only watch, so they do not count as its cost.
@@ -68,6 +68,6 @@ def total_passes(run: Run, iterations: Sequence[int], *, shared_trunk: bool = Fa
     return [
         training_passes(config, len(tasks), iteration)
         + trial_passes(config, len(tasks), trials, iteration)
-        + sum(one.passes(batch, iteration, shared_trunk=shared_trunk) for one in validations)
+        + sum(one.passes(batch, iteration, shared_backbone=shared_backbone) for one in validations)
         for iteration in iterations
     ]

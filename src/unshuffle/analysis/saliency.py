@@ -59,7 +59,7 @@ class Salience:
 
 
 def saliency(classifier: TrainedClassifier, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, H, W) maps of Simonyan et al., and (N, classes) scores, of images as the trunk wants them.
+    """(N, H, W) maps of Simonyan et al., and (N, classes) scores, of images as the backbone wants them.
 
     A pixel's saliency is the gradient of the score of the image's class by that pixel, the largest absolute value of
     its channels.
@@ -172,12 +172,12 @@ def _can_read(items: Items, place: int) -> bool:
 
 def saliences(model: TrainedClassifier, name: str, items: Items, device: torch.device) -> list[Salience]:
     """What a network goes by in each of some images, cut as in the test of the fine-tuning."""
-    trunk = model.trunk.to(device)
+    backbone = model.backbone.to(device)
     model.head.to(device)
-    items = replace(items, side=trunk.eval_size, margin=MARGIN)
+    items = replace(items, side=backbone.eval_size, margin=MARGIN)
     pixels = np.concatenate([items.read(place) for place in range(len(items))])
     labels = torch.tensor(items.labels, device=device)
-    maps, scores = saliency(model, network_input(trunk, torch.from_numpy(pixels).to(device)), labels)
+    maps, scores = saliency(model, network_input(backbone, torch.from_numpy(pixels).to(device)), labels)
     return [
         Salience(
             name,

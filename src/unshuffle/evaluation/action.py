@@ -1,4 +1,4 @@
-"""Action recognition (the paper's Tab. 3): the trunk is fine-tuned on single frames of videos."""
+"""Action recognition (the paper's Tab. 3): the backbone is fine-tuned on single frames of videos."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -163,10 +163,10 @@ class ActionRecognition(Evaluation):
 
     def _train(self, split: Split, clips: Clips, device: torch.device, console: Console) -> ActionNetwork:
         seed_everything(self.seed)
-        trunk = find_backbone(self.weights, self.seed)
+        backbone = find_backbone(self.weights, self.seed)
         options = {name: value for name, value in self.options().items() if name not in NOT_LEARNED_FROM}
-        identity = digest([options, split.classes, *clips.names, fingerprint(trunk)])
-        network = ActionNetwork(trunk, len(split.classes), self.hidden, self.dropout).to(device)
+        identity = digest([options, split.classes, *clips.names, fingerprint(backbone)])
+        network = ActionNetwork(backbone, len(split.classes), self.hidden, self.dropout).to(device)
         stream = ClipStream(clips, self.batch_size, self.segments, self.seed, pinned=device.type == "cuda")
         recipe = Recipe(
             iterations=self.epochs * stream.steps,

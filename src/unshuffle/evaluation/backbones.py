@@ -1,4 +1,4 @@
-"""The trunk that an evaluation is asked to judge, from the few words that name it."""
+"""The backbone that an evaluation is asked to judge, from the few words that name it."""
 
 from pathlib import Path
 
@@ -11,10 +11,10 @@ from unshuffle.models.weights import load_backbone
 
 
 def find_backbone(spec: str, seed: int = 0) -> Backbone:
-    """A trunk in the form for evaluation.
+    """A backbone in the form for evaluation.
 
     `spec` is a run folder; a weights file; `alexnet`, `torchvision:NAME` or `timm:NAME` for pretrained weights that are
-    on this machine already; or `random` for the paper's trunk untrained and `random:NAME` for any other.
+    on this machine already; or `random` for the paper's backbone untrained and `random:NAME` for any other.
     """
     if not spec:
         raise UserError("say whose features to use: give --weights")
@@ -31,4 +31,4 @@ def find_backbone(spec: str, seed: int = 0) -> Backbone:
         raise UserError(
             f"{spec} has no weights of its own: give a run folder or a file, or random:{spec} for it untrained"
         )
-    raise UserError(f"there are no weights at {spec}, and there is no trunk of that name")
+    raise UserError(f"there are no weights at {spec}, and there is no backbone of that name")

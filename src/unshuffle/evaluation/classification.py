@@ -48,9 +48,9 @@ class Labelled(NamedTuple):
 class Setting(NamedTuple):
     """What a classifier is trained and tested with."""
 
-    trunk: Backbone
+    backbone: Backbone
     weights: str
-    """Tells the trunk's weights from others, as they were before any training."""
+    """Tells the backbone's weights from others, as they were before any training."""
     device: torch.device
     training: Items
     testing: Items
@@ -91,13 +91,13 @@ class Classification(Evaluation):
     may_be_zero = Evaluation.may_be_zero | {"limit", "momentum", "weight_decay"}
 
     def prepare(self, console: Console) -> Setting:
-        """The trunk on its device, and the images to learn from and to measure on; draws are seeded."""
+        """The backbone on its device, and the images to learn from and to measure on; draws are seeded."""
         if self.train is None or self.test is None:
             raise UserError("say what to classify: give --train and --test, folders with a subfolder for each class")
         if self.batch_size < 2:
             raise UserError(f"batch_size is {self.batch_size}, but batch normalisation needs two images or more")
         device = choose_device(self.device)
-        trunk = find_backbone(self.weights, self.seed).to(device)
+        backbone = find_backbone(self.weights, self.seed).to(device)
         training = class_folders(self.train)
         testing = class_folders(self.test, training.classes)
         for items, folder in ((training, self.train), (testing, self.test)):
@@ -106,11 +106,11 @@ class Classification(Evaluation):
         seed_everything(self.seed)
         idle = frozenset({"limit"} if all(items.idle(self.limit) for items in (training, testing)) else ())
         training, testing = (
-            replace(items, side=trunk.eval_size, margin=MARGIN).first(self.limit) for items in (training, testing)
+            replace(items, side=backbone.eval_size, margin=MARGIN).first(self.limit) for items in (training, testing)
         )
         shared = len(shared_files(*([item.path for item in items.items] for items in (training, testing))))
         tell_shared(console, shared)
-        return Setting(trunk, fingerprint(trunk), device, training, testing, shared, idle)
+        return Setting(backbone, fingerprint(backbone), device, training, testing, shared, idle)
 
     def readable(self, setting: Setting, console: Console) -> Setting:
         """The same without the training images that cannot be read, which are named; each is read once."""

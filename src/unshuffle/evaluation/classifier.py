@@ -1,4 +1,4 @@
-"""A fine-tuned classifier on disk: the trunk and the layers on top of it, for those who want to look into it."""
+"""A fine-tuned classifier on disk: the backbone and the layers on top of it, for those who want to look into it."""
 
 import json
 import re
@@ -17,27 +17,27 @@ CLASSIFIER_NAME = "classifier.safetensors"
 
 @dataclass(frozen=True)
 class TrainedClassifier:
-    """A trunk, fully connected layers with ReLU between them, and the names of the scores."""
+    """A backbone, fully connected layers with ReLU between them, and the names of the scores."""
 
-    trunk: Backbone
+    backbone: Backbone
     head: nn.Module
     classes: Sequence[str]
 
     def scores(self, images: Tensor) -> Tensor:
-        """(N, classes) logits of images that are normalised as the trunk wants them."""
-        scores: Tensor = self.head(self.trunk(images))
+        """(N, classes) logits of images that are normalised as the backbone wants them."""
+        scores: Tensor = self.head(self.backbone(images))
         return scores
 
     def save(self, folder: Path) -> Path:
-        """Write it into a folder; the file also serves as the weights of its trunk."""
+        """Write it into a folder; the file also serves as the weights of its backbone."""
         folder.mkdir(parents=True, exist_ok=True)
         metadata = {
-            "architecture": self.trunk.architecture,
-            "input_size": str(self.trunk.eval_size),
-            "normalisation": str(self.trunk.normalisation),
+            "architecture": self.backbone.architecture,
+            "input_size": str(self.backbone.eval_size),
+            "normalisation": str(self.backbone.normalisation),
             "classes": json.dumps(list(self.classes)),
         }
-        both = nn.ModuleDict({"trunk": self.trunk, "head": self.head})
+        both = nn.ModuleDict({"backbone": self.backbone, "head": self.head})
         write_weights(both, metadata, folder / CLASSIFIER_NAME)
         return folder / CLASSIFIER_NAME
 

@@ -22,7 +22,7 @@ from unshuffle.evaluation.kept import Kept
 from unshuffle.evaluation.skips import Skipped
 from unshuffle.evaluation.streaming import WORKERS, stream
 from unshuffle.models import Backbone
-from unshuffle.models.ordering import trunk_features
+from unshuffle.models.ordering import backbone_features
 from unshuffle.outputs import check_new_file
 
 
@@ -38,9 +38,9 @@ class Embedded:
 
 @dataclass(frozen=True)
 class Embedder:
-    """A trunk that turns squares into vectors."""
+    """A backbone that turns squares into vectors."""
 
-    trunk: Backbone
+    backbone: Backbone
     size: int
     device: torch.device
     batch: int = 64
@@ -49,20 +49,20 @@ class Embedder:
         check_short_side(self.size)
         if self.batch < 1:
             raise UserError(f"a batch of {self.batch} makes no sense: it must be at least 1")
-        self.trunk.to(self.device).eval()
+        self.backbone.to(self.device).eval()
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """A vector for each of (N, size, size, 3) bytes on the device."""
-        return pool5(self.trunk, pixels, self.size)
+        return pool5(self.backbone, pixels, self.size)
 
 
 def embed(embedder: Embedder, data: Collection, out: Path, *, workers: int | None = None, bar: bool = True) -> Embedded:
     """Write the features of all of `data` to `out` (.npy, .parquet or .csv), or go on where that was broken off."""
     write = find_writer(out)
     check_new_file(out, "--out")
-    dimensions = trunk_features(embedder.trunk, embedder.size)
+    dimensions = backbone_features(embedder.backbone, embedder.size)
     folder = out.with_name(f"{out.name}.parts")
-    kept = Kept(folder, digest([fingerprint(embedder.trunk), embedder.size, data.fingerprint]))
+    kept = Kept(folder, digest([fingerprint(embedder.backbone), embedder.size, data.fingerprint]))
     console = Console(stderr=True, quiet=not bar)
 
     def parts(title: str) -> Iterator[tuple[list[str], Rows]]:

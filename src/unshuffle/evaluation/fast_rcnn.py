@@ -1,4 +1,4 @@
-"""Fast R-CNN on a plain trunk: RoI pooling on the conv5 map, two new layers, a class and a box for each proposal."""
+"""Fast R-CNN on a plain backbone: RoI pooling on the conv5 map, two new layers, a class and a box for each proposal."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -48,16 +48,16 @@ class Detections(NamedTuple):
 class FastRcnn(nn.Module):
     """From images and proposals to logits and offsets."""
 
-    def __init__(self, trunk: Backbone, hidden: int, deviation: float, *, freeze_conv1: bool) -> None:
+    def __init__(self, backbone: Backbone, hidden: int, deviation: float, *, freeze_conv1: bool) -> None:
         super().__init__()
-        self.normalise = trunk.normalise
-        self.layers = centred_layers(trunk)
+        self.normalise = backbone.normalise
+        self.layers = centred_layers(backbone)
         self.stride = geometry(self.layers).stride
         if freeze_conv1:
             first_convolution(self.layers).requires_grad_(False)
         self.head = nn.Sequential(
             nn.Flatten(),
-            new_layer(nn.Linear(trunk.channels * POOLED * POOLED, hidden), deviation, 0.1),
+            new_layer(nn.Linear(backbone.channels * POOLED * POOLED, hidden), deviation, 0.1),
             nn.ReLU(inplace=True),
             nn.Dropout(),
             new_layer(nn.Linear(hidden, hidden), deviation, 0.1),
@@ -81,9 +81,9 @@ class FastRcnn(nn.Module):
         return pooled
 
 
-def centred_layers(trunk: Backbone) -> nn.Sequential:
-    """A trunk's layers to its last convolution, padded so that cell i looks at pixel `stride` x i, or next to it."""
-    layers = chain_of(trunk)
+def centred_layers(backbone: Backbone) -> nn.Sequential:
+    """A backbone's layers to its last convolution, padded so that cell i looks at pixel `stride` x i, or next to it."""
+    layers = chain_of(backbone)
     while not isinstance(layers[-1], nn.ReLU):
         layers = layers[:-1]
     for layer in layers:

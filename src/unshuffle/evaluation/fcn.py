@@ -1,4 +1,4 @@
-"""FCN-32s on a plain trunk: its classifier as convolutions, the scores interpolated back to pixels."""
+"""FCN-32s on a plain backbone: its classifier as convolutions, the scores interpolated back to pixels."""
 
 import torch
 from torch import Tensor, nn
@@ -18,17 +18,17 @@ PADDING_IN_STRIDES = 100 / 32
 class Fcn32(nn.Module):
     """From one image of bytes to a score of each label for each pixel."""
 
-    def __init__(self, trunk: Backbone, hidden: int, deviation: float) -> None:
+    def __init__(self, backbone: Backbone, hidden: int, deviation: float) -> None:
         super().__init__()
-        self.normalise = trunk.normalise
-        self.layers = chain_of(trunk)
+        self.normalise = backbone.normalise
+        self.layers = chain_of(backbone)
         for layer in self.layers:
             if isinstance(layer, nn.MaxPool2d):
                 layer.ceil_mode = True  # as in Caffe: the last pixels would have no score otherwise
         conv1 = first_convolution(self.layers)
         conv1.padding = (round(PADDING_IN_STRIDES * geometry(self.layers).stride),) * 2
         self.head = nn.Sequential(
-            new_layer(nn.Conv2d(trunk.channels, hidden, FC6), deviation, 0.1),
+            new_layer(nn.Conv2d(backbone.channels, hidden, FC6), deviation, 0.1),
             nn.ReLU(inplace=True),
             nn.Dropout(),
             new_layer(nn.Conv2d(hidden, hidden, 1), deviation, 0.1),

@@ -1,4 +1,4 @@
-"""Images to pool5 features, prepared the way the trunk was trained."""
+"""Images to pool5 features, prepared the way the backbone was trained."""
 
 import copy
 from collections.abc import Callable
@@ -24,9 +24,9 @@ BATCH = 64
 def preprocess(
     image: Image.Image | Pixels | str | Path, size: int, normalise: Callable[[Tensor], Tensor] = PER_IMAGE
 ) -> Tensor:
-    """One image or image file as a trunk expects it, (3, size, size): short side to size, centre square, normalised.
+    """One image or image file as a backbone expects it, (3, size, size): short side to size, centre square, normalised.
 
-    Weights that were learned elsewhere want their own `trunk.normalise`.
+    Weights that were learned elsewhere want their own `backbone.normalise`.
     """
     if isinstance(image, str | Path):
         image = _read(Path(image).expanduser())
@@ -48,29 +48,29 @@ def to_floats(pixels: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def extract(trunk: Backbone, pixels: Pixels, device: torch.device) -> Tensor:
-    """pool5 of (N, side, side, 3) square images at the trunk's evaluation size, flattened, (N, D) on the CPU.
+def extract(backbone: Backbone, pixels: Pixels, device: torch.device) -> Tensor:
+    """pool5 of (N, side, side, 3) square images at the backbone's evaluation size, flattened, (N, D) on the CPU.
 
-    The trunk itself is left as it is; a copy takes the form for evaluation.
+    The backbone itself is left as it is; a copy takes the form for evaluation.
     """
-    evaluated = copy.deepcopy(trunk).for_evaluation().to(device)
+    evaluated = copy.deepcopy(backbone).for_evaluation().to(device)
     chunks = torch.from_numpy(pixels).split(BATCH)
-    return torch.cat([pool5(evaluated, chunk.to(device), trunk.eval_size).cpu() for chunk in chunks])
+    return torch.cat([pool5(evaluated, chunk.to(device), backbone.eval_size).cpu() for chunk in chunks])
 
 
 @torch.no_grad()
-def pool5(trunk: Backbone, pixels: Tensor, size: int) -> Tensor:
-    """Flattened features of (N, side, side, 3) bytes, resized to `size`, by a trunk in its form for evaluation."""
-    maps: Tensor = trunk(network_input(trunk, pixels, size))
+def pool5(backbone: Backbone, pixels: Tensor, size: int) -> Tensor:
+    """Flattened features of (N, side, side, 3) bytes, resized to `size`, by a backbone in its form for evaluation."""
+    maps: Tensor = backbone(network_input(backbone, pixels, size))
     return maps.flatten(1).float()
 
 
-def network_input(trunk: Backbone, pixels: Tensor, size: int | None = None) -> Tensor:
-    """(N, side, side, 3) bytes as a trunk wants them, resized to `size` if that is given."""
+def network_input(backbone: Backbone, pixels: Tensor, size: int | None = None) -> Tensor:
+    """(N, side, side, 3) bytes as a backbone wants them, resized to `size` if that is given."""
     images = to_floats(pixels)
     if size is not None and images.shape[-1] != size:
         images = F.interpolate(images, (size, size), mode="bilinear", align_corners=False, antialias=True)
-    return trunk.normalise(images)
+    return backbone.normalise(images)
 
 
 def raw_pixels(pixels: Pixels, side: int = 32) -> Tensor:

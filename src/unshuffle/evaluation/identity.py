@@ -21,9 +21,9 @@ def stamp(path: Path) -> str:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def fingerprint(trunk: Backbone) -> str:
+def fingerprint(backbone: Backbone) -> str:
     """Tells one set of weights from another."""
-    hashed = hashlib.sha256(str(trunk.normalisation).encode())
-    for key, value in trunk.state_dict().items():
+    hashed = hashlib.sha256(str(backbone.normalisation).encode())
+    for key, value in backbone.state_dict().items():
         hashed.update(key.encode() + value.cpu().contiguous().numpy().tobytes())
     return hashed.hexdigest()

@@ -20,13 +20,13 @@ class RetrievalMonitor:
     queries: LabelledImages
     device: torch.device
 
-    def neighbours(self, trunk: Backbone) -> Tensor:
+    def neighbours(self, backbone: Backbone) -> Tensor:
         """Indices of each query's nearest gallery images."""
-        return self._nearest(*self._features(trunk))
+        return self._nearest(*self._features(backbone))
 
-    def __call__(self, trunk: Backbone) -> dict[str, float]:
-        """Top-k accuracies of a trunk, and the effective rank of its features of the gallery."""
-        queries, gallery = self._features(trunk)
+    def __call__(self, backbone: Backbone) -> dict[str, float]:
+        """Top-k accuracies of a backbone, and the effective rank of its features of the gallery."""
+        queries, gallery = self._features(backbone)
         rank = effective_rank(gallery.to(self.device))
         return {**self._score(self._nearest(queries, gallery)), "rankme": rank}
 
@@ -38,8 +38,8 @@ class RetrievalMonitor:
             for name, feature in features.items()
         }
 
-    def _features(self, trunk: Backbone) -> tuple[Tensor, Tensor]:
-        queries, gallery = (extract(trunk, side.pixels, self.device) for side in (self.queries, self.gallery))
+    def _features(self, backbone: Backbone) -> tuple[Tensor, Tensor]:
+        queries, gallery = (extract(backbone, side.pixels, self.device) for side in (self.queries, self.gallery))
         return queries, gallery
 
     def _nearest(self, queries: Tensor, gallery: Tensor) -> Tensor:

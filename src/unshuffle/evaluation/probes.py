@@ -21,7 +21,7 @@ from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.skips import tell_skipped
 from unshuffle.models import Backbone
-from unshuffle.models.ordering import trunk_features
+from unshuffle.models.ordering import backbone_features
 from unshuffle.randomness import torch_generator
 
 DIMENSIONS = 9216  # about so many of every layer
@@ -29,15 +29,15 @@ Maps = dict[str, Tensor]
 
 
 @torch.no_grad()
-def frozen_maps(trunk: Backbone, pixels: Tensor, layers: tuple[str, ...] = ()) -> Maps:
-    """The layers of a trunk for (N, side, side, 3) bytes, each resized to about 9,216 numbers; pool5 is as it is."""
-    images = network_input(trunk, pixels)
-    maps = {} if layers == ("pool5",) else trunk.stages(images)
+def frozen_maps(backbone: Backbone, pixels: Tensor, layers: tuple[str, ...] = ()) -> Maps:
+    """The layers of a backbone for (N, side, side, 3) bytes, each resized to about 9,216 numbers; pool5 is as it is."""
+    images = network_input(backbone, pixels)
+    maps = {} if layers == ("pool5",) else backbone.stages(images)
     if "pool5" not in maps:
-        maps["pool5"] = trunk(images)
+        maps["pool5"] = backbone(images)
     unknown = sorted(set(layers) - set(maps))
     if unknown:
-        raise UserError(f"this trunk has no layer {unknown[0]}; there are {', '.join(maps)}")
+        raise UserError(f"this backbone has no layer {unknown[0]}; there are {', '.join(maps)}")
     return {name: maps[name] if name == "pool5" else resized(maps[name]) for name in layers or maps}
 
 
@@ -69,7 +69,7 @@ class LinearProbes(nn.Module):
 
 @dataclass(frozen=True)
 class Linear(Classification):
-    """A linear classifier on each layer of the frozen trunk (Tab. 2); --fast is logistic regression."""
+    """A linear classifier on each layer of the frozen backbone (Tab. 2); --fast is logistic regression."""
 
     fast: bool = False
     """Logistic regression on the centre crops, whose features are computed once, instead of SGD on random crops."""
@@ -101,9 +101,9 @@ class Linear(Classification):
     def measure(self, console: Console) -> Result:
         """Train all classifiers together, or one after another with --fast."""
         setting = self.prepare(console)
-        side = setting.trunk.eval_size
+        side = setting.backbone.eval_size
         black = torch.zeros(1, side, side, 3, dtype=torch.uint8, device=setting.device)
-        blank = frozen_maps(setting.trunk, black, self.layers)
+        blank = frozen_maps(setting.backbone, black, self.layers)
         fit = self._fit_fast if self.fast else self._fit
         scores, labels, trained_on = fit(setting, blank, console)
         figures = {name: accuracies(scores[:, number], labels) for number, name in enumerate(blank)}
@@ -131,7 +131,7 @@ class Linear(Classification):
         probes = LinearProbes(blank, len(setting.training.classes)).to(setting.device)
 
         def scores_of(pixels: Tensor) -> Tensor:
-            scores: Tensor = probes(frozen_maps(setting.trunk, pixels, self.layers))
+            scores: Tensor = probes(frozen_maps(setting.backbone, pixels, self.layers))
             return scores
 
         drops = tuple(range(self.drop_every, self.iterations, self.drop_every))
@@ -143,7 +143,7 @@ class Linear(Classification):
         sizes = [maps[0].numel() for maps in blank.values()]
 
         def compute(pixels: Tensor) -> Tensor:
-            maps = frozen_maps(setting.trunk, pixels, self.layers)
+            maps = frozen_maps(setting.backbone, pixels, self.layers)
             return torch.cat([some.flatten(1) for some in maps.values()], dim=1)
 
         def features(items: Items, title: str) -> tuple[Tensor, Tensor]:
@@ -219,12 +219,12 @@ class NonLinear(Classification):
         if len(self.epochs) != len(self.rates) or not self.epochs or sorted(self.epochs) != list(self.epochs):
             raise UserError("epochs must grow, and there must be one of rates for each of them")
         setting = self.readable(self.prepare(console), console)
-        trunk, training = setting.trunk, setting.training
-        features = trunk_features(trunk, trunk.eval_size)
+        backbone, training = setting.backbone, setting.training
+        features = backbone_features(backbone, backbone.eval_size)
         network = two_hidden_layers(features, self.hidden, len(training.classes)).to(setting.device)
 
         def scores_of(pixels: Tensor) -> Tensor:
-            scores: Tensor = network(frozen_maps(trunk, pixels, ("pool5",))["pool5"])
+            scores: Tensor = network(frozen_maps(backbone, pixels, ("pool5",))["pool5"])
             return scores
 
         until = self.steps(self.epochs, training, self.min_iterations, console)

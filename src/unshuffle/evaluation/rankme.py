@@ -32,7 +32,7 @@ class RankMe(Evaluation):
     limit: int = 25_600
     """At most so many of them, drawn with the seed; the rank cannot be higher than their number; 0 is no limit."""
     batch_size: int = 64
-    """Images that pass the trunk together."""
+    """Images that pass the backbone together."""
     workers: int = WORKERS
     """Threads that read files."""
 
@@ -49,17 +49,17 @@ class RankMe(Evaluation):
         if self.images is None:
             raise UserError("say whose features to rank: give --images")
         device = choose_device(self.device)
-        trunk = find_backbone(self.weights, self.seed).to(device)
-        items = Items([Item(path, 0) for path in self._chosen()], ["image"], "images", trunk.eval_size)
+        backbone = find_backbone(self.weights, self.seed).to(device)
+        items = Items([Item(path, 0) for path in self._chosen()], ["image"], "images", backbone.eval_size)
         chunks = stream(
             items,
-            lambda pixels: pool5(trunk, pixels, trunk.eval_size),
+            lambda pixels: pool5(backbone, pixels, backbone.eval_size),
             device,
             console,
             "images",
             batch=self.batch_size,
             workers=self.workers,
-            kept=kept_features(self.folder("features/images"), [fingerprint(trunk), items.fingerprint()]),
+            kept=kept_features(self.folder("features/images"), [fingerprint(backbone), items.fingerprint()]),
         )
         features = torch.cat([chunk.values for chunk in chunks])
         tell_skipped(console, items.skipped, "images")
@@ -67,7 +67,7 @@ class RankMe(Evaluation):
         rank = effective_rank(features.to(device))
         return Result(
             "RankMe",
-            f"{count:,} images ({self.images}), centre square at {trunk.eval_size} px; exp of the entropy of the "
+            f"{count:,} images ({self.images}), centre square at {backbone.eval_size} px; exp of the entropy of the "
             f"singular values of pool5 ({dimensions:,} numbers), to compare with equal numbers of images only",
             {"rankme": rank, "images": count, "dimensions": dimensions, "skipped": skipped_figures(items.skipped)},
             f"effective rank {rank:.1f} of at most {min(count, dimensions):,}",

@@ -25,7 +25,7 @@ from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.search import GALLERY, Search, top_k_accuracy
 from unshuffle.evaluation.skips import skipped_figures, tell_skipped
 from unshuffle.evaluation.streaming import WORKERS, Chunk, stream
-from unshuffle.models.ordering import trunk_features
+from unshuffle.models.ordering import backbone_features
 
 NEIGHBOURS = 5  # in a picture
 
@@ -70,7 +70,7 @@ class Retrieval(Evaluation):
     fit: Literal["auto", "crop", "squash"] = "auto"
     """How an image becomes a square: crop its middle, or squash it; auto squashes objects of VOC only."""
     size: int = 0
-    """Side of the input in pixels; 0 is the trunk's own, 227 for CaffeNet."""
+    """Side of the input in pixels; 0 is the backbone's own, 227 for CaffeNet."""
     top: tuple[int, ...] = (1, 5, 10, 20, 50)
     """Each k."""
     examples: int = 8
@@ -78,7 +78,7 @@ class Retrieval(Evaluation):
     limit: int = 0
     """At most so many images, videos or objects on each side, evenly over the classes; 0 is no limit."""
     batch_size: int = 64
-    """Images that pass the trunk together."""
+    """Images that pass the backbone together."""
     workers: int = WORKERS
     """Threads that read files."""
 
@@ -96,20 +96,20 @@ class Retrieval(Evaluation):
         if not self.top:
             raise UserError("--top needs a number, or several")
         device = choose_device(self.device)
-        trunk = find_backbone(self.weights, self.seed).to(device)
-        size = self.size or trunk.eval_size
-        trunk_features(trunk, size)  # or the size is said to be wrong before anything is read
+        backbone = find_backbone(self.weights, self.seed).to(device)
+        size = self.size or backbone.eval_size
+        backbone_features(backbone, size)  # or the size is said to be wrong before anything is read
         sources = self._sources()
         idle = frozenset({"limit"} if all(items.idle(self.limit) for items in sources) else ())
         gallery_items, query_items = (self._prepared(items, size) for items in sources)
         shared = len(shared_files(*({item.path for item in items.items} for items in (gallery_items, query_items))))
         tell_shared(console, shared)
-        weights = fingerprint(trunk)
+        weights = fingerprint(backbone)
 
         def vectors(items: Items, title: str) -> Iterator[Chunk]:
             return stream(
                 items,
-                lambda pixels: pool5(trunk, pixels, size),
+                lambda pixels: pool5(backbone, pixels, size),
                 device,
                 console,
                 title,

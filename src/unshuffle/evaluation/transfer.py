@@ -1,4 +1,4 @@
-"""Fine-tuning of the whole trunk on images in folders by class."""
+"""Fine-tuning of the whole backbone on images in folders by class."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.fine_tuning import Recipe
 from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.published import figure_table
-from unshuffle.models.ordering import trunk_features
+from unshuffle.models.ordering import backbone_features
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class CosineRecipe(Recipe):
 
 @dataclass(frozen=True)
 class FineTuning(Classification):
-    """All of the trunk and a new classifier, trained on your labelled images."""
+    """All of the backbone and a new classifier, trained on your labelled images."""
 
     epochs: int = 50
     """Times that every image is seen."""
@@ -50,19 +50,19 @@ class FineTuning(Classification):
     def measure(self, console: Console) -> Result:
         """Train, then measure."""
         setting = self.readable(self.prepare(console), console)
-        trunk, training = setting.trunk, setting.training
-        features = trunk_features(trunk, trunk.eval_size)
-        network = nn.Sequential(trunk, nn.Flatten(), nn.Linear(features, len(training.classes))).to(setting.device)
+        backbone, training = setting.backbone, setting.training
+        features = backbone_features(backbone, backbone.eval_size)
+        network = nn.Sequential(backbone, nn.Flatten(), nn.Linear(features, len(training.classes))).to(setting.device)
 
         def scores_of(pixels: Tensor) -> Tensor:
-            scores: Tensor = network(network_input(trunk, pixels))
+            scores: Tensor = network(network_input(backbone, pixels))
             return scores
 
         (steps,) = self.steps([self.epochs], training, self.min_iterations, console)
         recipe = CosineRecipe(steps, self.lr, self.momentum, self.weight_decay)
         scores, labels = self.train_and_test(network, recipe, scores_of, zoom, setting, console)
         if self.out is not None:
-            TrainedClassifier(trunk, network[1:], training.classes).save(self.out.expanduser())
+            TrainedClassifier(backbone, network[1:], training.classes).save(self.out.expanduser())
         common = self.figures(setting, len(training), labels)
         figures = {**accuracies(scores, labels), "mean_class": mean_class_accuracy(scores, labels)}
         how = f"{steps:,} steps of SGD in batches of {self.batch_size}, random zoom and mirror images"
@@ -73,7 +73,7 @@ class FineTuning(Classification):
             "blind guess": {titles[key]: blind[key] for key in figures},
         }
         return Result(
-            "fine-tuning of the whole trunk",
+            "fine-tuning of the whole backbone",
             self.statement(setting, len(training), labels, how) + " recognised, and the mean of that over the classes",
             {**figures, **common},
             figure_table(ours),

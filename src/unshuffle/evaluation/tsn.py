@@ -9,17 +9,17 @@ from unshuffle.evaluation.clips import ClipBatch, Clips
 from unshuffle.evaluation.progress import Advance
 from unshuffle.evaluation.video_crops import evaluation_crops, training_crops
 from unshuffle.models import Backbone
-from unshuffle.models.ordering import trunk_features
+from unshuffle.models.ordering import backbone_features
 
 
 class ActionNetwork(nn.Module):
-    """A trunk, and a new classifier of its pool5 map: fc6, fc7, classes."""
+    """A backbone, and a new classifier of its pool5 map: fc6, fc7, classes."""
 
-    def __init__(self, trunk: Backbone, classes: int, hidden: int, dropout: tuple[float, float]) -> None:
+    def __init__(self, backbone: Backbone, classes: int, hidden: int, dropout: tuple[float, float]) -> None:
         super().__init__()
-        self.trunk = trunk
+        self.backbone = backbone
         self.head = nn.Sequential(
-            nn.Linear(trunk_features(trunk, trunk.eval_size), hidden),
+            nn.Linear(backbone_features(backbone, backbone.eval_size), hidden),
             nn.ReLU(),
             nn.Dropout(dropout[0]),
             nn.Linear(hidden, hidden),
@@ -30,7 +30,7 @@ class ActionNetwork(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of each frame."""
-        logits: Tensor = self.head(self.trunk(images).flatten(1))
+        logits: Tensor = self.head(self.backbone(images).flatten(1))
         return logits
 
 
@@ -41,7 +41,7 @@ def consensus(logits: Tensor, segments: int) -> Tensor:
 
 def consensus_loss(network: ActionNetwork, batch: ClipBatch) -> Tensor:
     """Cross-entropy of the videos of a batch on the network's device."""
-    images = training_crops(batch.cuts, batch.mirrored, network.trunk.eval_size, network.trunk.normalise)
+    images = training_crops(batch.cuts, batch.mirrored, network.backbone.eval_size, network.backbone.normalise)
     return F.cross_entropy(consensus(network(images), batch.segments), batch.labels)
 
 
@@ -60,7 +60,7 @@ def predict(
     network.eval()
     logits = []
     for pixels in Prefetcher(lambda row: clips.evenly(row, frames), 0, len(clips), workers):
-        images = evaluation_crops(pixels.to(device), network.trunk.eval_size, crops, network.trunk.normalise)
+        images = evaluation_crops(pixels.to(device), network.backbone.eval_size, crops, network.backbone.normalise)
         logits.append(network(images).double().mean(dim=0).cpu())
         advance(len(logits))
     return torch.stack(logits)

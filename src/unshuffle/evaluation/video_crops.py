@@ -91,7 +91,7 @@ def resized(frames: Tensor, height: int, width: int) -> Tensor:
 
 
 def training_crops(cuts: Sequence[Tensor], mirrored: Tensor, size: int, normalise: Normalise) -> Tensor:
-    """Crops of several shapes, (n, F, h, w, 3) bytes each, as one (B · F, 3, size, size) batch for the trunk."""
+    """Crops of several shapes, (n, F, h, w, 3) bytes each, as one (B · F, 3, size, size) batch for the backbone."""
     crops = torch.cat([resized(cut.flatten(0, 1), size, size) for cut in cuts])
     flips = mirrored.repeat_interleave(len(crops) // len(mirrored))
     return normalise(torch.where(flips[:, None, None, None], crops.flip(3), crops))

@@ -31,7 +31,7 @@ from unshuffle.evaluation.voc_task import (
     percent,
 )
 from unshuffle.models import Backbone
-from unshuffle.models.ordering import trunk_features
+from unshuffle.models.ordering import backbone_features
 from unshuffle.randomness import numpy_rng
 
 SCALES = (0.5, 2.0)
@@ -62,14 +62,14 @@ class VocClassification(VocTask):
     def measure(self, console: Console) -> Result:
         """Fine-tune on one image set, measure on another."""
         devkit = self.devkit()
-        trunk, weights, device = self.prepare_trunk()
-        network = Classifier(trunk, self.hidden, self.deviation).to(device)
+        backbone, weights, device = self.prepare_backbone()
+        network = Classifier(backbone, self.hidden, self.deviation).to(device)
         train = devkit.with_objects(self.train_set, self.limit)
         test = devkit.with_objects(self.test_set, self.limit)
         self.check_sets(train, test, console)
         self._train(network, train, self.workshop(console, weights, train), device)
         if self.out is not None:
-            TrainedClassifier(network.trunk, network.head, CLASSES).save(self.out.expanduser())
+            TrainedClassifier(network.backbone, network.head, CLASSES).save(self.out.expanduser())
         scores = self._scores(network, test, console, device)
         return self._result(scores, train, test)
 
@@ -134,14 +134,14 @@ class VocClassification(VocTask):
 
 
 class Classifier(nn.Module):
-    """A trunk with new layers fc6, fc7 and fc8, from bytes to logits."""
+    """A backbone with new layers fc6, fc7 and fc8, from bytes to logits."""
 
-    def __init__(self, trunk: Backbone, hidden: int, deviation: float) -> None:
+    def __init__(self, backbone: Backbone, hidden: int, deviation: float) -> None:
         super().__init__()
-        self.trunk, self.size = trunk, trunk.eval_size
+        self.backbone, self.size = backbone, backbone.eval_size
         self.head = nn.Sequential(
             nn.Flatten(),
-            new_layer(nn.Linear(trunk_features(trunk, self.size), hidden), deviation, 0.1),
+            new_layer(nn.Linear(backbone_features(backbone, self.size), hidden), deviation, 0.1),
             nn.ReLU(inplace=True),
             nn.Dropout(),
             new_layer(nn.Linear(hidden, hidden), deviation, 0.1),
@@ -152,7 +152,7 @@ class Classifier(nn.Module):
 
     def forward(self, crops: Tensor) -> Tensor:
         """(N, size, size, 3) bytes to (N, 20) logits."""
-        logits: Tensor = self.head(self.trunk(network_input(self.trunk, crops)))
+        logits: Tensor = self.head(self.backbone(network_input(self.backbone, crops)))
         return logits
 
 

@@ -1,4 +1,4 @@
-"""VOC detection (the paper's Tab. 4): Fast R-CNN on the trunk."""
+"""VOC detection (the paper's Tab. 4): Fast R-CNN on the backbone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -84,8 +84,8 @@ class VocDetection(VocTask):
     def measure(self, console: Console) -> Result:
         """Fine-tune on one image set, measure on another."""
         devkit = self.devkit()
-        trunk, weights, device = self.prepare_trunk()
-        network = FastRcnn(trunk, self.hidden, self.deviation, freeze_conv1=self._schedule().freeze_conv1).to(device)
+        backbone, weights, device = self.prepare_backbone()
+        network = FastRcnn(backbone, self.hidden, self.deviation, freeze_conv1=self._schedule().freeze_conv1).to(device)
         train = devkit.with_objects(self.train_set, self.limit).keep(
             lambda image: len(image.objects) > 0, "they have no object to learn from"
         )

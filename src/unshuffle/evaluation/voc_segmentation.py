@@ -1,4 +1,4 @@
-"""VOC segmentation (the paper's Tab. 4): FCN-32s on the trunk."""
+"""VOC segmentation (the paper's Tab. 4): FCN-32s on the backbone."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -53,8 +53,8 @@ class VocSegmentation(VocTask):
     def measure(self, console: Console) -> Result:
         """Fine-tune on one image set, measure on another."""
         devkit = self.devkit()
-        trunk, weights, device = self.prepare_trunk()
-        network = Fcn32(trunk, self.hidden, self.deviation).to(device)
+        backbone, weights, device = self.prepare_backbone()
+        network = Fcn32(backbone, self.hidden, self.deviation).to(device)
         train = devkit.with_masks(self.train_set, self.masks, self.limit)
         test = devkit.with_masks(self.test_set, self.masks, self.limit)
         self.check_sets(train, test, console)

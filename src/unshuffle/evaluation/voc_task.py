@@ -1,4 +1,4 @@
-"""What the three VOC tasks have in common: their options, their trunk and their table of classes."""
+"""What the three VOC tasks have in common: their options, their backbone and their table of classes."""
 
 import math
 import os
@@ -64,15 +64,15 @@ class VocTask(Evaluation):
             raise UserError("say where the VOC devkit is: give --voc")
         return Devkit(self.voc, self.year)
 
-    def prepare_trunk(self) -> tuple[Backbone, str, torch.device]:
-        """The trunk to judge, without batch normalisation, what tells its weights from others, and the device.
+    def prepare_backbone(self) -> tuple[Backbone, str, torch.device]:
+        """The backbone to judge, without batch normalisation, what tells its weights from others, and the device.
 
         New layers will be drawn with the seed.
         """
         device = choose_device(self.device)
-        trunk = fold_batch_norm(find_backbone(self.weights, self.seed))
+        backbone = fold_batch_norm(find_backbone(self.weights, self.seed))
         seed_everything(self.seed)
-        return trunk, fingerprint(trunk), device
+        return backbone, fingerprint(backbone), device
 
     def check_sets(self, train: ImageSet, test: ImageSet, console: Console) -> None:
         """Say what there is, what was left out, and what would make the figures doubtful."""

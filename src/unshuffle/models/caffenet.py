@@ -1,4 +1,4 @@
-"""CaffeNet up to pool5 with batch normalisation, the paper's trunk, and a small one in its image."""
+"""CaffeNet up to pool5 with batch normalisation, the paper's backbone, and a small one in its image."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""The trunk of the author's public jigsaw network: CaffeNet with local response normalisation in place of BN."""
+"""The backbone of the author's public jigsaw network: CaffeNet with local response normalisation in place of BN."""
 
 from collections import OrderedDict
 

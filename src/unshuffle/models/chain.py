@@ -1,4 +1,4 @@
-"""Trunks that are a plain chain of layers, for tasks that change a trunk's padding or leave its last pooling out."""
+"""Backbones that are a plain chain of layers, for tasks that change a backbone's padding or leave its last pooling out."""
 
 import copy
 from collections.abc import Iterable
@@ -19,30 +19,30 @@ class Geometry(NamedTuple):
     """The pixel at the centre of what the first cell sees."""
 
 
-def chain_of(trunk: Backbone) -> nn.Sequential:
-    """The layers of a trunk one after another, each its own copy; only trunks without branches have this form."""
+def chain_of(backbone: Backbone) -> nn.Sequential:
+    """The layers of a backbone one after another, each its own copy; only backbones without branches have this form."""
     try:
-        traced = fx.symbolic_trace(trunk)
-    except Exception:  # tracing runs the trunk's own code, which may fail in any way
-        raise _no_chain(trunk) from None
+        traced = fx.symbolic_trace(backbone)
+    except Exception:  # tracing runs the backbone's own code, which may fail in any way
+        raise _no_chain(backbone) from None
     placeholder, *nodes, output = traced.graph.nodes
     layers: list[nn.Module] = []
     before = placeholder
     for node in nodes:
         if node.op != "call_module" or node.args != (before,) or node.kwargs:
-            raise _no_chain(trunk)
+            raise _no_chain(backbone)
         layers.append(copy.deepcopy(traced.get_submodule(str(node.target))))
         before = node
     if output.args != (before,):
-        raise _no_chain(trunk)
+        raise _no_chain(backbone)
     return nn.Sequential(*(layer for layer in layers if not isinstance(layer, nn.Identity)))
 
 
-def _no_chain(trunk: Backbone) -> UserError:
-    name = trunk.architecture or type(trunk).__name__
+def _no_chain(backbone: Backbone) -> UserError:
+    name = backbone.architecture or type(backbone).__name__
     return UserError(
         f"{name} is no plain chain of layers, whose padding this task must change: "
-        "detection and segmentation are for trunks such as caffenet, alexnet and tiny"
+        "detection and segmentation are for backbones such as caffenet, alexnet and tiny"
     )
 
 

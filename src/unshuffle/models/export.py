@@ -1,4 +1,4 @@
-"""Trunks for use elsewhere: safetensors, a state dict as torchvision would write it, or ONNX."""
+"""Backbones for use elsewhere: safetensors, a state dict as torchvision would write it, or ONNX."""
 
 import copy
 import importlib.util
@@ -23,15 +23,15 @@ TOLERANCE = 1e-4
 """Largest difference between torch and onnxruntime, as a share of the largest value."""
 
 
-def export(trunk: Backbone, out: Path, form: Format, *, fold: bool = False) -> dict[str, Any]:
-    """Write a trunk that is in its form for evaluation; returns what is worth telling about the file."""
+def export(backbone: Backbone, out: Path, form: Format, *, fold: bool = False) -> dict[str, Any]:
+    """Write a backbone that is in its form for evaluation; returns what is worth telling about the file."""
     check_new_file(out, "--out")
     if out.suffix != SUFFIXES[form]:
         raise UserError(f"the name of a file in the format {form} ends with {SUFFIXES[form]}, and {out} does not")
     if fold:
-        trunk = fold_batch_norm(trunk)
-    metadata = {**trunk.metadata, **_description(trunk)} | ({"batch_norm": "folded"} if fold else {})
-    findings = _WRITERS[form](trunk, metadata, out)
+        backbone = fold_batch_norm(backbone)
+    metadata = {**backbone.metadata, **_description(backbone)} | ({"batch_norm": "folded"} if fold else {})
+    findings = _WRITERS[form](backbone, metadata, out)
     return {"file": str(out), "bytes": out.stat().st_size, **metadata, **findings}
 
 
@@ -45,22 +45,22 @@ def default_file(weights: str, form: Format, *, fold: bool = False) -> Path:
     return out
 
 
-def _description(trunk: Backbone) -> dict[str, str]:
+def _description(backbone: Backbone) -> dict[str, str]:
     return {
-        "architecture": trunk.architecture,
-        "input_size": str(trunk.eval_size),
-        "normalisation": str(trunk.normalisation),
+        "architecture": backbone.architecture,
+        "input_size": str(backbone.eval_size),
+        "normalisation": str(backbone.normalisation),
     }
 
 
-def _write_safetensors(trunk: Backbone, metadata: dict[str, str], out: Path) -> dict[str, Any]:
-    write_weights(trunk, metadata, out)
+def _write_safetensors(backbone: Backbone, metadata: dict[str, str], out: Path) -> dict[str, Any]:
+    write_weights(backbone, metadata, out)
     return {}
 
 
-def _write_torchvision(trunk: Backbone, metadata: dict[str, str], out: Path) -> dict[str, Any]:
+def _write_torchvision(backbone: Backbone, metadata: dict[str, str], out: Path) -> dict[str, Any]:
     """A plain state dict; the metadata travels where torch keeps the versions of layers, out of everybody's way."""
-    state = trunk.forms()["torchvision"].state_dict()
+    state = backbone.forms()["torchvision"].state_dict()
     weights = OrderedDict((key, value.detach().cpu().clone()) for key, value in state.items())
     weights._metadata = state._metadata | {METADATA: metadata}  # type: ignore[attr-defined]
     with draft_of(out) as draft:
@@ -68,17 +68,17 @@ def _write_torchvision(trunk: Backbone, metadata: dict[str, str], out: Path) -> 
     return {}
 
 
-def _write_onnx(trunk: Backbone, metadata: dict[str, str], out: Path) -> dict[str, Any]:
+def _write_onnx(backbone: Backbone, metadata: dict[str, str], out: Path) -> dict[str, Any]:
     """The network with any number of images at a time, kept only if onnxruntime computes what torch does."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"ONNX needs {package}: pip install 'unshuffle[onnx]'")
-    trunk = copy.deepcopy(trunk).cpu().eval()
-    example = torch.zeros(2, 3, trunk.eval_size, trunk.eval_size)
+    backbone = copy.deepcopy(backbone).cpu().eval()
+    example = torch.zeros(2, 3, backbone.eval_size, backbone.eval_size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter, about its own insides
         program = torch.onnx.export(
-            trunk,
+            backbone,
             (example,),
             dynamo=True,
             verbose=False,
@@ -90,23 +90,23 @@ def _write_onnx(trunk: Backbone, metadata: dict[str, str], out: Path) -> dict[st
     program.model.metadata_props.update(metadata)
     with draft_of(out) as draft:
         program.save(draft, external_data=False)
-        difference = onnx_difference(trunk, draft)
+        difference = onnx_difference(backbone, draft)
         if not difference <= TOLERANCE:
             raise UserError(f"onnxruntime and torch differ by {difference:.1e}, so {out} was not written")
     return {"difference": difference}
 
 
 @torch.no_grad()
-def onnx_difference(trunk: Backbone, file: Path) -> float:
-    """Largest difference between a trunk and its ONNX file, as a share of the largest value, for 1 and for 3 images."""
+def onnx_difference(backbone: Backbone, file: Path) -> float:
+    """Largest difference between a backbone and its ONNX file, as a share of the largest value, for 1 and for 3 images."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     generator = torch.Generator().manual_seed(0)
     worst = 0.0
     for count in (1, 3):
-        images = torch.randn(count, 3, trunk.eval_size, trunk.eval_size, generator=generator)
-        ours, theirs = trunk(images), torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+        images = torch.randn(count, 3, backbone.eval_size, backbone.eval_size, generator=generator)
+        ours, theirs = backbone(images), torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
         worst = max(worst, float((ours - theirs).abs().max() / ours.abs().max()))
     return worst
 

@@ -15,14 +15,14 @@ _ALL = nn.modules.batchnorm._BatchNorm
 TOLERANCE = 1e-4
 
 
-def fold_batch_norm(trunk: Backbone) -> Backbone:
-    """A copy that computes what the trunk does in evaluation mode, without batch normalisation, and can be trained."""
-    device = next(trunk.parameters()).device
-    trunk = copy.deepcopy(trunk).cpu()  # where there is double precision, and float is all of float
-    folded = copy.deepcopy(trunk)
+def fold_batch_norm(backbone: Backbone) -> Backbone:
+    """A copy that computes what the backbone does in evaluation mode, without batch normalisation, and can be trained."""
+    device = next(backbone.parameters()).device
+    backbone = copy.deepcopy(backbone).cpu()  # where there is double precision, and float is all of float
+    folded = copy.deepcopy(backbone)
     absorb(folded)
-    if any(isinstance(layer, _ALL) for layer in folded.modules()) or not _agree(trunk, folded):
-        raise UserError(f"the batch normalisation of {trunk.architecture} cannot be folded into its convolutions")
+    if any(isinstance(layer, _ALL) for layer in folded.modules()) or not _agree(backbone, folded):
+        raise UserError(f"the batch normalisation of {backbone.architecture} cannot be folded into its convolutions")
     return folded.to(device)
 
 
@@ -49,8 +49,8 @@ def _fused(conv: nn.Conv2d, norm: nn.Module) -> nn.Conv2d:
 
 
 @torch.no_grad()
-def _agree(trunk: Backbone, folded: Backbone) -> bool:
-    """Whether two trunks map noise alike: layers need not be called in the order in which they were made."""
-    images = torch.randn(1, 3, trunk.eval_size, trunk.eval_size, generator=torch.Generator().manual_seed(0))
-    one, other = (copy.deepcopy(each).float().eval()(images) for each in (trunk, folded))
+def _agree(backbone: Backbone, folded: Backbone) -> bool:
+    """Whether two backbones map noise alike: layers need not be called in the order in which they were made."""
+    images = torch.randn(1, 3, backbone.eval_size, backbone.eval_size, generator=torch.Generator().manual_seed(0))
+    one, other = (copy.deepcopy(each).float().eval()(images) for each in (backbone, folded))
     return float((one - other).abs().max()) <= TOLERANCE * float(one.abs().max())

@@ -19,16 +19,16 @@ from unshuffle.models.norm_pool import norm_relu_pool
 UNROLLED = 80
 
 
-def fused_pool5(trunk: CaffeNet, images: Tensor) -> Tensor:
-    """`trunk(images)` in training mode, in the type of the images, (N, 3, S, S)."""
+def fused_pool5(backbone: CaffeNet, images: Tensor) -> Tensor:
+    """`backbone(images)` in training mode, in the type of the images, (N, 3, S, S)."""
     with torch.no_grad():
         unrolled = unroll(images)
-    weight = unrolled_weight(_conv(trunk.conv1).weight).to(images.dtype, memory_format=torch.channels_last)
-    maps = _normalised(trunk.conv1, [F.conv2d(unrolled, weight)], pool=True, parts=2)
-    maps = _normalised(trunk.conv2, _convolved(trunk.conv2, maps), pool=True)
-    maps = _normalised(trunk.conv3, _convolved(trunk.conv3, maps), parts=2)
-    maps = _normalised(trunk.conv4, _convolved(trunk.conv4, maps), parts=2)
-    return _normalised(trunk.conv5, _convolved(trunk.conv5, maps), pool=True)[0]
+    weight = unrolled_weight(_conv(backbone.conv1).weight).to(images.dtype, memory_format=torch.channels_last)
+    maps = _normalised(backbone.conv1, [F.conv2d(unrolled, weight)], pool=True, parts=2)
+    maps = _normalised(backbone.conv2, _convolved(backbone.conv2, maps), pool=True)
+    maps = _normalised(backbone.conv3, _convolved(backbone.conv3, maps), parts=2)
+    maps = _normalised(backbone.conv4, _convolved(backbone.conv4, maps), parts=2)
+    return _normalised(backbone.conv5, _convolved(backbone.conv5, maps), pool=True)[0]
 
 
 def _conv(block: nn.Sequential) -> nn.Conv2d:

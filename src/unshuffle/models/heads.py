@@ -1,4 +1,4 @@
-"""The classifiers on top of the trunk: fc6 for each part, then all parts together, then one of |Ψ| permutations."""
+"""The classifiers on top of the backbone: fc6 for each part, then all parts together, then one of |Ψ| permutations."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ class Head(nn.Module):
         self.fc6 = nn.Sequential(nn.Linear(features, config.fc6), nn.ReLU(), nn.Dropout(config.dropout))
 
     def embed(self, features: Tensor) -> Tensor:
-        """(B, P, features) of the trunk to (B, P, fc6)."""
+        """(B, P, features) of the backbone to (B, P, fc6)."""
         fc6: Tensor = self.fc6(features)
         return centred(fc6) if self.centre else fc6
 

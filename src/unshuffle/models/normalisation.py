@@ -1,4 +1,4 @@
-"""How images in [0, 1] are normalised before a trunk sees them; a trunk's file says it in words."""
+"""How images in [0, 1] are normalised before a backbone sees them; a backbone's file says it in words."""
 
 import re
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Normalisation:
     deviation: tuple[float, ...] = ()
 
     def __call__(self, images: Tensor) -> Tensor:
-        """(N, 3, H, W) in [0, 1] to what a trunk takes."""
+        """(N, 3, H, W) in [0, 1] to what a backbone takes."""
         if not self.mean:
             return normalise(images)
         mean, deviation = (images.new_tensor(values)[:, None, None] for values in (self.mean, self.deviation))

@@ -1,4 +1,4 @@
-"""C: the ordering network, one trunk under a head for each task.
+"""C: the ordering network, one backbone under a head for each task.
 
 Axes: B samples, P parts of a sample, M permutations of a sample; the tasks are "spatial" and "temporal".
 """
@@ -18,9 +18,9 @@ from unshuffle.models.registry import Backbone
 class OrderingNetwork(nn.Module):
     """Recognises which permutation was applied to the parts of a sample."""
 
-    def __init__(self, trunk: Backbone, heads: Mapping[str, Head]) -> None:
+    def __init__(self, backbone: Backbone, heads: Mapping[str, Head]) -> None:
         super().__init__()
-        self.trunk = trunk
+        self.backbone = backbone
         self.heads = nn.ModuleDict(heads)
 
     def head(self, task: str) -> Head:
@@ -30,10 +30,10 @@ class OrderingNetwork(nn.Module):
         return head
 
     def embed(self, crops: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """fc6 of every part: (B, P, 3, S, S) crops of each task to (B, P, fc6), tiles and frames in one trunk pass."""
+        """fc6 of every part: (B, P, 3, S, S) crops of each task to (B, P, fc6), tiles and frames in one backbone pass."""
         sizes = {task: parts.shape[:2] for task, parts in crops.items()}
         images = torch.cat([parts.flatten(0, 1) for parts in crops.values()])
-        maps = self.trunk.training_pass(images) if self.training else self.trunk(images)
+        maps = self.backbone.training_pass(images) if self.training else self.backbone(images)
         features = maps.flatten(1).split([batch * parts for batch, parts in sizes.values()])
         return {
             task: self.head(task).embed(rows.unflatten(0, size))
@@ -67,14 +67,14 @@ class OrderingNetwork(nn.Module):
 
 
 @torch.no_grad()
-def trunk_features(trunk: Backbone, side: int, option: str = "size") -> int:
-    """Length of the trunk's flattened output for one square image; `option` is what the side was given by."""
-    was_training = trunk.training
-    trunk.eval()  # a probe must not touch BN's running statistics
+def backbone_features(backbone: Backbone, side: int, option: str = "size") -> int:
+    """Length of the backbone's flattened output for one square image; `option` is what the side was given by."""
+    was_training = backbone.training
+    backbone.eval()  # a probe must not touch BN's running statistics
     try:
-        features: Tensor = trunk(torch.zeros(1, 3, side, side, device=next(trunk.parameters()).device))
+        features: Tensor = backbone(torch.zeros(1, 3, side, side, device=next(backbone.parameters()).device))
     except (RuntimeError, AssertionError) as error:  # timm asserts
         problem = explain(error).splitlines()[0]
         raise UserError(f"{option} {side} does not suit this backbone: {problem}") from None
-    trunk.train(was_training)
+    backbone.train(was_training)
     return features.numel()

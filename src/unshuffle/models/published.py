@@ -1,4 +1,4 @@
-"""Trunks of other libraries, `torchvision:NAME` and `timm:NAME`, and the weights they have left on this machine.
+"""Backbones of other libraries, `torchvision:NAME` and `timm:NAME`, and the weights they have left on this machine.
 
 Nothing is ever downloaded.
 """
@@ -19,7 +19,7 @@ _RESIDUAL = ("resnet", "resnext", "wide_resnet")
 
 
 @register_family("torchvision")
-def torchvision_trunk(name: str) -> Backbone:
+def torchvision_backbone(name: str) -> Backbone:
     """torchvision's AlexNet or any of its residual networks."""
     import torchvision
 
@@ -27,7 +27,7 @@ def torchvision_trunk(name: str) -> Backbone:
         return build_backbone(name)
     if name.startswith(_RESIDUAL) and name in torchvision.models.list_models(module=torchvision.models):
         return ResNet(name)
-    raise UserError(f"torchvision has no trunk '{name}' that can be used here: take alexnet or a ResNet")
+    raise UserError(f"torchvision has no backbone '{name}' that can be used here: take alexnet or a ResNet")
 
 
 class Timm(Backbone):
@@ -63,7 +63,7 @@ class Timm(Backbone):
 
 
 @register_family("timm")
-def timm_trunk(name: str) -> Backbone:
+def timm_backbone(name: str) -> Backbone:
     """Any timm model."""
     return Timm(name)
 

@@ -1,4 +1,4 @@
-"""The registry of backbones: one line registers a trunk, its name then works everywhere."""
+"""The registry of backbones: one line registers a backbone, its name then works everywhere."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from unshuffle.models.normalisation import PER_IMAGE, Normalisation
 
 
 class Backbone(nn.Module):
-    """A trunk: (N, 3, H, W) images to the (N, channels, h, w) map that the paper calls pool5."""
+    """A backbone: (N, 3, H, W) images to the (N, channels, h, w) map that the paper calls pool5."""
 
     architecture: str = ""
     """The name it was built by."""
@@ -21,7 +21,7 @@ class Backbone(nn.Module):
     eval_size: int = 227
     """Input side at evaluation, when nothing else is said."""
     normalisation: Normalisation = PER_IMAGE
-    """How the weights want their images; a new trunk is trained on our own crops."""
+    """How the weights want their images; a new backbone is trained on our own crops."""
     published_normalisation: Normalisation = PER_IMAGE
     """The same for files that do not say it, which others have made."""
 
@@ -38,12 +38,12 @@ class Backbone(nn.Module):
         return {"pool5": self(images)}
 
     def training_pass(self, images: Tensor) -> Tensor:
-        """The pool5 map in training; a trunk may have a faster way on some device, with the same result."""
+        """The pool5 map in training; a backbone may have a faster way on some device, with the same result."""
         maps: Tensor = self(images)
         return maps
 
     def for_evaluation(self) -> "Backbone":
-        """Put the trunk into the form that evaluations use; most trunks have only one form."""
+        """Put the backbone into the form that evaluations use; most backbones have only one form."""
         return self.eval()
 
     def forms(self) -> dict[str, nn.Module]:
@@ -65,7 +65,7 @@ FAMILIES: dict[str, Callable[[str], Backbone]] = {}
 
 
 def register_backbone(name: str) -> Callable[[Callable[[], Backbone]], Callable[[], Backbone]]:
-    """Make a class or function that builds a trunk available under a name."""
+    """Make a class or function that builds a backbone available under a name."""
 
     def register(build: Callable[[], Backbone]) -> Callable[[], Backbone]:
         assert name not in BACKBONES, f"backbone {name} is registered twice"
@@ -76,7 +76,7 @@ def register_backbone(name: str) -> Callable[[Callable[[], Backbone]], Callable[
 
 
 def register_family(name: str) -> Callable[[Callable[[str], Backbone]], Callable[[str], Backbone]]:
-    """Make a function that builds trunks by their names available as `name:...`."""
+    """Make a function that builds backbones by their names available as `name:...`."""
 
     def register(build: Callable[[str], Backbone]) -> Callable[[str], Backbone]:
         assert name not in FAMILIES, f"family {name} is registered twice"
@@ -87,14 +87,14 @@ def register_family(name: str) -> Callable[[Callable[[str], Backbone]], Callable
 
 
 def build_backbone(name: str) -> Backbone:
-    """A new trunk with random weights."""
+    """A new backbone with random weights."""
     family, _, member = name.partition(":")
     if family in FAMILIES and member:
-        trunk = FAMILIES[family](member)
+        backbone = FAMILIES[family](member)
     elif name in BACKBONES:
-        trunk = BACKBONES[name]()
+        backbone = BACKBONES[name]()
     else:
         known = [*sorted(BACKBONES), *(f"{family}:NAME" for family in sorted(FAMILIES))]
         raise UserError(f"there is no backbone '{name}'; there are {', '.join(known)}")
-    trunk.architecture = name
-    return trunk
+    backbone.architecture = name
+    return backbone

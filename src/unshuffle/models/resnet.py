@@ -1,4 +1,4 @@
-"""Residual trunks through torchvision; their global average stands for pool5."""
+"""Residual backbones through torchvision; their global average stands for pool5."""
 
 from torch import Tensor, nn
 
@@ -14,7 +14,7 @@ class ResNet(Backbone):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        import torchvision  # heavy, and only these trunks need it
+        import torchvision  # heavy, and only these backbones need it
 
         network = torchvision.models.get_model(name, weights=None)
         self.channels = network.fc.in_features

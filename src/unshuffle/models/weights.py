@@ -1,4 +1,4 @@
-"""Trunks on disk: safetensors with metadata that says what is needed to use them, and the files of other programs."""
+"""Backbones on disk: safetensors with metadata that says what is needed to use them, and the files of other programs."""
 
 import json
 import pickle
@@ -29,27 +29,27 @@ Weights = dict[str, Tensor]
 
 
 def save_backbone(
-    trunk: Backbone,
+    backbone: Backbone,
     name: str,
     path: Path,
     *,
     crop_size: int,
     permutations: Mapping[str, npt.NDArray[np.int64]],
 ) -> None:
-    """Write a trunk under its registered name, with the sets it was trained on."""
+    """Write a backbone under its registered name, with the sets it was trained on."""
     metadata = {
         "architecture": name,
-        "input_size": str(trunk.eval_size),
+        "input_size": str(backbone.eval_size),
         "training_crop_size": str(crop_size),
-        "normalisation": str(trunk.normalisation),
+        "normalisation": str(backbone.normalisation),
         **{f"{task}_permutations": json.dumps(rows.tolist()) for task, rows in permutations.items()},
     }
-    write_weights(trunk, metadata, path)
+    write_weights(backbone, metadata, path)
 
 
-def write_weights(trunk: nn.Module, metadata: dict[str, str], path: Path) -> None:
-    """Write a trunk, or what holds one, with given metadata; a kill never leaves half a file."""
-    weights = {key: value.detach().cpu().contiguous() for key, value in trunk.state_dict().items()}
+def write_weights(backbone: nn.Module, metadata: dict[str, str], path: Path) -> None:
+    """Write a backbone, or what holds one, with given metadata; a kill never leaves half a file."""
+    weights = {key: value.detach().cpu().contiguous() for key, value in backbone.state_dict().items()}
     with draft_of(path) as draft:
         draft.write_bytes(_sorted_metadata(save(weights, metadata)))
 
@@ -68,7 +68,7 @@ def _sorted_metadata(content: bytes) -> bytes:
 
 
 def read_weights(path: Path) -> tuple[Weights, dict[str, str]]:
-    """Tensors and metadata of a trunk's file, or of the run folder that holds one."""
+    """Tensors and metadata of a backbone's file, or of the run folder that holds one."""
     file = path / WEIGHTS_NAME if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"there are no weights at {file}")
@@ -106,24 +106,24 @@ def _read_pickled(file: Path) -> tuple[Weights, dict[str, str]]:
     return weights, metadata
 
 
-def load_into(trunk: Backbone, name: str, path: Path) -> None:
-    """Fill a trunk with stored weights, to train it on: the images will be our own crops."""
+def load_into(backbone: Backbone, name: str, path: Path) -> None:
+    """Fill a backbone with stored weights, to train it on: the images will be our own crops."""
     weights, metadata = read_weights(path)
-    _fill(trunk, name, weights, metadata, path)
+    _fill(backbone, name, weights, metadata, path)
 
 
-def _fill(trunk: Backbone, name: str, weights: Weights, metadata: dict[str, str], path: Path) -> None:
+def _fill(backbone: Backbone, name: str, weights: Weights, metadata: dict[str, str], path: Path) -> None:
     architecture = metadata.get("architecture", name)
     if architecture != name:
         raise UserError(f"{path} holds weights of {architecture}, not of {name}")
-    for form in trunk.forms().values():
+    for form in backbone.forms().values():
         fitting = _fitting(weights, form.state_dict())
         if fitting is not None:
             if bad := [key for key, value in fitting.items() if not value.isfinite().all()]:
                 raise UserError(f"{path} holds numbers that are not finite, first in {bad[0]}: its training diverged")
             form.load_state_dict(fitting, strict=False)  # all is there but for counts that old files do not have
             return
-    raise UserError(f"{path} does not fit {name}: {_misfit(weights, trunk.state_dict())}")
+    raise UserError(f"{path} does not fit {name}: {_misfit(weights, backbone.state_dict())}")
 
 
 def _fitting(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Weights | None:
@@ -152,9 +152,9 @@ def _misfit(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
 
 
 def load_backbone(path: str | Path, architecture: str | None = None) -> Backbone:
-    """The trunk stored at `path` (a file or a run folder) in the form that evaluations use.
+    """The backbone stored at `path` (a file or a run folder) in the form that evaluations use.
 
-    Takes what `unshuffle` writes, and state dicts of others (.pth, .pt) if they fit a registered trunk;
+    Takes what `unshuffle` writes, and state dicts of others (.pth, .pt) if they fit a registered backbone;
     `architecture` is needed only where a file does not name its own and does not fit any.
     """
     path = Path(path).expanduser()
@@ -164,29 +164,29 @@ def load_backbone(path: str | Path, architecture: str | None = None) -> Backbone
         raise UserError(
             f"{path} does not say what architecture it is of and fits none of {', '.join(sorted(BACKBONES))}"
         )
-    trunk = build_backbone(name)
-    if _is_folded(trunk, weights):
-        absorb(trunk)
-    _fill(trunk, name, weights, metadata, path)
-    trunk.metadata, known = metadata, metadata.get("normalisation")
-    trunk.normalisation = Normalisation.parse(known) if known else trunk.published_normalisation
-    return trunk.for_evaluation()
+    backbone = build_backbone(name)
+    if _is_folded(backbone, weights):
+        absorb(backbone)
+    _fill(backbone, name, weights, metadata, path)
+    backbone.metadata, known = metadata, metadata.get("normalisation")
+    backbone.normalisation = Normalisation.parse(known) if known else backbone.published_normalisation
+    return backbone.for_evaluation()
 
 
-def _is_folded(trunk: Backbone, weights: Mapping[str, Any]) -> bool:
-    """Whether the trunk has batch normalisation and the weights have none."""
+def _is_folded(backbone: Backbone, weights: Mapping[str, Any]) -> bool:
+    """Whether the backbone has batch normalisation and the weights have none."""
     return not any(key.endswith("running_mean") for key in weights) and any(
-        key.endswith("running_mean") for key in trunk.state_dict()
+        key.endswith("running_mean") for key in backbone.state_dict()
     )
 
 
 def _recognised(weights: Weights) -> str | None:
-    """The first registered trunk, in any of its forms, that the weights fit."""
+    """The first registered backbone, in any of its forms, that the weights fit."""
     for name in sorted(BACKBONES):
         with torch.device("meta"):  # shapes will do
-            trunk = build_backbone(name)
-            if _is_folded(trunk, weights):
-                absorb(trunk)
-            if any(_fitting(weights, form.state_dict()) is not None for form in trunk.forms().values()):
+            backbone = build_backbone(name)
+            if _is_folded(backbone, weights):
+                absorb(backbone)
+            if any(_fitting(weights, form.state_dict()) is not None for form in backbone.forms().values()):
                 return name
     return None

@@ -1,7 +1,7 @@
 """Groups of pairs: how hard a permutation is depends on the sample that it is applied to.
 
 The paper's groups are of permutations, and in each all samples are mixed. Here the permutations are put in order for
-each sample by its own softmax ratios, and each group is an equal part of that order. The trunk has seen the sample
+each sample by its own softmax ratios, and each group is an equal part of that order. The backbone has seen the sample
 anyway, so to look at some more permutations of it costs their heads alone.
 """
 

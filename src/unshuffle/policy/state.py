@@ -1,6 +1,6 @@
 """D: validation, every permutation of Ψ applied to every sample of X_val.
 
-A crop's features do not depend on the order it stands in, so the trunk and fc6 run once for each part of each sample,
+A crop's features do not depend on the order it stands in, so the backbone and fc6 run once for each part of each sample,
 and only the head runs for each permutation.
 """
 

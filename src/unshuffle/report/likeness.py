@@ -30,7 +30,7 @@ def find_alike(snapshot: Snapshot, count: int = NEIGHBOURS) -> Likeness | None:
     samples = snapshot.held_out[task]
     frames = samples.pixels[:, samples.pixels.shape[1] // 2]
     features = {
-        "this network": extract(snapshot.network.trunk, frames.numpy(), snapshot.device),
+        "this network": extract(snapshot.network.backbone, frames.numpy(), snapshot.device),
         "raw pixels": raw_pixels(frames.numpy()),
     }
     found = {name: nearest_others(vectors, min(count, len(frames) - 1)) for name, vectors in features.items()}

@@ -180,7 +180,7 @@ def _strip(sheet: Sheet, frames: Tensor, order: Tensor, left: int, top: int, fra
 
 
 def _neighbours(snapshot: Snapshot, monitor: RetrievalMonitor) -> Figure:
-    nearest = monitor.neighbours(snapshot.network.trunk).cpu()[:, :NEIGHBOURS]
+    nearest = monitor.neighbours(snapshot.network.backbone).cpu()[:, :NEIGHBOURS]
     chosen = one_of_each(monitor.queries.labels, QUERIES)
     shown = Neighbours(monitor.queries.some(chosen), monitor.gallery.some(nearest[chosen].flatten().tolist()))
     return draw_neighbours({f"this network, after {snapshot.iteration:,} iterations": shown})

@@ -1,4 +1,4 @@
-"""How the weights move: a rate and an optimiser for the trunk and each head, one schedule for all."""
+"""How the weights move: a rate and an optimiser for the backbone and each head, one schedule for all."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -18,11 +18,11 @@ def rate_factor(config: OptimConfig, iteration: int) -> float:
 
 
 class Optimisers:
-    """Trunk and heads, each with its own optimiser, moved in one step."""
+    """Backbone and heads, each with its own optimiser, moved in one step."""
 
     def __init__(self, network: OrderingNetwork, config: OptimConfig) -> None:
         self.config = config
-        groups: dict[str, tuple[nn.Module, GroupConfig]] = {"trunk": (network.trunk, config.trunk)}
+        groups: dict[str, tuple[nn.Module, GroupConfig]] = {"backbone": (network.backbone, config.backbone)}
         for task in network.heads:
             groups[task] = (network.head(task), config.spatial if task == "spatial" else config.temporal)
         self.groups = {name: build_optimiser(module.parameters(), group) for name, (module, group) in groups.items()}

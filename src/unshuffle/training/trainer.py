@@ -38,7 +38,7 @@ from unshuffle.training.optim import Optimisers
 from unshuffle.training.step import Outcome, Step, build_step
 
 Monitor = Callable[[Backbone], dict[str, float]]
-VALIDATION_CHUNK = 100  # samples that pass the trunk together
+VALIDATION_CHUNK = 100  # samples that pass the backbone together
 
 
 @dataclass
@@ -401,6 +401,6 @@ class Trainer:
         with together():
             if self.monitor is None:
                 return
-            scores = self.monitor(self.network.trunk)
+            scores = self.monitor(self.network.backbone)
             log.write("monitor", self.iteration, **scores)
             display.top1 = scores["top1"]
