@@ -48,7 +48,7 @@ from unshuffle.data.prepare import prepare
 from unshuffle.data.store import Store
 from unshuffle.permutations import permutation_set
 from unshuffle.run import Run
-from unshuffle.training.console import Display
+from unshuffle.training.display import Display
 from unshuffle.training.log import RunLog
 
 ARMS = {

@@ -3,26 +3,26 @@ import threading
 
 import pytest
 
-from unshuffle.stopping import STOP_SIGNALS, Stopped, stop_wishes, stopping_at_once, undisturbed
+from unshuffle.stopping import STOP_SIGNALS, Stopped, signals_deferred, stop_requests, stopping_at_once
 
 
 @pytest.mark.parametrize("signum", STOP_SIGNALS)
 def test_a_signal_leaves_a_wish_and_a_second_one_stops(signum: int) -> None:
     before = signal.getsignal(signum)
-    with pytest.raises(KeyboardInterrupt), stop_wishes() as wish:
-        assert wish.signum is None
+    with pytest.raises(KeyboardInterrupt), stop_requests() as request:
+        assert request.signum is None
         signal.raise_signal(signum)
-        assert wish.signum == signum
+        assert request.signum == signum
         signal.raise_signal(signum)
         pytest.fail("it went on")
     assert signal.getsignal(signum) == before
 
 
 def test_the_patient_take_any_number_of_signals() -> None:
-    with stop_wishes(patient=True) as wish:
+    with stop_requests(patient=True) as request:
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
             signal.raise_signal(signum)
-    assert wish.signum == signal.SIGTERM
+    assert request.signum == signal.SIGTERM
 
 
 @pytest.mark.parametrize("signum", STOP_SIGNALS)
@@ -35,7 +35,7 @@ def test_stopping_at_once_tells_the_signal(signum: int) -> None:
 def test_signals_wait_for_what_must_not_be_disturbed() -> None:
     done = []
     with pytest.raises(Stopped) as stop, stopping_at_once():
-        with undisturbed():
+        with signals_deferred():
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGINT)
             done.append("written")
@@ -47,7 +47,7 @@ def test_other_threads_are_left_alone() -> None:
     done = []
 
     def work() -> None:
-        with stop_wishes(), undisturbed():
+        with stop_requests(), signals_deferred():
             done.append(1)
 
     thread = threading.Thread(target=work)

@@ -16,10 +16,10 @@ from unshuffle.accelerator import wait_for
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, OptimConfig, check
 from unshuffle.config_file import merge
+from unshuffle.console import ResilientConsole, say
 from unshuffle.data.batches import Batch, Prefetcher, ahead
 from unshuffle.data.prepare import ONE_HELD_BACK_IN, prepare
 from unshuffle.errors import UserError
-from unshuffle.training.console import PatientConsole
 from unshuffle.training.step import Step
 from unshuffle.training.trainer import Tally, Trainer
 
@@ -33,14 +33,14 @@ SLEEP_CYCLES = 100_000_000  # about 50 ms, longer than it takes to launch an ite
 
 def bench(config: Config, *, iterations: int = 50, console: Console | None = None) -> dict[str, Any]:
     """Train for some iterations without keeping anything, and say where the time went."""
-    console = console or PatientConsole()
+    console = console or ResilientConsole()
     check(config)
     if iterations < 1:
         raise UserError(f"iterations is {iterations}, but must be 1 or more")
     config = with_world(config)
     data = prepare(config)
     for sentence in data.found + data.remarks:
-        console.print(sentence, highlight=False, soft_wrap=True)
+        say(console, sentence)
     trainer = build_trainer(config, data)
     figures = measure(trainer, iterations)
     console.print(_table(trainer, figures))

@@ -14,10 +14,10 @@ import tyro
 from unshuffle import __version__
 from unshuffle.config import Config, preset_config
 from unshuffle.config_file import read_config, read_yaml, to_dict
-from unshuffle.errors import SaidByAnother, UserError
-from unshuffle.measurement import write_measurement
+from unshuffle.console import say
+from unshuffle.errors import ReportedElsewhere, UserError
+from unshuffle.files import check_file, check_folder, check_new_file, write_measurement
 from unshuffle.options import OPTIONAL, complaint, describe_sections, main_options
-from unshuffle.outputs import check_file, check_folder, check_new_file
 from unshuffle.permutations import Criterion
 from unshuffle.stopping import Stopped, stopping_at_once
 from unshuffle.wording import counted, did_you_mean
@@ -398,14 +398,14 @@ def evaluate(args: Sequence[str]) -> int:
         print(f"stopped {stop}; {kept if command.out else lost}".replace(" ;", ";"), file=sys.stderr)
         return 128 + stop.signum
     sentence = f"{result.protocol}: {result.statement}"
-    console.print(sentence, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+    say(console, sentence)
     if result.table is not None:
         console.print(result.table)
     if command.out is not None and result.neighbours is not None:
         from unshuffle.report.pictures import draw_evaluation
 
         for picture in draw_evaluation(result, command.weights, command.out.expanduser()):
-            console.print(f"a picture: {picture}", highlight=False, soft_wrap=True)
+            say(console, f"a picture: {picture}")
     _write_json(command.json, f"evaluate {name}", result.protocol, to_dict(command), rounded(result.metrics))
     return 0
 
@@ -428,10 +428,10 @@ def report(args: Sequence[str]) -> int:
 
 
 def _evaluations() -> str:
-    from unshuffle.evaluation.protocol import describe_evaluations
+    from unshuffle.evaluation.protocol import EVALUATIONS
 
     lines = ["usage: unshuffle evaluate NAME --weights W [OPTIONS] [--preset paper|quick] [--json FILE]", ""]
-    lines += [f"  {name:20}{line}" for name, line in describe_evaluations().items()]
+    lines += [f"  {name:20}{entry.summary}" for name, entry in EVALUATIONS.items()]
     return "\n".join([*lines, "", "unshuffle evaluate NAME --help lists the options of an evaluation."])
 
 
@@ -450,20 +450,20 @@ def analyze(args: Sequence[str]) -> int:
         check_folder(command.folder, "--out")
     console = Console()
     analysis = command.answer(console)
-    console.print(analysis.statement, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+    say(console, analysis.statement)
     if analysis.summary is not None:
         console.print(analysis.summary)
     for path in analysis.write(command.folder, to_dict(command)):
-        console.print(f"  {path}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"  {path}")
     _write_json(command.json, f"analyze {name}", analysis.statement, to_dict(command), analysis.metrics)
     return 0
 
 
 def _analyses() -> str:
-    from unshuffle.analysis.question import describe_questions
+    from unshuffle.analysis.question import QUESTIONS
 
     lines = ["usage: unshuffle analyze NAME ... [OPTIONS] [--out FOLDER] [--json FILE]", ""]
-    lines += [f"  {name:14}{line}" for name, line in describe_questions().items()]
+    lines += [f"  {name:14}{entry.summary}" for name, entry in QUESTIONS.items()]
     return "\n".join([*lines, "", "unshuffle analyze NAME --help lists the options of an analysis."])
 
 
@@ -504,7 +504,7 @@ def run(args: Sequence[str]) -> int:
             raise UserError(f"there is no command '{args[0]}'{hint}")
         command, _ = COMMANDS[args[0]]
         return command(args[1:])
-    except SaidByAnother:
+    except ReportedElsewhere:
         return 2
     except UserError as error:
         print(f"unshuffle: {error}", file=sys.stderr)

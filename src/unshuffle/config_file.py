@@ -10,6 +10,7 @@ import yaml
 
 from unshuffle.config import Config, preset_config
 from unshuffle.errors import UserError
+from unshuffle.files import atomic_write
 from unshuffle.wording import did_you_mean
 
 T = TypeVar("T")
@@ -35,9 +36,8 @@ def write_config(config: Config, path: Path) -> None:
 
 def write_yaml(path: Path, values: dict[str, Any]) -> None:
     """Write plain values; a kill leaves the old file or the new one, never half of one."""
-    draft = path.with_suffix(".tmp")
-    draft.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    draft.replace(path)
+    with atomic_write(path) as draft:
+        draft.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
 def read_config(path: Path) -> Config:

@@ -8,10 +8,10 @@ from rich.console import Console
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, check
 from unshuffle.config_file import merge
+from unshuffle.console import ResilientConsole, say
 from unshuffle.data.prepare import Data, prepare
 from unshuffle.data.squares import Squares
 from unshuffle.errors import UserError
-from unshuffle.training.console import PatientConsole
 from unshuffle.training.trainer import Tally, Trainer
 from unshuffle.wording import counted
 
@@ -38,7 +38,7 @@ def examine(
     config: Config, *, samples: int = 16, choices: int = 10, steps: int = 300, console: Console | None = None
 ) -> dict[str, dict[str, Any]]:
     """Read the data, overfit a handful of samples with each task, and say what was found."""
-    console = console or PatientConsole()
+    console = console or ResilientConsole()
     check(config)
     for name, value, least in (("samples", samples, 2), ("choices", choices, 2), ("steps", steps, 1)):
         if value < least:
@@ -49,9 +49,9 @@ def examine(
     for task in data.training:
         result = overfit(config, data, task, samples, choices, steps)
         findings[task] = {**result.__dict__, "learns": result.learns}
-        console.print(_verdict(task, result, samples, choices), highlight=False, soft_wrap=True)
+        say(console, _verdict(task, result, samples, choices))
     learns = all(finding["learns"] for finding in findings.values())
-    console.print("This set-up can learn." if learns else ADVICE, highlight=False, soft_wrap=True)
+    say(console, "This set-up can learn." if learns else ADVICE)
     return findings
 
 
@@ -63,11 +63,11 @@ ADVICE = (
 
 def _show_data(data: Data, console: Console) -> None:
     for sentence in data.found + data.remarks:
-        console.print(sentence, highlight=False, soft_wrap=True)
+        say(console, sentence)
     for name, reason in data.skipped[:10]:
-        console.print(f"  skipped {name}: {reason}", highlight=False, soft_wrap=True)
+        say(console, f"  skipped {name}: {reason}")
     if len(data.skipped) > 10:
-        console.print(f"  and {len(data.skipped) - 10} more", highlight=False, soft_wrap=True)
+        say(console, f"  and {len(data.skipped) - 10} more")
     for task, samples in data.training.items():
         held_back = len(data.validation[task])
         console.print(

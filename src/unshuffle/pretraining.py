@@ -24,14 +24,14 @@ from unshuffle.assembly import (
 )
 from unshuffle.config import Config, OptimConfig, check, preset_config
 from unshuffle.config_file import differences, merge, write_config
+from unshuffle.console import ResilientConsole, say
 from unshuffle.data.held_out import KEPT, load_held_out, save_held_out
 from unshuffle.data.prepare import Data, prepare
 from unshuffle.errors import UserError
 from unshuffle.evaluation.monitor import RetrievalMonitor
-from unshuffle.lock import held
+from unshuffle.files import check_folder, locked
 from unshuffle.models.ordering import backbone_features
 from unshuffle.models.weights import save_backbone
-from unshuffle.outputs import check_folder
 from unshuffle.permutations import save_permutations
 from unshuffle.report.page import write_report
 from unshuffle.report.pictures import draw_pictures
@@ -41,7 +41,7 @@ from unshuffle.report.tables import error_table, retrieval_table
 from unshuffle.run import Run
 from unshuffle.training import distributed
 from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
-from unshuffle.training.console import Display, PatientConsole
+from unshuffle.training.display import Display
 from unshuffle.training.distributed import is_main, together
 from unshuffle.training.log import NoLog, RunLog
 from unshuffle.training.trainer import Trainer
@@ -84,7 +84,7 @@ def pretrain(
 def run_pretraining(config: Config, resume: bool = False, console: Console | None = None) -> Run:
     """Train from a config, or go on with the run that lies in its folder; under torchrun, as one process of many."""
     with distributed.started(), ExitStack() as holding:
-        console = (console or PatientConsole()) if is_main() else PatientConsole(quiet=True)
+        console = (console or ResilientConsole()) if is_main() else ResilientConsole(quiet=True)
         return _run_pretraining(config, resume, console, holding)
 
 
@@ -106,7 +106,7 @@ def _run_pretraining(config: Config, resume: bool, console: Console, holding: Ex
         _try_parts(config)
     data = _prepare(config)
     for sentence in data.found + data.remarks:
-        console.print(sentence, highlight=False, soft_wrap=True)
+        say(console, sentence)
     with together():
         distributed.check_shares(config.optim.batch_size, min(len(samples) for samples in data.validation.values()))
         tasks = list(data.training)
@@ -188,7 +188,7 @@ def _say_finished(config: Config, console: Console) -> Run:
 
 def _alone(run: Run) -> AbstractContextManager[None]:
     """Two processes that write one run would spoil it; reading it is free to all."""
-    return held(run.config_file, f"{run.folder} is being trained by another process: wait for its end, or stop it")
+    return locked(run.config_file, f"{run.folder} is being trained by another process: wait for its end, or stop it")
 
 
 def _next_folder(preset: str) -> Path:
@@ -235,7 +235,7 @@ def _list_skipped(run: Run, data: Data) -> None:
 def _restore(trainer: Trainer, run: Run, console: Console) -> None:
     newest = distributed.broadcast(list_checkpoints(run.checkpoints)[-1:])
     if not newest:
-        console.print("no checkpoint yet: starting from the beginning", highlight=False)
+        say(console, "no checkpoint yet: starting from the beginning")
         return
     with together():
         trainer.load_state_dict(load_checkpoint(newest[0]))
@@ -253,7 +253,7 @@ def describe(trainer: Trainer, run: Run, console: Console) -> None:
         soft_wrap=True,
     )
     for note in _schedule_notes(config.optim):
-        console.print(note, highlight=False, soft_wrap=True)
+        say(console, note)
 
 
 def _where(trainer: Trainer) -> str:
@@ -311,9 +311,9 @@ def _finish(trainer: Trainer, run: Run, console: Console) -> None:
     console.print(error_table(run))
     if trainer.monitor is not None:
         console.print("", retrieval_table(run), sep="\n")
-    console.print("\nOpen these:", highlight=False)
+    say(console, "\nOpen these:")
     for path in (*pages, run.weights, run.metrics_file):
-        console.print(f"  {path}", highlight=False, soft_wrap=True)
+        say(console, f"  {path}")
 
 
 def _draw(trainer: Trainer, run: Run, console: Console) -> list[Path]:
@@ -325,6 +325,6 @@ def _draw(trainer: Trainer, run: Run, console: Console) -> list[Path]:
         write_report(find_subjects([run.folder]), run.report, snapshots={run.folder: kept})
     except Exception as error:  # whatever it is: the training is done, and a page can be written again
         again = f"unshuffle report {shlex.quote(str(run.folder))}"
-        console.print(f"no report was written ({error}); try again with: {again}", highlight=False, soft_wrap=True)
+        say(console, f"no report was written ({error}); try again with: {again}")
         return pictures
     return [run.report, *pictures]

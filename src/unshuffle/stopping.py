@@ -1,4 +1,4 @@
-"""Signals that ask a program to stop, and where it lets itself be stopped."""
+"""Signals that ask the program to stop: raised at once, recorded for later, or deferred."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -6,40 +6,40 @@ from contextlib import contextmanager
 from types import FrameType
 
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-"""Ctrl-C, an end asked for by the system, a lost terminal."""
+"""Ctrl-C, termination by the system, a closed terminal."""
 
 
 class Stopped(KeyboardInterrupt):
-    """The program was asked to stop; the text says where it stood."""
+    """The program was asked to stop; the text says how far it came."""
 
     def __init__(self, signum: int, text: str = "", iteration: int = 0) -> None:
         super().__init__(text)
         self.signum, self.iteration = signum, iteration
 
 
-class StopWish:
-    """Whether there was a signal."""
+class StopRequest:
+    """The first signal that was received, if any."""
 
     signum: int | None = None
 
 
 @contextmanager
-def stop_wishes(*, patient: bool = False) -> Iterator[StopWish]:
-    """A signal only leaves a wish, for whoever looks between two steps; a second one stops at once, unless patient."""
-    wish = StopWish()
+def stop_requests(*, patient: bool = False) -> Iterator[StopRequest]:
+    """Record the signal; the training loop checks it between steps. A second signal stops at once, unless patient."""
+    request = StopRequest()
 
-    def leave(signum: int, frame: FrameType | None) -> None:
-        if wish.signum is not None and not patient:
+    def record(signum: int, frame: FrameType | None) -> None:
+        if request.signum is not None and not patient:
             raise KeyboardInterrupt
-        wish.signum = signum
+        request.signum = signum
 
-    with _handling(leave):
-        yield wish
+    with _handling(record):
+        yield request
 
 
 @contextmanager
 def stopping_at_once() -> Iterator[None]:
-    """Every signal does what Ctrl-C does, and is told apart."""
+    """Raise `Stopped` at the first signal."""
 
     def stop(signum: int, frame: FrameType | None) -> None:
         raise Stopped(signum)
@@ -49,8 +49,8 @@ def stopping_at_once() -> Iterator[None]:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Signals wait until this is done."""
+def signals_deferred() -> Iterator[None]:
+    """Defer signals until the block ends."""
     waiting: list[int] = []
     with _handling(lambda signum, frame: waiting.append(signum)):
         yield
@@ -62,7 +62,7 @@ def undisturbed() -> Iterator[None]:
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     try:
         before = {signum: signal.signal(signum, handler) for signum in STOP_SIGNALS}
-    except ValueError:  # not the main thread: signals are somebody else's business
+    except ValueError:  # not the main thread: signals cannot be handled here
         yield
         return
     try:

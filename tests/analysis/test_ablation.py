@@ -20,7 +20,7 @@ from unshuffle.config_file import merge
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import EVALUATIONS, Result
 from unshuffle.evaluation.retrieval import Retrieval
-from unshuffle.lock import exclusively
+from unshuffle.files import locked
 
 
 def stamps(folder: Path) -> dict[str, int]:
@@ -99,7 +99,7 @@ def test_jobs_in_other_processes_stop_when_their_parent_is_killed(tmp_path: Path
     process.kill()
     process.wait()
     for arm in "ST":
-        with exclusively(out / "logs" / f"{arm}-seed-0.lock"):  # held for as long as the job lives
+        with locked(out / "logs" / f"{arm}-seed-0.lock"):  # held for as long as the job lives
             assert not (out / arm / "seed-0" / "backbone.safetensors").exists()
 
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from unshuffle import cli
-from unshuffle.analysis.question import QUESTIONS, Question, describe_questions, find_question
+from unshuffle.analysis.question import QUESTIONS, Question, find_question
 from unshuffle.run import Run
 
 
@@ -16,7 +16,7 @@ from unshuffle.run import Run
 def test_a_question_is_found_and_described(name: str) -> None:
     kind = find_question(name)
     assert issubclass(kind, Question)
-    assert describe_questions()[name] == (kind.__doc__ or "").partition("\n")[0] != ""
+    assert QUESTIONS[name].summary == (kind.__doc__ or "").partition("\n")[0] != ""
 
 
 def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ def files() -> Iterator[dict[str, ShardFile]]:
     fs.rm("/", recursive=True)
 
 
-def held(cache: ShardCache, files: dict[str, ShardFile]) -> set[str]:
+def locked(cache: ShardCache, files: dict[str, ShardFile]) -> set[str]:
     return {name for name, file in files.items() if (cache.folder / f"{file.digest}.tar").exists()}
 
 
@@ -33,9 +33,9 @@ def test_the_longest_unused_copy_makes_room(files: dict[str, ShardFile], tmp_pat
     for name in "aba":
         assert cache.read(files[name], 10, 5) == 5 * name.encode()
         time.sleep(0.02)  # file systems keep time in steps
-    assert held(cache, files) == {"a", "b"}
+    assert locked(cache, files) == {"a", "b"}
     cache.read(files["c"], 0, 1)
-    assert held(cache, files) == {"a", "c"}
+    assert locked(cache, files) == {"a", "c"}
     assert cache.read(files["b"], SIZE - 1, 1) == b"b", "what made room is fetched again"
 
 

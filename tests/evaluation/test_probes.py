@@ -11,13 +11,13 @@ from rich.console import Console
 from torch import nn
 
 from unshuffle import cli
+from unshuffle.console import Advance, progress
 from unshuffle.errors import UserError
 from unshuffle.evaluation import fine_tuning
 from unshuffle.evaluation.backbones import find_backbone
 from unshuffle.evaluation.classification import Classification, tell_unlearned
 from unshuffle.evaluation.items import Item, Items
 from unshuffle.evaluation.probes import Linear, LinearProbes, NonLinear, StepwiseRecipe, frozen_maps, two_hidden_layers
-from unshuffle.evaluation.progress import Advance, progress
 from unshuffle.evaluation.transfer import CosineRecipe, FineTuning
 
 QUIET = Console(quiet=True)

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from unshuffle.errors import UserError
-from unshuffle.evaluation.protocol import EVALUATIONS, Evaluation, describe_evaluations, find_evaluation, rounded
+from unshuffle.evaluation.protocol import EVALUATIONS, Evaluation, find_evaluation, rounded
 
 
 def test_help_lists_all_without_importing_torch() -> None:
@@ -15,7 +15,7 @@ def test_help_lists_all_without_importing_torch() -> None:
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    for name, words in describe_evaluations().items():
+    for name, words in ((name, entry.summary) for name, entry in EVALUATIONS.items()):
         assert f"  {name} " in done.stdout and words in done.stdout
 
 
@@ -24,7 +24,7 @@ def test_every_evaluation_can_be_found_and_says_what_it_is(name: str) -> None:
     kind = find_evaluation(name)
     assert issubclass(kind, Evaluation)
     assert kind().preset == "paper" and kind.quick().preset == "quick"
-    assert describe_evaluations()[name] == (kind.__doc__ or "").partition("\n")[0] != ""
+    assert EVALUATIONS[name].summary == (kind.__doc__ or "").partition("\n")[0] != ""
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)

@@ -183,12 +183,12 @@ def a_signal_to_one_stops_all_after_the_same_step(outcomes: Outcomes) -> None:
 
 
 def what_one_fails_at_ends_all_and_is_said_once(outcomes: Outcomes) -> None:
-    assert outcomes.ranks[0]["unreadable"] == ["SaidByAnother: rank 1 has failed", "UserError: the disk is gone"]
+    assert outcomes.ranks[0]["unreadable"] == ["ReportedElsewhere: rank 1 has failed", "UserError: the disk is gone"]
     assert outcomes.alone["unreadable"] == ["UserError: the disk is gone"]
     assert outcomes.ranks[0]["unreadable in a trial"] == outcomes.ranks[0]["unreadable"]
     first, second = outcomes.ranks[0]["refused"]  # both find it
     assert first == outcomes.alone["refused"][0] == "UserError: policy.groups is 1, but a choice needs 2 or more"
-    assert second == "SaidByAnother: rank 0 has failed"
+    assert second == "ReportedElsewhere: rank 0 has failed"
 
 
 def a_run_goes_on_with_another_number_of_processes(outcomes: Outcomes) -> None:

@@ -23,7 +23,7 @@ from unshuffle.policy.state import Validation
 from unshuffle.pretraining import run_pretraining
 from unshuffle.run import Run
 from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
-from unshuffle.training.console import Display
+from unshuffle.training.display import Display
 from unshuffle.training.log import NoLog, RunLog
 from unshuffle.training.step import Outcome, Step
 from unshuffle.training.trainer import Tally, Trainer
@@ -395,7 +395,7 @@ def test_a_run_opens_only_where_there_is_one(tmp_path: Path) -> None:
 def test_a_line_shows_the_validation_of_its_own_iteration(
     small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unshuffle.training.console.SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr("unshuffle.training.display.SECONDS_BETWEEN_LINES", -1.0)
     text = io.StringIO()
     run = run_pretraining(small(tmp_path / "run", tasks="S", log={"train_every": 3}), console=Console(file=text))
     errors = {entry["iteration"]: entry["error"] for entry in run.metrics("validation")}

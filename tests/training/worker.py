@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from conftest import small_config
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config
+from unshuffle.console import ResilientConsole
 from unshuffle.data.batches import BatchStream
 from unshuffle.data.prepare import prepare
 from unshuffle.data.share import Share
@@ -32,7 +33,7 @@ from unshuffle.pretraining import run_pretraining
 from unshuffle.run import Run
 from unshuffle.stopping import Stopped
 from unshuffle.training import distributed
-from unshuffle.training.console import Display, PatientConsole
+from unshuffle.training.display import Display
 from unshuffle.training.log import NoLog
 from unshuffle.training.step import Step
 from unshuffle.training.trainer import Trainer
@@ -150,7 +151,7 @@ def trained(config: Config, frozen: bool = False) -> dict[str, Any]:
             {**sampler.state_dict(), "episodes": 7 * distributed.rank()}
         )  # only the main one's counts
     with recorded_steps() as steps, one_network_validated():
-        quiet = Display(trainer.statuses(), config.optim.iterations, console=PatientConsole(quiet=True))
+        quiet = Display(trainer.statuses(), config.optim.iterations, console=ResilientConsole(quiet=True))
         trainer.train(Run(config.out), log := Kept(), quiet)
     state = trainer.state_dict()
     validations = {task: vars(trainer.validate(task)) for task in trainer.permutations}

@@ -17,11 +17,11 @@ from unshuffle.analysis.result import Row, write_rows
 from unshuffle.analysis.table import PUBLISHED, Cell, Table, numbers
 from unshuffle.config import Config, preset_config
 from unshuffle.config_file import merge
+from unshuffle.console import ResilientConsole
 from unshuffle.data.prepare import prepare
 from unshuffle.errors import UserError
 from unshuffle.evaluation.published import published
 from unshuffle.pretraining import try_backbone
-from unshuffle.training.console import PatientConsole
 
 __all__ = ["PAPER_ARMS", "Ablation", "ablate", "make_plan", "run_ablation"]
 
@@ -129,7 +129,7 @@ def run_ablation(
     console: Console | None = None,
 ) -> Ablation:
     """Do what is left of a plan, then write its table; `jobs` is how many run at a time, 0 one for each GPU."""
-    console = console or PatientConsole()
+    console = console or ResilientConsole()
     if jobs < 0:
         raise UserError(f"jobs is {jobs}, but must not be negative")
     plan.check()

@@ -17,7 +17,7 @@ from unshuffle.permutations import save_permutations
 from unshuffle.run import Run
 from unshuffle.stopping import Stopped
 from unshuffle.training.checkpoint import checkpoint_path, list_checkpoints, load_checkpoint
-from unshuffle.training.console import Display
+from unshuffle.training.display import Display
 from unshuffle.training.log import RunLog
 from unshuffle.training.trainer import Trainer
 

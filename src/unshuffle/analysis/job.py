@@ -18,7 +18,7 @@ from rich.console import Console
 from unshuffle.accelerator import settings_restored
 from unshuffle.analysis.plan import Job, Plan
 from unshuffle.errors import UserError
-from unshuffle.lock import exclusively
+from unshuffle.files import locked
 from unshuffle.pretraining import run_pretraining
 from unshuffle.stopping import Stopped, stopping_at_once
 
@@ -30,7 +30,7 @@ def attempt(job: Job) -> str | None:
     with job.log.open("a", encoding="utf-8") as file:
         console = Console(file=file, width=LOG_WIDTH)
         try:
-            with exclusively(job.log.with_suffix(".lock")):  # a job of an earlier command may still be stopping
+            with locked(job.log.with_suffix(".lock")):  # a job of an earlier command may still be stopping
                 do(job, console)
         except Exception as error:
             sentence = _sentence(error, console)

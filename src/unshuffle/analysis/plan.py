@@ -11,11 +11,9 @@ from typing import Any
 from unshuffle.analysis.arms import KIND, PLAN, Values, build_evaluation, check_data, folder_name, plain
 from unshuffle.config import Config, check, preset_config
 from unshuffle.config_file import differences, merge, read_yaml, to_dict, write_yaml
-from unshuffle.drafts import draft_of
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import Evaluation, Result
-from unshuffle.measurement import write_measurement
-from unshuffle.outputs import check_folder
+from unshuffle.files import atomic_write, check_folder, write_measurement
 from unshuffle.pretraining import CHANGEABLE_ON_RESUME
 from unshuffle.run import Run
 from unshuffle.training.checkpoint import list_checkpoints
@@ -181,7 +179,7 @@ class Job:
         """Write the document of an evaluation, whole or not at all."""
         kind, file = self.plan.evaluations[name].get(KIND, name), self._evaluation_file(name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        with draft_of(file) as draft:
+        with atomic_write(file) as draft:
             write_measurement(draft, f"evaluate {kind}", result.protocol, to_dict(evaluation), result.metrics)
 
     def _evaluation_file(self, name: str) -> Path:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from unshuffle.analysis.figures import save_figure
 from unshuffle.analysis.table import numbers
-from unshuffle.measurement import write_measurement
+from unshuffle.files import write_measurement
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,10 +19,10 @@ from unshuffle.analysis.question import Question
 from unshuffle.analysis.result import Analysis, Row
 from unshuffle.assembly import build_network, stored_permutation_sets
 from unshuffle.config import ShuffleConfig, Tasks
+from unshuffle.console import progress
 from unshuffle.data.prepare import Data, prepare
 from unshuffle.data.shuffle import CUTS, render
 from unshuffle.errors import UserError
-from unshuffle.evaluation.progress import progress
 from unshuffle.models.ordering import OrderingNetwork
 from unshuffle.policy.state import validate
 from unshuffle.randomness import numpy_rng

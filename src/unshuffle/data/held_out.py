@@ -15,6 +15,7 @@ from torch import Tensor
 from unshuffle.data.batches import Samples
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
+from unshuffle.files import atomic_write
 
 KEPT = {"spatial": 100, "temporal": 12}  # clips take the room of many images
 QUALITY = 92
@@ -46,10 +47,8 @@ def save_held_out(path: Path, samples: Mapping[str, HeldOut]) -> None:
         arrays[f"{task}_jpeg"] = np.frombuffer(b"".join(encoded), np.uint8)
         arrays[f"{task}_ends"] = np.cumsum([len(one) for one in encoded])
         arrays[f"{task}_names"] = np.array(some.names, dtype=np.str_)
-    draft = path.with_suffix(".tmp")
-    with draft.open("wb") as file:
+    with atomic_write(path) as draft, draft.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
-    draft.replace(path)
 
 
 def load_held_out(path: Path) -> dict[str, HeldOut]:

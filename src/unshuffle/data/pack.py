@@ -35,7 +35,7 @@ from unshuffle.data.source import Pixels
 from unshuffle.data.store import DATA, HEADER, INDEX, SKIPPED, Encoding, Header, Kind, Record, Store, Writer
 from unshuffle.data.videos import VIDEO_SUFFIXES, find_videos, read_frames
 from unshuffle.errors import UserError
-from unshuffle.lock import exclusively
+from unshuffle.files import locked
 from unshuffle.wording import counted
 
 DEFAULT_SHORT_SIDE: dict[Kind, int] = {"images": 256, "videos": 128}
@@ -173,7 +173,7 @@ def _run(job: _Job, out: Path, workers: int | None, progress: bool) -> Store:
     with _full_disk_explained(job, out):
         _claim(out)
         if not _is_finished(job, out):
-            with exclusively(out / DATA):
+            with locked(out / DATA):
                 if not _is_finished(job, out):  # by the packer that this one had to wait for
                     _fill(job, out, workers or os.cpu_count() or 1, progress)
     return Store(out)

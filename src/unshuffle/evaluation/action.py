@@ -12,6 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from unshuffle.accelerator import choose_device
+from unshuffle.console import progress
 from unshuffle.data.store import Encoding
 from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone
@@ -19,7 +20,6 @@ from unshuffle.evaluation.clips import Clips, ClipStream, open_splits
 from unshuffle.evaluation.coverage import tell_few
 from unshuffle.evaluation.fine_tuning import Recipe, Workshop, fine_tune
 from unshuffle.evaluation.identity import digest, fingerprint
-from unshuffle.evaluation.progress import progress
 from unshuffle.evaluation.protocol import Evaluation, Result
 from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.skips import skipped_figures, tell_skipped

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from unshuffle.console import say
 from unshuffle.errors import UserError
 
 FEW = 10
@@ -53,4 +54,4 @@ def sharing(shared: int) -> str:
 
 def note(console: Console, text: str) -> None:
     """A remark, wrapped at words on a terminal and one line elsewhere."""
-    console.print(f"note: {text}", highlight=False, markup=False, soft_wrap=not console.is_terminal)
+    say(console, f"note: {text}")

@@ -21,9 +21,9 @@ from unshuffle.evaluation.identity import digest, fingerprint
 from unshuffle.evaluation.kept import Kept
 from unshuffle.evaluation.skips import Skipped
 from unshuffle.evaluation.streaming import WORKERS, stream
+from unshuffle.files import check_new_file
 from unshuffle.models import Backbone
 from unshuffle.models.ordering import backbone_features
-from unshuffle.outputs import check_new_file
 
 
 @dataclass(frozen=True)

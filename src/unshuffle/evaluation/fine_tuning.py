@@ -13,11 +13,11 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from unshuffle.console import progress
 from unshuffle.data.batches import Prefetcher
 from unshuffle.errors import UserError
-from unshuffle.evaluation.progress import progress
 from unshuffle.randomness import numpy_rng
-from unshuffle.stopping import Stopped, stop_wishes
+from unshuffle.stopping import Stopped, stop_requests
 from unshuffle.training.checkpoint import (
     list_checkpoints,
     load_checkpoint,
@@ -99,16 +99,16 @@ def fine_tune(
     batches = iter(Prefetcher(batch, start * each, recipe.iterations * each, workshop.workers))
     bar = progress(workshop.console, workshop.title, recipe.iterations)
     value = torch.tensor(math.nan)
-    with closing(batches), bar as advance, stop_wishes() as wish:
+    with closing(batches), bar as advance, stop_requests() as request:
         for iteration in range(start, recipe.iterations):
             value = _step(network, optimiser, recipe, iteration, (loss(next(batches)) for _ in range(each)))
             done = iteration + 1
-            if done % SHOW_EVERY == 0 or done == recipe.iterations or wish.signum is not None:
+            if done % SHOW_EVERY == 0 or done == recipe.iterations or request.signum is not None:
                 advance(done, f"loss {_finite(float(value), done):.4f}")
-            if done % workshop.save_every == 0 or done == recipe.iterations or wish.signum is not None:
+            if done % workshop.save_every == 0 or done == recipe.iterations or request.signum is not None:
                 _save(network, optimiser, workshop, done)
-            if wish.signum is not None:
-                raise Stopped(wish.signum, f"at iteration {done} of {recipe.iterations}", done)
+            if request.signum is not None:
+                raise Stopped(request.signum, f"at iteration {done} of {recipe.iterations}", done)
     return float(value)
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unshuffle.drafts import draft_of
 from unshuffle.errors import UserError
 from unshuffle.evaluation.identity import digest
 from unshuffle.evaluation.skips import Skipped
+from unshuffle.files import atomic_write
 
 
 class Part(NamedTuple):
@@ -42,7 +42,7 @@ class Kept:
                 )
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        with draft_of(header) as draft:
+        with atomic_write(header) as draft:
             draft.write_text(self.job)
 
     def __contains__(self, part: range) -> bool:
@@ -50,7 +50,7 @@ class Kept:
 
     def save(self, part: range, made: Part) -> None:
         """Keep a part."""
-        with draft_of(self._file(part)) as draft, draft.open("wb") as file:
+        with atomic_write(self._file(part)) as draft, draft.open("wb") as file:
             skipped = np.array(made.skipped, str).reshape(-1, 2)
             np.savez(file, values=made.values.numpy(), items=made.items.numpy(), skipped=skipped)
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unshuffle.console import progress
 from unshuffle.errors import UserError
 from unshuffle.evaluation.classification import Classification, Setting, accuracies, blind_accuracies, window
 from unshuffle.evaluation.features import network_input
@@ -16,7 +17,6 @@ from unshuffle.evaluation.fine_tuning import Recipe
 from unshuffle.evaluation.items import Items
 from unshuffle.evaluation.kept import kept_features
 from unshuffle.evaluation.logistic import Standardisation, choose_c, logistic_regression
-from unshuffle.evaluation.progress import progress
 from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.skips import tell_skipped

@@ -14,14 +14,14 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from unshuffle.console import progress
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.images import read_image
 from unshuffle.data.source import Pixels
-from unshuffle.drafts import draft_of
 from unshuffle.errors import UserError
 from unshuffle.evaluation.boxes import clip
-from unshuffle.evaluation.progress import progress
 from unshuffle.evaluation.voc import VocImage
+from unshuffle.files import atomic_write
 
 Boxes = npt.NDArray[np.float32]
 LEAST_SIDE = 16
@@ -107,7 +107,7 @@ def _kept(image: VocImage, folder: Path | None, search: Callable[[Pixels], Boxes
     if not file.is_file():
         boxes = search(read_image(image.path))
         folder.mkdir(parents=True, exist_ok=True)
-        with draft_of(file) as draft, draft.open("wb") as stream:
+        with atomic_write(file) as draft, draft.open("wb") as stream:
             np.save(stream, boxes)
     try:
         return _checked(np.load(file))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from rich.console import Console, RenderableType
 
 from unshuffle.errors import UserError
-from unshuffle.places import describe, find_class
+from unshuffle.lazy import LazyClass, find_class
 
 if TYPE_CHECKING:
     from unshuffle.evaluation.labelled import Neighbours  # needs torch, which takes seconds to import
@@ -138,26 +138,54 @@ def rounded(value: Any, digits: int = 4) -> Any:
     return [rounded(one, digits) for one in value] if isinstance(value, list | tuple) else value
 
 
-EVALUATIONS: dict[str, str] = {
-    "retrieval": "unshuffle.evaluation.retrieval:Retrieval",
-    "linear": "unshuffle.evaluation.probes:Linear",
-    "nonlinear": "unshuffle.evaluation.probes:NonLinear",
-    "finetune": "unshuffle.evaluation.transfer:FineTuning",
-    "action": "unshuffle.evaluation.action:ActionRecognition",
-    "rankme": "unshuffle.evaluation.rankme:RankMe",
-    "voc-classification": "unshuffle.evaluation.voc_classification:VocClassification",
-    "voc-detection": "unshuffle.evaluation.voc_detection:VocDetection",
-    "voc-segmentation": "unshuffle.evaluation.voc_segmentation:VocSegmentation",
+EVALUATIONS: dict[str, LazyClass] = {
+    "retrieval": LazyClass(
+        "unshuffle.evaluation.retrieval",
+        "Retrieval",
+        "Nearest neighbours by cosine of pool5: is the class of a query among its k nearest? (Tab. 1)",
+    ),
+    "linear": LazyClass(
+        "unshuffle.evaluation.probes",
+        "Linear",
+        "A linear classifier on each layer of the frozen backbone (Tab. 2); --fast is logistic regression.",
+    ),
+    "nonlinear": LazyClass(
+        "unshuffle.evaluation.probes", "NonLinear", "Two hidden layers of 4096 on the frozen pool5 (Tab. 2)."
+    ),
+    "finetune": LazyClass(
+        "unshuffle.evaluation.transfer",
+        "FineTuning",
+        "All of the backbone and a new classifier, trained on your labelled images.",
+    ),
+    "action": LazyClass(
+        "unshuffle.evaluation.action",
+        "ActionRecognition",
+        "Actions in videos, fine-tuned on single frames with the sampling of temporal segment networks.",
+    ),
+    "rankme": LazyClass(
+        "unshuffle.evaluation.rankme",
+        "RankMe",
+        "How many dimensions the features of unlabelled images use (RankMe): low is a sign of collapse.",
+    ),
+    "voc-classification": LazyClass(
+        "unshuffle.evaluation.voc_classification",
+        "VocClassification",
+        "Which of 20 classes are in an image? mAP after fine-tuning all layers (Tab. 4).",
+    ),
+    "voc-detection": LazyClass(
+        "unshuffle.evaluation.voc_detection",
+        "VocDetection",
+        "Where are the objects of 20 classes? mAP of Fast R-CNN after fine-tuning (Tab. 4).",
+    ),
+    "voc-segmentation": LazyClass(
+        "unshuffle.evaluation.voc_segmentation",
+        "VocSegmentation",
+        "Which class is each pixel? Mean IoU of FCN-32s after fine-tuning (Tab. 4).",
+    ),
 }
-"""Module and class of each evaluation; imported when it is asked for."""
 
 
 def find_evaluation(name: str) -> type[Evaluation]:
     """The class of an evaluation."""
     evaluation: type[Evaluation] = find_class(name, EVALUATIONS, "evaluation")
     return evaluation
-
-
-def describe_evaluations() -> dict[str, str]:
-    """The first line about each evaluation."""
-    return describe(EVALUATIONS)

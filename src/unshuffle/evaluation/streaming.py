@@ -12,13 +12,13 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from unshuffle.console import progress, say
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.media import BadMedia
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.items import Items
 from unshuffle.evaluation.kept import Kept, Part
-from unshuffle.evaluation.progress import progress
 from unshuffle.evaluation.skips import Skipped
 from unshuffle.wording import counted
 
@@ -84,7 +84,7 @@ def stream(
     plan = dict(zip(missing, batches, strict=True))
     done = len(items) - sum(map(len, missing))
     if 0 < done < len(items):
-        console.print(f"going on: {done} of {counted(len(items), items.kind)} were done before", highlight=False)
+        say(console, f"going on: {done} of {counted(len(items), items.kind)} were done before")
     found = 0
     with closing(coming), progress(console, title, len(items)) as advance:
         for part in parts:

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unshuffle.console import Advance
 from unshuffle.data.batches import Prefetcher
 from unshuffle.evaluation.clips import ClipBatch, Clips
-from unshuffle.evaluation.progress import Advance
 from unshuffle.evaluation.video_crops import evaluation_crops, training_crops
 from unshuffle.models import Backbone
 from unshuffle.models.ordering import backbone_features

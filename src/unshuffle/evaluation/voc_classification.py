@@ -12,6 +12,7 @@ from rich.console import Console, Group
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unshuffle.console import progress
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.images import read_image
 from unshuffle.data.source import Pixels
@@ -19,7 +20,6 @@ from unshuffle.evaluation.average_precision import eleven_point, ranked_curve, s
 from unshuffle.evaluation.classifier import TrainedClassifier
 from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
-from unshuffle.evaluation.progress import progress
 from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.voc import CLASSES, ImageSet, VocImage

@@ -11,6 +11,7 @@ from PIL import Image
 from rich.console import Console, Group
 from torch import Tensor
 
+from unshuffle.console import progress, say
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.images import read_image
 from unshuffle.errors import UserError
@@ -19,7 +20,6 @@ from unshuffle.evaluation.boxes import mirror
 from unshuffle.evaluation.detection_precision import Truth, count_objects, mark_hits
 from unshuffle.evaluation.fast_rcnn import Detections, FastRcnn, Targets, detect, detection_loss, sample_regions
 from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
-from unshuffle.evaluation.progress import progress
 from unshuffle.evaluation.proposals import Boxes, cleaned, read_proposals, search_proposals
 from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.published import published_table
@@ -116,7 +116,7 @@ class VocDetection(VocTask):
         clean = {image.name: cleaned(found[image.name], image.size, self.max_proposals) for image in images}
         empty = [name for name, boxes in clean.items() if len(boxes) == 0]
         if empty:
-            console.print(f"{len(empty)} images have no usable proposal: nothing can be found in them", highlight=False)
+            say(console, f"{len(empty)} images have no usable proposal: nothing can be found in them")
         return clean
 
     def _raw_proposals(self, images: Sequence[VocImage], console: Console) -> Mapping[str, Boxes]:

@@ -8,12 +8,12 @@ from rich.console import Console, Group
 from torch import Tensor
 from torch.nn import functional as F
 
+from unshuffle.console import progress
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.images import read_image
 from unshuffle.evaluation.confusion import class_ious, confusion_matrix, pixel_accuracy
 from unshuffle.evaluation.fcn import LABELS, Fcn32
 from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
-from unshuffle.evaluation.progress import progress
 from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.voc import CLASSES, IGNORED, ImageSet, VocImage, read_mask

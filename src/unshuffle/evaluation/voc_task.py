@@ -14,6 +14,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from unshuffle.accelerator import choose_device
+from unshuffle.console import say
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone
@@ -77,7 +78,7 @@ class VocTask(Evaluation):
     def check_sets(self, train: ImageSet, test: ImageSet, console: Console) -> None:
         """Say what there is, what was left out, and what would make the figures doubtful."""
         for images in (train, test):
-            console.print(images.summary(), highlight=False, soft_wrap=not console.is_terminal)
+            say(console, images.summary())
             tell_skipped(console, images.skipped, images.name)
         tell_shared(console, len(shared_files(train.paths(), test.paths())))
         if len(train) < FEW * len(CLASSES):

@@ -10,12 +10,11 @@ from typing import Any, Literal
 
 import torch
 
-from unshuffle.drafts import draft_of
 from unshuffle.errors import UserError
+from unshuffle.files import atomic_write, check_new_file
 from unshuffle.models.fold import fold_batch_norm
 from unshuffle.models.registry import Backbone
 from unshuffle.models.weights import METADATA, WEIGHTS_NAME, write_weights
-from unshuffle.outputs import check_new_file
 
 Format = Literal["safetensors", "torchvision", "onnx"]
 SUFFIXES: dict[Format, str] = {"safetensors": ".safetensors", "torchvision": ".pth", "onnx": ".onnx"}
@@ -63,7 +62,7 @@ def _write_torchvision(backbone: Backbone, metadata: dict[str, str], out: Path) 
     state = backbone.forms()["torchvision"].state_dict()
     weights = OrderedDict((key, value.detach().cpu().clone()) for key, value in state.items())
     weights._metadata = state._metadata | {METADATA: metadata}  # type: ignore[attr-defined]
-    with draft_of(out) as draft:
+    with atomic_write(out) as draft:
         torch.save(weights, draft)
     return {}
 
@@ -88,7 +87,7 @@ def _write_onnx(backbone: Backbone, metadata: dict[str, str], out: Path) -> dict
         )
     assert program is not None
     program.model.metadata_props.update(metadata)
-    with draft_of(out) as draft:
+    with atomic_write(out) as draft:
         program.save(draft, external_data=False)
         difference = onnx_difference(backbone, draft)
         if not difference <= TOLERANCE:

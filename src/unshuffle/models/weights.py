@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from unshuffle.drafts import draft_of
 from unshuffle.errors import UserError
+from unshuffle.files import atomic_write
 from unshuffle.models.fold import absorb
 from unshuffle.models.normalisation import Normalisation
 from unshuffle.models.registry import BACKBONES, Backbone, build_backbone
@@ -50,7 +50,7 @@ def save_backbone(
 def write_weights(backbone: nn.Module, metadata: dict[str, str], path: Path) -> None:
     """Write a backbone, or what holds one, with given metadata; a kill never leaves half a file."""
     weights = {key: value.detach().cpu().contiguous() for key, value in backbone.state_dict().items()}
-    with draft_of(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_bytes(_sorted_metadata(save(weights, metadata)))
 
 

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 import unshuffle
 from unshuffle.analysis.table import read_cells
-from unshuffle.drafts import draft_of
+from unshuffle.files import atomic_write
 from unshuffle.report.curves import Chart, charts
 from unshuffle.report.snapshot import Snapshot
 from unshuffle.report.subjects import Subject
@@ -47,7 +47,7 @@ def write_report(
             illustrate(view, run, (snapshots or {}).get(run.folder) or Snapshot.newest(run))
     drawn = charts(subjects)
     page = _render(views, drawn, [table for file in tables if (table := read_cells(file))])
-    with draft_of(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_text(page, encoding="utf-8", errors="backslashreplace")  # file names need not be valid text
 
 

@@ -8,7 +8,7 @@ from unshuffle.analysis.arms import arms_in
 from unshuffle.analysis.history import run_labels
 from unshuffle.analysis.names import short_names
 from unshuffle.errors import UserError
-from unshuffle.outputs import check_file
+from unshuffle.files import check_file
 from unshuffle.run import Run
 
 COLOURS = 8  # that the page's style has

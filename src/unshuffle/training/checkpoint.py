@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from unshuffle.drafts import draft_of
 from unshuffle.errors import UserError
+from unshuffle.files import atomic_write
 
 
 def checkpoint_path(folder: Path, iteration: int) -> Path:
@@ -27,7 +27,7 @@ def save_checkpoint(folder: Path, iteration: int, state: dict[str, Any], keep: i
     """Write a checkpoint, then delete all but the newest `keep`; a signal waits until it is written."""
     folder.mkdir(parents=True, exist_ok=True)
     path = checkpoint_path(folder, iteration)
-    with draft_of(path) as draft, draft.open("wb") as file:
+    with atomic_write(path) as draft, draft.open("wb") as file:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from unshuffle.accelerator import local_rank
 from unshuffle.data.share import Share
-from unshuffle.errors import SaidByAnother, UserError
+from unshuffle.errors import ReportedElsewhere, UserError
 
 T = TypeVar("T")
 
@@ -171,4 +171,4 @@ def together() -> Iterator[None]:
     if failure is not None and first == rank():
         raise failure
     if first < size():
-        raise SaidByAnother(f"rank {first} has failed")
+        raise ReportedElsewhere(f"rank {first} has failed")

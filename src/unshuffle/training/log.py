@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from unshuffle.drafts import draft_of
+from unshuffle.files import atomic_write
 from unshuffle.policy.samplers import Observation
 from unshuffle.policy.state import Validation
 from unshuffle.run import Run
@@ -92,7 +92,7 @@ def _keep_up_to(path: Path, iteration: int) -> None:
     if not path.exists():
         return
     kept = [line for line in path.read_text().splitlines() if iteration and _is_up_to(line, iteration)]
-    with draft_of(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_text("".join(f"{line}\n" for line in kept))
 
 

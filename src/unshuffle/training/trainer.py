@@ -28,10 +28,10 @@ from unshuffle.policy.samplers import Observation, Proposal, Sampler
 from unshuffle.policy.state import Validation, merge, validate
 from unshuffle.randomness import seed_everything, stream_seed, torch_generator
 from unshuffle.run import Run
-from unshuffle.stopping import Stopped, stop_wishes
+from unshuffle.stopping import Stopped, stop_requests
 from unshuffle.training import distributed
 from unshuffle.training.checkpoint import random_state, restore_random_state, save_checkpoint
-from unshuffle.training.console import Display, TaskStatus
+from unshuffle.training.display import Display, TaskStatus
 from unshuffle.training.distributed import together
 from unshuffle.training.log import RunLog
 from unshuffle.training.optim import Optimisers
@@ -130,8 +130,8 @@ class Trainer:
         """Go on from the current iteration to the last, saving into the run folder."""
         batches = Prefetcher(self.load, self.iteration, self.last, self.config.data.workers)
         # several processes may be sent a signal twice for one wish, by the system and by torchrun
-        wishes = stop_wishes(patient=self.share.of > 1)
-        with display, wishes as wish, closing(ahead(batches, self.device)) as coming:
+        wishes = stop_requests(patient=self.share.of > 1)
+        with display, wishes as request, closing(ahead(batches, self.device)) as coming:
             if self.iteration == self.first:
                 self._monitor(log, display)
                 self._validate(log, display)
@@ -141,7 +141,7 @@ class Trainer:
                 with together():
                     batch = next(coming)
                 self.step(batch, tally)
-                stop = distributed.largest(wish.signum or 0)
+                stop = distributed.largest(request.signum or 0)
                 if self._due(self.config.log.train_every):
                     tally = self._log_training(log, display, tally, batches.seconds_waited)
                 self._between_steps(run, log, display, tally, stopping=stop > 0)

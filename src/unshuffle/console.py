@@ -1,5 +1,7 @@
-"""How far an evaluation has come: a bar on a terminal, a line now and then elsewhere."""
+"""What every command prints: plain lines, and progress as a bar on a terminal or a line now and then elsewhere."""
 
+import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,16 +13,30 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 SECONDS_BETWEEN_LINES = 10.0
 
 
+class ResilientConsole(Console):
+    """A console that survives a closed pipe: the command continues without output."""
+
+    def on_broken_pipe(self) -> None:
+        """Discard all output from now on instead of ending the program."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def say(console: Console, text: str) -> None:
+    """Print one line as it is: no markup, no colours, no line breaks inserted."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 class Advance(Protocol):
-    """Tells that so much is done, and anything else worth a look."""
+    """Reports the progress of a known amount of work."""
 
     def __call__(self, done: int, note: str = "") -> None:
-        """Show it."""
+        """Show how much is done, with a short note beside it."""
 
 
 @contextmanager
 def progress(console: Console, title: str, total: int) -> Iterator[Advance]:
-    """Show progress while something of a known length goes on."""
+    """Show the progress of work with a known length."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -38,6 +54,6 @@ def progress(console: Console, title: str, total: int) -> Iterator[Advance]:
             bar.update(task, completed=done, note=note)
             if not console.is_terminal and time.monotonic() - last > SECONDS_BETWEEN_LINES:
                 last = time.monotonic()
-                console.print(f"{title} {done}/{total} {note}".rstrip(), highlight=False, soft_wrap=True)
+                say(console, f"{title} {done}/{total} {note}".rstrip())
 
         yield advance

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from unshuffle.training import console as module
-from unshuffle.training.console import Display, TaskStatus
+from unshuffle.training.display import Display, TaskStatus
 
 
 def make(terminal: bool, width: int = 120) -> tuple[Display, io.StringIO]:

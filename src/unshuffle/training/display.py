@@ -1,7 +1,5 @@
 """What a person sees while a run goes: a live display on a terminal, plain lines elsewhere."""
 
-import os
-import sys
 import time
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -18,16 +16,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-SECONDS_BETWEEN_LINES = 10.0
-
-
-class PatientConsole(Console):
-    """A console whose reader may leave: the training goes on without it."""
-
-    def on_broken_pipe(self) -> None:
-        """Write to nowhere from now on, instead of ending the program."""
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+from unshuffle.console import SECONDS_BETWEEN_LINES, ResilientConsole, say
 
 
 @dataclass
@@ -51,7 +40,7 @@ class Display:
     tasks: dict[str, TaskStatus]
     total: int
     start: int = 0
-    console: Console = field(default_factory=PatientConsole)
+    console: Console = field(default_factory=ResilientConsole)
     samples_per_second: float = 0.0
     crops_per_second: float = 0.0
     waiting: float = 0.0
@@ -96,7 +85,7 @@ class Display:
 
     def _print_line(self) -> None:
         self._last_line = time.monotonic()
-        self.console.print(self._line(), highlight=False, soft_wrap=True)
+        say(self.console, self._line())
 
     def _state(self) -> list[str]:
         """Speed and retrieval, each short enough for a line of a narrow terminal."""

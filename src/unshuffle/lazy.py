@@ -1,0 +1,30 @@
+"""Classes that are imported only when they are asked for: torch takes seconds to import, `--help` should not."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from unshuffle.errors import UserError
+from unshuffle.wording import did_you_mean
+
+
+@dataclass(frozen=True)
+class LazyClass:
+    """A class by its module and name, and the line that help texts show for it."""
+
+    module: str
+    name: str
+    summary: str
+
+    def load(self) -> Any:
+        """Import the class."""
+        return getattr(import_module(self.module), self.name)
+
+
+def find_class(name: str, registry: Mapping[str, LazyClass], kind: str) -> Any:
+    """Return the class registered under a name; raise a UserError if there is none of that kind."""
+    if name not in registry:
+        hint = did_you_mean(name, registry) or f"; choose one of {', '.join(registry)}"
+        raise UserError(f"there is no {kind} '{name}'{hint}")
+    return registry[name].load()
