@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from unshuffle.config import Config, DataConfig, ShuffleConfig, SyntheticConfig
+from unshuffle.config import Config, DataConfig, SpatialConfig, SyntheticConfig, TemporalConfig
 from unshuffle.data.pack import pack
-from unshuffle.data.prepare import Data, prepare, split
+from unshuffle.tasks.prepare import Data, prepare, split
 from unshuffle.errors import UserError
 
 
@@ -22,7 +22,8 @@ def config(tmp_path: Path) -> Config:
     return Config(
         data=DataConfig(val_size=1, image_short_side=32, frame_short_side=24, cache=tmp_path / "cache"),
         synthetic=SyntheticConfig(images=6, clips=5, image_size=24, frame_size=16, clip_frames=4),
-        shuffle=ShuffleConfig(frames=4, image_share=15 / 16, crop_size=8),
+        spatial=SpatialConfig(image_fraction=15 / 16, crop_size=8),
+        temporal=TemporalConfig(frames=4, crop_size=8),
     )
 
 
@@ -64,6 +65,8 @@ SYNTHETIC_T = {"temporal": (4, 1, 4, 16)}
 IMAGES_S = {"spatial": (4, 1, 1, 30)}
 VIDEOS_S = {"spatial": (3, 1, 1, 22)}
 VIDEOS_T = {"temporal": (3, 1, 4, 24)}
+IMAGES_R = {"rotation": (4, 1, 1, 32)}
+VIDEOS_R = {"rotation": (3, 1, 1, 24)}
 
 
 @pytest.mark.parametrize(
@@ -84,6 +87,10 @@ VIDEOS_T = {"temporal": (3, 1, 4, 24)}
         ("images videos", "S&T", IMAGES_S | VIDEOS_T),
         ("images videos", "S", IMAGES_S),
         ("images videos", "T", VIDEOS_T),
+        ("images", "R", IMAGES_R),
+        ("videos", "R", VIDEOS_R),
+        ("images videos", "S+T+R", IMAGES_S | VIDEOS_T | IMAGES_R),
+        ("images videos", "S+R&T", IMAGES_S | VIDEOS_T | IMAGES_R),
     ],
 )
 def test_what_is_given_decides_the_tasks(
@@ -97,9 +104,9 @@ def test_what_is_given_decides_the_tasks(
     )
     data = prepare(config, progress=False)
     assert summary(data) == expected
-    told = " ".join(data.found + data.remarks)
+    told = " ".join(data.sentences())
     assert ("synthetic world" in told) == (not given)
-    assert ("takes the frames of the videos" in told) == (given == "videos" and "spatial" in expected)
+    assert ("frames of the videos" in told) == (given == "videos" and tasks != "T")
 
 
 @pytest.mark.parametrize("tasks", ["T", "S+T", "S&T"])
@@ -108,24 +115,24 @@ def test_the_temporal_task_needs_videos(tasks: Any, config: Config, images: Path
         prepare(replace(config, images=images, tasks=tasks), progress=False)
 
 
-def test_samples_can_be_drawn_and_validated(config: Config, images: Path, videos: Path) -> None:
+def test_samples_can_be_read_for_training_and_validation(config: Config, images: Path, videos: Path) -> None:
     data = prepare(replace(config, images=images, videos=videos), progress=False)
     for task, shape in {"spatial": (1, 30, 30, 3), "temporal": (4, 24, 24, 3)}.items():
         samples = data.training[task]
-        drawn = samples.read(samples.draw(samples.items[:1], np.random.default_rng(0)))
-        assert drawn.shape == (1, *shape)
+        pixels = samples.read(samples.random_windows(samples.items[:1], np.random.default_rng(0)))
+        assert pixels.shape == (1, *shape)
         assert data.validation[task].centres().shape == (1, *shape)
 
 
 def test_the_frame_span_is_handed_on(config: Config) -> None:
-    config = replace(config, data=replace(config.data, frame_span=7))
+    config = replace(config, temporal=replace(config.temporal, frame_span=7))
     data = prepare(config, progress=False)
     assert data.training["temporal"].span == data.validation["temporal"].span == 7
 
 
 def test_frames_may_play_backwards(config: Config) -> None:
     assert not prepare(config).training["temporal"].reverse
-    assert prepare(replace(config, shuffle=replace(config.shuffle, reverse=True))).training["temporal"].reverse
+    assert prepare(replace(config, temporal=replace(config.temporal, reverse=True))).training["temporal"].reverse
 
 
 def test_validation_samples_may_come_from_elsewhere(config: Config, images: Path, videos: Path, tmp_path: Path) -> None:
@@ -154,15 +161,16 @@ def test_the_seed_decides_world_and_split(config: Config) -> None:
 
 def test_skipped_files_are_listed_and_counted(config: Config, images: Path) -> None:
     (images / "broken.png").write_text("no image")
-    config = replace(config, images=images, data=replace(config.data, max_bad_share=0.2))
+    config = replace(config, images=images, data=replace(config.data, max_bad_fraction=0.2))
     data = prepare(config, progress=False)
     assert [name for name, _ in data.skipped] == ["broken.png"]
-    assert "5 images" in data.found[0] and "1 file skipped" in data.found[0]
+    assert (data.sources[0].items, data.sources[0].skipped) == (5, 1)
+    assert "5 images" in data.sentences()[0] and "1 file skipped" in data.sentences()[0]
 
 
 def test_too_many_bad_files(config: Config, images: Path) -> None:
     (images / "broken.png").write_text("no image")
-    with pytest.raises(UserError, match=r"1 of 6 images cannot be used.*max_bad_share = 0\.1.*broken\.png"):
+    with pytest.raises(UserError, match=r"1 of 6 images cannot be used.*max_bad_fraction = 0\.1.*broken\.png"):
         prepare(replace(config, images=images), progress=False)
 
 
@@ -170,41 +178,42 @@ def test_short_clips_are_skipped_and_listed(config: Config, videos: Path) -> Non
     config = replace(
         config,
         videos=videos,
-        shuffle=replace(config.shuffle, frames=6),
-        data=replace(config.data, max_bad_share=0.5, val_size=1),
+        temporal=replace(config.temporal, frames=6),
+        data=replace(config.data, max_bad_fraction=0.5, val_size=1),
     )
     data = prepare(config, progress=False)
     assert data.skipped == [
-        ("0.mp4", "4 frames, and 6 are needed"),
-        ("1.mp4", "5 frames, and 6 are needed"),
+        ("0.mp4", "4 frames, but 6 are needed"),
+        ("1.mp4", "5 frames, but 6 are needed"),
     ]
     used = {int(item) for part in (data.training, data.validation) for item in part["temporal"].items}
     assert {data.training["temporal"].source.names[item] for item in used} == {"2.mp4", "3.mp4"}
     assert data.training["spatial"].items.tolist() == data.training["temporal"].items.tolist()
     alone = prepare(replace(config, tasks="S"), progress=False)
     assert len(alone.training["spatial"]) == 3, "the spatial task by itself needs but one frame"
-    strict = replace(config, data=replace(config.data, max_bad_share=0.4))
+    strict = replace(config, data=replace(config.data, max_bad_fraction=0.4))
     with pytest.raises(UserError, match="2 of 4 clips cannot be used"):
         prepare(strict, progress=False)
 
 
 def test_validation_must_leave_something(config: Config) -> None:
     config = replace(config, synthetic=replace(config.synthetic, clips=1), tasks="T")
-    with pytest.raises(UserError, match="nothing is left to train on of 1 sample when 1 to validate on"):
+    with pytest.raises(UserError, match="nothing is left to train on of 1 sample when 1 are held out"):
         prepare(config, progress=False)
 
 
 @pytest.mark.parametrize(
     ("total", "wanted", "size"), [(2, 100, 1), (9, 2, 1), (40, 100, 8), (40, 8, 8), (40, 5, 5), (500, 100, 100)]
 )
-def test_at_most_a_fifth_is_held_back(config: Config, total: int, wanted: int, size: int) -> None:
+def test_at_most_a_fifth_is_held_out(config: Config, total: int, wanted: int, size: int) -> None:
     config = replace(config, synthetic=replace(config.synthetic, clips=total, images=total))
     data = prepare(replace(config, data=replace(config.data, val_size=wanted), tasks="S+T"), progress=False)
     for task in ("spatial", "temporal"):
         assert (len(data.validation[task]), len(data.training[task])) == (size, total - size)
-        part = f"only {size} of {total} samples, a fifth, though data.val_size is {wanted}"
-        assert (f"{task}, held back to validate on: {part}" in data.remarks) == (size < wanted)
-    assert len(data.remarks) == 2 * (size < wanted)
+        split = data.splits[task]
+        assert (split.training, split.validation, split.requested) == (total - size, size, wanted)
+    told = [sentence for sentence in data.sentences() if str(wanted) in sentence and "val_size" in sentence]
+    assert len(told) == 2 * (size < wanted)
 
 
 def test_a_broken_pattern(config: Config) -> None:
@@ -224,11 +233,11 @@ def test_siblings_are_kept_together_from_config(config: Config) -> None:
     assert not motions[0] & motions[1] and len(data.training["temporal"]) == 15
 
 
-@given(total=st.integers(2, 60), share=st.floats(0, 1), seed=st.integers(0, 2**40))
+@given(total=st.integers(2, 60), fraction=st.floats(0, 1), seed=st.integers(0, 2**40))
 @settings(max_examples=60, deadline=None)
-def test_split_without_a_pattern(total: int, share: float, seed: int) -> None:
+def test_split_without_a_pattern(total: int, fraction: float, seed: int) -> None:
     names = [f"{number}.png" for number in range(total)]
-    size = max(1, min(total - 1, round(share * total)))
+    size = max(1, min(total - 1, round(fraction * total)))
     training, validation = split(names, size, "", seed)
     assert len(validation) == size
     assert sorted([*training.tolist(), *validation.tolist()]) == list(range(total))
@@ -256,8 +265,8 @@ def test_split_keeps_siblings_on_one_side(families: list[int], size: int, groupe
         return found[0]
 
     assert len(validation) == size == len(set(validation.tolist()))
-    held_back = {group_of(position) for position in validation}
-    others = [position for position in range(len(names)) if group_of(position) not in held_back]
+    held_out = {group_of(position) for position in validation}
+    others = [position for position in range(len(names)) if group_of(position) not in held_out]
     assert training.tolist() == others, "all that have no sibling in X_val"
 
 
@@ -273,7 +282,7 @@ def test_split_is_seeded() -> None:
     first, again, other = (split(names, 20, "", seed)[1].tolist() for seed in (0, 0, 1))
     assert first == again != other
     chosen = {position for seed in range(60) for position in split(names, 10, "", seed)[1]}
-    assert chosen == set(range(100)), "any sample may be held back"
+    assert chosen == set(range(100)), "any sample may be held out"
 
 
 def test_split_with_one_family() -> None:
@@ -281,15 +290,15 @@ def test_split_with_one_family() -> None:
         split(["g1_c1", "g1_c2", "g1_c3"], 1, "g1", 0)
 
 
-def test_a_store_and_its_folder_give_the_same_share_of_an_image(config: Config, images: Path, tmp_path: Path) -> None:
+def test_a_store_and_its_folder_give_the_same_fraction_of_an_image(config: Config, images: Path, tmp_path: Path) -> None:
     pack("images", images, tmp_path / "store", short_side=64, progress=False)
     folder, store = (prepare(replace(config, images=path), progress=False) for path in (images, tmp_path / "store"))
     assert (folder.training["spatial"].side, store.training["spatial"].side) == (30, 60)
 
 
-def test_the_two_tasks_hold_back_the_same_clips(config: Config, videos: Path, write_video: Callable[..., Path]) -> None:
+def test_the_two_tasks_hold_out_the_same_clips(config: Config, videos: Path, write_video: Callable[..., Path]) -> None:
     write_video(videos / "0a.mp4", frames=3)  # too short for the temporal task
-    data = prepare(replace(config, videos=videos, data=replace(config.data, max_bad_share=0.5)), progress=False)
+    data = prepare(replace(config, videos=videos, data=replace(config.data, max_bad_fraction=0.5)), progress=False)
     spatial, temporal = data.validation["spatial"], data.validation["temporal"]
     assert spatial.items.tolist() == temporal.items.tolist()
 

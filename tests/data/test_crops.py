@@ -1,6 +1,6 @@
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -9,29 +9,69 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from unshuffle.config import ShuffleConfig
-from unshuffle.data import shuffle
-from unshuffle.data.share import Share
-from unshuffle.data.shuffle import Cuts, frame_cuts, normalise, permute, render, tile_cuts
+from unshuffle.config import AugmentationConfig, Config, SpatialConfig, TemporalConfig
+from unshuffle.data import crops as cropping
+from unshuffle.data.crops import CropPlan, normalise, permute, render
+from unshuffle.data.squares import RankSlice
 from unshuffle.permutations import inverse
+from unshuffle.tasks.spatial import SpatialTask
+from unshuffle.tasks.temporal import TemporalTask
 
-STILL = ShuffleConfig(grey=0, gamma=0, saturation=0, hue=0)
-"""Random crops, but the colours stay."""
+@dataclass(frozen=True)
+class Options:
+    """The options that decide the crops of both tasks."""
+
+    grid: int = 3
+    frames: int = 8
+    crop_size: int = 75
+    tile_fraction: float = 64 / 85
+    crop_fraction: float = 224 / 256
+    shared_crop: bool = False
+    colour_jitter: bool = True
+    hflip: float = 0.0
+    grayscale: float = 0.3
+    gamma: float = 0.3
+    saturation: float = 0.3
+    hue: float = 0.05
+
+    @property
+    def config(self) -> Config:
+        return Config(
+            spatial=SpatialConfig(crop_size=self.crop_size, grid=self.grid, tile_fraction=self.tile_fraction),
+            temporal=TemporalConfig(
+                crop_size=self.crop_size,
+                frames=self.frames,
+                crop_fraction=self.crop_fraction,
+                shared_crop=self.shared_crop,
+                colour_jitter=self.colour_jitter,
+            ),
+            augmentation=AugmentationConfig(self.hflip, self.grayscale, self.gamma, self.saturation, self.hue),
+        )
+
+
+NO_JITTER = Options(grayscale=0, gamma=0, saturation=0, hue=0)
+"""Random crops in true colours."""
 
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def tiles(images: torch.Tensor, config: ShuffleConfig, draws: torch.Generator | None = None) -> torch.Tensor:
-    cuts = tile_cuts(len(images), images.shape[1], config, images.device, draws)
-    return render(images, cuts, config.crop_size)
+def plan_tiles(batch: int, size: int, options: Options, randomness: torch.Generator | None = None) -> CropPlan:
+    return SpatialTask(options.config).plan_crops(batch, size, randomness)
 
 
-def frames(clips: torch.Tensor, config: ShuffleConfig, draws: torch.Generator | None = None) -> torch.Tensor:
-    config = replace(config, frames=clips.shape[1])
-    cuts = frame_cuts(len(clips), clips.shape[2], config, clips.device, draws)
-    return render(clips.flatten(0, 1), cuts, config.crop_size)
+def plan_frames(batch: int, size: int, options: Options, randomness: torch.Generator | None = None) -> CropPlan:
+    return TemporalTask(options.config).plan_crops(batch, size, randomness)
+
+
+def tiles(images: torch.Tensor, options: Options, randomness: torch.Generator | None = None) -> torch.Tensor:
+    return render(images, plan_tiles(len(images), images.shape[1], options, randomness), options.crop_size)
+
+
+def frames(clips: torch.Tensor, options: Options, randomness: torch.Generator | None = None) -> torch.Tensor:
+    plan = plan_frames(len(clips), clips.shape[2], replace(options, frames=clips.shape[1]), randomness)
+    return render(clips.flatten(0, 1), plan, options.crop_size)
 
 
 def random_bytes(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -90,7 +130,7 @@ def slow_tiles(image: np.ndarray, grid: int, share: float, side: int) -> list[np
 def unnormalised(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Crops as they are before the last step."""
     with monkeypatch.context() as patch:
-        patch.setattr(shuffle, "normalise", lambda crops: crops)
+        patch.setattr(cropping, "normalise", lambda crops: crops)
         yield
 
 
@@ -99,7 +139,7 @@ def unnormalised(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(("share", "side"), [(1.0, 11), (64 / 85, 20), (0.5, 8)])
 def test_tiles_against_a_loop(grid: int, size: int, share: float, side: int) -> None:
     images = random_bytes(3, size, size, 3, seed=grid)
-    config = ShuffleConfig(grid=grid, tile_share=share, crop_size=side)
+    config = Options(grid=grid, tile_fraction=share, crop_size=side)
     ours = tiles(images, config)
     assert ours.shape == (3, grid * grid, 3, side, side)
     expected = np.stack([np.stack(slow_tiles(image, grid, share, side)) for image in images.numpy()])
@@ -112,7 +152,7 @@ def test_tiles_against_a_loop(grid: int, size: int, share: float, side: int) -> 
 def test_whole_cells_put_back_are_the_image(grid: int, remainder: int) -> None:
     cell = 7
     images = random_bytes(2, grid * cell + remainder, grid * cell + remainder, 3)
-    parts = decoded(tiles(images, ShuffleConfig(grid=grid, tile_share=1, crop_size=cell)))
+    parts = decoded(tiles(images, Options(grid=grid, tile_fraction=1, crop_size=cell)))
     for image, its_parts in zip(images.numpy(), parts, strict=True):
         rows = [
             np.concatenate([its_parts[row * grid + column] for column in range(grid)], axis=2) for row in range(grid)
@@ -127,7 +167,7 @@ def test_whole_cells_put_back_are_the_image(grid: int, remainder: int) -> None:
 def test_random_tile_crops_cover_their_cell_and_never_leave_it(grid: int, share: float) -> None:
     size, batch = 10 * grid + 1, 40
     side = round(10 * share)
-    config = replace(STILL, grid=grid, tile_share=share, crop_size=side)
+    config = replace(NO_JITTER, grid=grid, tile_fraction=share, crop_size=side)
     crops = decoded(tiles(coordinates(batch, size), config, generator()))
     seen: list[set[int]] = [set(), set()]
     for item in range(batch):
@@ -144,7 +184,7 @@ def test_random_tile_crops_cover_their_cell_and_never_leave_it(grid: int, share:
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.usefixtures("unnormalised")
 def test_random_frame_crops_cover_the_frame_and_never_leave_it(shared: bool) -> None:
-    config = replace(STILL, frame_share=0.6, crop_size=9, shared_crop=shared)
+    config = replace(NO_JITTER, crop_fraction=0.6, crop_size=9, shared_crop=shared)
     clips = coordinates(240, 15).reshape(60, 4, 15, 15, 3)
     crops = decoded(frames(clips, config, generator()))
     corners = crops[:, :, :2, 0, 0]
@@ -159,7 +199,7 @@ def test_random_frame_crops_cover_the_frame_and_never_leave_it(shared: bool) -> 
 @pytest.mark.parametrize(("size", "share", "side"), [(24, 7 / 8, 21), (33, 7 / 8, 24), (33, 7 / 8, 12), (16, 1.0, 16)])
 def test_frames_against_a_loop(size: int, share: float, side: int) -> None:
     clips = random_bytes(2, 3, size, size, 3)
-    ours = frames(clips, ShuffleConfig(frames=3, frame_share=share, crop_size=side))
+    ours = frames(clips, Options(frames=3, crop_fraction=share, crop_size=side))
     cut = round(size * share)
     start = (size - cut) // 2
     for clip, its_frames in zip(clips.numpy(), ours.numpy(), strict=True):
@@ -169,11 +209,10 @@ def test_frames_against_a_loop(size: int, share: float, side: int) -> None:
 
 
 def test_the_papers_tiles_are_64_of_85_pixels_made_75() -> None:
-    here = torch.device("cpu")
-    assert tile_cuts(1, 255, ShuffleConfig(), here).side == 64
-    assert frame_cuts(1, 256, ShuffleConfig(), here).side == 224
-    assert tiles(random_bytes(1, 255, 255, 3), ShuffleConfig()).shape == (1, 9, 3, 75, 75)
-    assert frames(random_bytes(1, 8, 256, 256, 3), ShuffleConfig()).shape == (1, 8, 3, 75, 75)
+    assert plan_tiles(1, 255, Options()).side == 64
+    assert plan_frames(1, 256, Options()).side == 224
+    assert tiles(random_bytes(1, 255, 255, 3), Options()).shape == (1, 9, 3, 75, 75)
+    assert frames(random_bytes(1, 8, 256, 256, 3), Options()).shape == (1, 8, 3, 75, 75)
 
 
 def test_position_t_holds_part_psi_t() -> None:
@@ -187,7 +226,7 @@ def test_position_t_holds_part_psi_t() -> None:
 
 @pytest.mark.parametrize("grid", [2, 3, 4])
 def test_the_identity_leaves_the_parts_as_they_are(grid: int) -> None:
-    parts = tiles(random_bytes(2, 40, 40, 3), ShuffleConfig(grid=grid, crop_size=8))
+    parts = tiles(random_bytes(2, 40, 40, 3), Options(grid=grid, crop_size=8))
     identity = torch.arange(grid * grid).expand(2, 1, -1)
     assert torch.equal(permute(parts, identity)[:, 0], parts)
 
@@ -220,7 +259,7 @@ def test_normalise_against_numpy() -> None:
 
 def test_a_constant_crop_becomes_zeros() -> None:
     images = torch.full((1, 12, 12, 3), 200, dtype=torch.uint8)
-    np.testing.assert_allclose(tiles(images, ShuffleConfig(crop_size=4)), np.zeros((1, 9, 3, 4, 4)), atol=1e-4)
+    np.testing.assert_allclose(tiles(images, Options(crop_size=4)), np.zeros((1, 9, 3, 4, 4)), atol=1e-4)
     np.testing.assert_allclose(normalise(torch.full((1, 3, 4, 4), 0.3)), np.zeros((1, 3, 4, 4)), atol=1e-4)
 
 
@@ -233,18 +272,18 @@ def test_hardly_any_contrast_is_not_blown_up() -> None:
 @pytest.mark.usefixtures("unnormalised")
 def test_grey_images_have_equal_channels_and_the_luma_of_the_colours() -> None:
     images = random_bytes(2, 12, 12, 3)
-    config = replace(STILL, tile_share=1, crop_size=4, grey=1)
+    config = replace(NO_JITTER, tile_fraction=1, crop_size=4, grayscale=1)
     colour, grey = tiles(images, config), tiles(images, config, generator())
     luma = 0.299 * colour[:, :, 0] + 0.587 * colour[:, :, 1] + 0.114 * colour[:, :, 2]
     for channel in range(3):
         np.testing.assert_allclose(grey[:, :, channel], luma, atol=1e-5)
-    jittered = tiles(images, ShuffleConfig(grey=1, crop_size=4), generator())
+    jittered = tiles(images, Options(grayscale=1, crop_size=4), generator())
     np.testing.assert_allclose(jittered[:, :, :1].expand_as(jittered), jittered, atol=1e-5)
 
 
 @pytest.mark.usefixtures("unnormalised")
 def test_the_share_of_grey_images() -> None:
-    config = replace(STILL, grid=2, tile_share=1, crop_size=2, grey=0.3)
+    config = replace(NO_JITTER, grid=2, tile_fraction=1, crop_size=2, grayscale=0.3)
     crops = tiles(random_bytes(2000, 4, 4, 3), config, generator())
     grey = (crops.amax(dim=2) - crops.amin(dim=2)).amax(dim=(2, 3)) < 1e-5
     assert torch.equal(grey.all(dim=1), grey.any(dim=1)), "all tiles of an image are grey or none"
@@ -254,14 +293,14 @@ def test_the_share_of_grey_images() -> None:
 @pytest.mark.usefixtures("unnormalised")
 def test_without_jitter_the_colours_stay() -> None:
     images = random_bytes(2, 12, 12, 3)
-    config = replace(STILL, tile_share=1, crop_size=4)
+    config = replace(NO_JITTER, tile_fraction=1, crop_size=4)
     np.testing.assert_allclose(tiles(images, config, generator()), tiles(images, config), atol=1e-5)
 
 
 @pytest.mark.usefixtures("unnormalised")
 def test_gamma_is_an_exponent_of_each_tile_within_its_range() -> None:
     images = torch.tensor([77, 178], dtype=torch.uint8).repeat(3)[None, :, None, None].expand(200, 6, 6, 3)
-    crops = tiles(images, replace(STILL, gamma=0.3, tile_share=1, crop_size=2), generator())
+    crops = tiles(images, replace(NO_JITTER, gamma=0.3, tile_fraction=1, crop_size=2), generator())
     exponents = crops[..., 0, 0].log() / np.log(77 / 255)
     np.testing.assert_allclose(crops[..., 1, 0].log() / np.log(178 / 255), exponents, rtol=1e-4)
     assert (exponents.amax(dim=2) - exponents.amin(dim=2)).max() < 1e-4, "all channels of a tile alike"
@@ -272,7 +311,7 @@ def test_gamma_is_an_exponent_of_each_tile_within_its_range() -> None:
 
 def test_gamma_survives_the_normalisation() -> None:
     images = random_bytes(4, 12, 12, 3)
-    config = replace(STILL, tile_share=1, crop_size=4)
+    config = replace(NO_JITTER, tile_fraction=1, crop_size=4)
     still, moved = (tiles(images, changed, generator()) for changed in (config, replace(config, gamma=0.5)))
     assert (still - moved).abs().mean() > 0.05
 
@@ -280,12 +319,12 @@ def test_gamma_survives_the_normalisation() -> None:
 @pytest.mark.usefixtures("unnormalised")
 def test_colours_stay_in_their_range() -> None:
     images = random_bytes(4, 12, 12, 3) // 128 * 255
-    crops = tiles(images, ShuffleConfig(gamma=2.0, saturation=3.0, crop_size=4), generator())
+    crops = tiles(images, Options(gamma=2.0, saturation=3.0, crop_size=4), generator())
     assert crops.min() == 0 and crops.max() == 1
 
 
 def test_saturation_matrix() -> None:
-    ours = shuffle._saturation_matrix(torch.tensor([1.0, 0.0, 0.4]))
+    ours = cropping._saturation_matrix(torch.tensor([1.0, 0.0, 0.4]))
     colours = np.random.default_rng(0).uniform(size=(20, 3))
     for matrix, amount in zip(ours.numpy(), [1.0, 0.0, 0.4], strict=True):
         for colour in colours:
@@ -296,7 +335,7 @@ def test_saturation_matrix() -> None:
 @given(st.floats(-math.pi, math.pi))
 @settings(max_examples=30, deadline=None)
 def test_hue_matrix_is_a_rotation_that_keeps_grey(angle: float) -> None:
-    (matrix,) = shuffle._hue_matrix(torch.tensor([angle])).double().numpy()
+    (matrix,) = cropping._hue_matrix(torch.tensor([angle])).double().numpy()
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(3), atol=1e-5)
     assert np.linalg.det(matrix) == pytest.approx(1, abs=1e-5)
     np.testing.assert_allclose(matrix @ np.ones(3), np.ones(3), atol=1e-5)
@@ -304,7 +343,7 @@ def test_hue_matrix_is_a_rotation_that_keeps_grey(angle: float) -> None:
 
 
 def test_hue_matrix_by_thirds_of_a_turn() -> None:
-    none, third, whole = shuffle._hue_matrix(torch.tensor([0.0, 2 * math.pi / 3, 2 * math.pi])).numpy()
+    none, third, whole = cropping._hue_matrix(torch.tensor([0.0, 2 * math.pi / 3, 2 * math.pi])).numpy()
     np.testing.assert_allclose(none, np.eye(3), atol=1e-6)
     np.testing.assert_allclose(whole, np.eye(3), atol=1e-5)
     np.testing.assert_allclose(third @ [1, 0, 0], [0, 1, 0], atol=1e-6)  # red turns green
@@ -314,7 +353,7 @@ def test_hue_matrix_by_thirds_of_a_turn() -> None:
 @pytest.mark.parametrize("make", [tiles, frames])
 def test_the_seed_decides(make) -> None:
     data = random_bytes(2, 20, 20, 3) if make is tiles else random_bytes(2, 4, 20, 20, 3)
-    config = ShuffleConfig(crop_size=8)
+    config = Options(crop_size=8)
     first = make(data, config, generator(1))
     assert torch.equal(first, make(data, config, generator(1)))
     assert not torch.equal(first, make(data, config, generator(2)))
@@ -326,22 +365,22 @@ def test_the_seed_decides(make) -> None:
 def test_without_a_generator_nothing_is_random(make) -> None:
     data = random_bytes(2, 20, 20, 3) if make is tiles else random_bytes(2, 4, 20, 20, 3)
     state = torch.get_rng_state()
-    first = make(data, ShuffleConfig(crop_size=8))
+    first = make(data, Options(crop_size=8))
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(1)
-    assert torch.equal(first, make(data, ShuffleConfig(crop_size=8)))
+    assert torch.equal(first, make(data, Options(crop_size=8)))
 
 
 def test_a_generator_leaves_the_global_one_alone() -> None:
     state = torch.get_rng_state()
-    tiles(random_bytes(2, 20, 20, 3), ShuffleConfig(crop_size=8), generator())
+    tiles(random_bytes(2, 20, 20, 3), Options(crop_size=8), generator())
     assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_shared_crop_is_the_same_for_all_frames_of_a_clip(shared: bool) -> None:
     clips = random_bytes(3, 1, 20, 20, 3).expand(-1, 5, -1, -1, -1)
-    crops = frames(clips, ShuffleConfig(crop_size=8, frame_share=0.7, shared_crop=shared), generator())
+    crops = frames(clips, Options(crop_size=8, crop_fraction=0.7, shared_crop=shared), generator())
     for clip in crops:
         equal = [torch.equal(clip[0], frame) for frame in clip[1:]]
         assert all(equal) if shared else not any(equal)
@@ -349,55 +388,57 @@ def test_a_shared_crop_is_the_same_for_all_frames_of_a_clip(shared: bool) -> Non
 
 
 @pytest.mark.usefixtures("unnormalised")
-def test_frame_jitter_can_be_turned_off() -> None:
+def test_colour_jitter_can_be_turned_off() -> None:
     clips = random_bytes(2, 3, 16, 16, 3)
-    config = ShuffleConfig(crop_size=8, frame_share=1, frame_jitter=False)
+    config = Options(crop_size=8, crop_fraction=1, colour_jitter=False)
     assert torch.equal(frames(clips, config, generator()), frames(clips, config))
-    jittered = frames(clips, replace(config, frame_jitter=True), generator())
+    jittered = frames(clips, replace(config, colour_jitter=True), generator())
     assert not torch.allclose(jittered, frames(clips, config), atol=1e-2)
 
 
 def test_frames_are_never_turned_grey() -> None:
     clips = random_bytes(2, 3, 16, 16, 3)
-    config = replace(STILL, crop_size=8, frame_share=1, grey=1)
+    config = replace(NO_JITTER, crop_size=8, crop_fraction=1, grayscale=1)
     np.testing.assert_allclose(frames(clips, config, generator()), frames(clips, config), atol=1e-4)
 
 
 @pytest.mark.parametrize("shared_crop", [False, True])
-def test_a_share_of_the_cuts_makes_its_part_of_the_crops(shared_crop: bool) -> None:
-    config = ShuffleConfig(frames=4, crop_size=10, shared_crop=shared_crop)
-    for cuts, parts, frames_each in ((tile_cuts, config.tiles, 1), (frame_cuts, 4, 4)):
+def test_a_slice_of_the_plan_renders_its_slice_of_the_crops(shared_crop: bool) -> None:
+    config = Options(frames=4, crop_size=10, shared_crop=shared_crop)
+    for plan, parts, frames_each in ((plan_tiles, 9, 1), (plan_frames, 4, 4)):
         squares = random_bytes(6 * frames_each, 48, 48, 3)
         own = squares[2 * frames_each : 4 * frames_each]
-        whole = cuts(6, 48, config, torch.device("cpu"), generator())
-        part = render(own, whole.part(Share(1, 3)), 10)
+        whole = plan(6, 48, config, generator())
+        part = render(own, whole.slice(RankSlice(1, 3)), 10)
         assert part.shape == (2, parts, 3, 10, 10)
         torch.testing.assert_close(part, render(squares, whole, 10)[2:4], rtol=0, atol=1e-5)
 
 
-def all_mirrored(cuts: Cuts) -> Cuts:
-    assert cuts.draws is not None
-    cuts.draws[:, 6] = 0.0
-    return cuts
+def all_flipped(plan: CropPlan) -> CropPlan:
+    assert plan.uniforms is not None
+    plan.uniforms[:, 6] = 0.0
+    return plan
 
 
 @pytest.mark.parametrize("size", [30, 32])
-def test_mirrored_tiles_are_those_of_the_mirrored_image(size: int) -> None:
-    config = replace(ShuffleConfig(crop_size=7), mirror=True)
+def test_flipped_tiles_are_those_of_the_flipped_image(size: int) -> None:
+    config = Options(crop_size=7, hflip=0.5)
     images = random_bytes(3, size, size, 3)
-    cuts = all_mirrored(tile_cuts(3, size, config, images.device, generator()))
+    plan = all_flipped(plan_tiles(3, size, config, generator()))
     by_hand = images.clone()
     by_hand[:, :, :30] = images[:, :, :30].flip(2)  # 30 columns are tiled
-    torch.testing.assert_close(render(images, cuts, 7), render(by_hand, replace(cuts, mirror=False), 7))
+    torch.testing.assert_close(render(images, plan, 7), render(by_hand, replace(plan, hflip=0.0), 7))
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_the_frames_of_a_clip_are_mirrored_together(shared: bool) -> None:
-    config = replace(STILL, crop_size=6, frames=4, shared_crop=shared, mirror=True)
+@pytest.mark.parametrize("probability", [0.2, 0.5])
+def test_the_frames_of_a_clip_are_flipped_together(shared: bool, probability: float) -> None:
+    options = replace(NO_JITTER, crop_size=6, frames=4, shared_crop=shared, hflip=probability)
     clips = random_bytes(64, 4, 9, 9, 3).flatten(0, 1)
-    cuts = frame_cuts(64, 9, config, clips.device, generator())
-    plain, mirrored = (render(some, replace(cuts, mirror=False), 6) for some in (clips, clips.flip(2)))
-    found = render(clips, cuts, 6)
-    turned = [torch.equal(one, other) for one, other in zip(found, mirrored, strict=True)]
-    kept = [torch.equal(one, other) for one, other in zip(found, plain, strict=True)]
-    assert all(a != b for a, b in zip(turned, kept, strict=True)) and 16 < sum(turned) < 48
+    plan = plan_frames(64, 9, options, generator())
+    upright, flipped = (render(pixels, replace(plan, hflip=0.0), 6) for pixels in (clips, clips.flip(2)))
+    crops = render(clips, plan, 6)
+    is_flipped = [torch.equal(clip, expected) for clip, expected in zip(crops, flipped, strict=True)]
+    is_upright = [torch.equal(clip, expected) for clip, expected in zip(crops, upright, strict=True)]
+    assert all(a != b for a, b in zip(is_flipped, is_upright, strict=True))
+    assert 64 * probability * 0.5 < sum(is_flipped) < 64 * probability * 1.5

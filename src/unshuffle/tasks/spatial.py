@@ -1,0 +1,64 @@
+"""Spatial task (S): put the shuffled tiles of an image back in order."""
+
+from typing import ClassVar
+
+import torch
+
+from unshuffle.config import SpatialConfig, TaskName
+from unshuffle.data.batches import Samples
+from unshuffle.data.crops import CropPlan, Jitter, uniform_table
+from unshuffle.data.sources import Media
+from unshuffle.errors import UserError
+from unshuffle.tasks.base import image_samples, image_validation_samples
+from unshuffle.tasks.ordering import OrderingTask
+
+MIN_TILE = 4  # pixels
+
+
+class SpatialTask(OrderingTask):
+    """The parts of a sample are the tiles of an image, in a grid."""
+
+    name: ClassVar[TaskName] = "spatial"
+    settings: SpatialConfig
+    parts_noun = "tiles"
+    pictured_samples = 6
+    picture_side = 80
+
+    @property
+    def columns(self) -> int:
+        """Tiles in a row."""
+        return self.settings.grid
+
+    def samples(self, media: Media) -> Samples:
+        """Images, or frames of videos."""
+        return self._large_enough(image_samples(media, self.settings.image_fraction))
+
+    def validation_samples(self, media: Media) -> Samples | None:
+        """Images, or frames of videos, that are given for validation alone."""
+        samples = image_validation_samples(media, self.settings.image_fraction)
+        return None if samples is None else self._large_enough(samples)
+
+    def _large_enough(self, samples: Samples) -> Samples:
+        if samples.side // self.settings.grid * self.settings.tile_fraction < MIN_TILE:
+            raise UserError(
+                f"images with a short side of {min(samples.source.size(0))} px are too small for spatial.grid "
+                f"{self.settings.grid}"
+            )
+        return samples
+
+    def plan_crops(self, batch: int, side: int, generator: torch.Generator | None = None) -> CropPlan:
+        """Plan a crop in each cell of the grid; the gaps between them keep edges from giving the order away."""
+        cell = side // self.settings.grid
+        tile = max(1, round(cell * self.settings.tile_fraction))
+        augmentation = self.config.augmentation
+        return CropPlan(
+            count=batch * self.parts,
+            parts=self.parts,
+            side=tile,
+            room=cell - tile,
+            grid=self.settings.grid,
+            cell=cell,
+            uniforms=uniform_table(batch * self.parts, augmentation, self.device, generator),
+            jitter=Jitter.of(augmentation, grayscale=True),
+            hflip=augmentation.hflip,
+        )

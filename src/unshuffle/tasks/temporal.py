@@ -1,0 +1,60 @@
+"""Temporal task (T): put the shuffled frames of a clip back in order."""
+
+from typing import ClassVar
+
+import torch
+
+from unshuffle.config import TaskName, TemporalConfig
+from unshuffle.data.batches import Samples
+from unshuffle.data.crops import NO_JITTER, CropPlan, Jitter, uniform_table
+from unshuffle.data.source import Items, Source
+from unshuffle.data.sources import Media
+from unshuffle.errors import UserError
+from unshuffle.tasks.ordering import OrderingTask
+
+
+class TemporalTask(OrderingTask):
+    """The parts of a sample are frames of a clip."""
+
+    name: ClassVar[TaskName] = "temporal"
+    settings: TemporalConfig
+    samples_noun = "clips"
+    parts_noun = "frames"
+    held_out_samples = 12  # a clip takes as much space as many images
+    pictured_samples = 4
+    picture_side = 64
+
+    @property
+    def min_frames(self) -> int:
+        """Frames that a video must have to be used."""
+        return self.settings.frames
+
+    def samples(self, media: Media) -> Samples:
+        """Clips."""
+        if media.videos is None:
+            raise UserError("the temporal task needs videos: give --videos, or choose --tasks S")
+        return self._clips(*media.videos)
+
+    def validation_samples(self, media: Media) -> Samples | None:
+        """Clips that are given for validation alone."""
+        return None if media.val_videos is None else self._clips(*media.val_videos)
+
+    def _clips(self, source: Source, items: Items) -> Samples:
+        settings = self.settings
+        side = min(source.size(0))
+        return Samples(source, items, settings.frames, side, span=settings.frame_span, reverse=settings.reverse)
+
+    def plan_crops(self, batch: int, side: int, generator: torch.Generator | None = None) -> CropPlan:
+        """Plan a crop of each frame, so that a common background does not give the order away."""
+        crop = max(1, round(side * self.settings.crop_fraction))
+        augmentation = self.config.augmentation
+        rows = batch if self.settings.shared_crop else batch * self.parts
+        return CropPlan(
+            count=batch * self.parts,
+            parts=self.parts,
+            side=crop,
+            room=side - crop,
+            uniforms=uniform_table(rows, augmentation, self.device, generator),
+            jitter=Jitter.of(augmentation, grayscale=False) if self.settings.colour_jitter else NO_JITTER,
+            hflip=augmentation.hflip,
+        )
