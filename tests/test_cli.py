@@ -84,7 +84,7 @@ def photos(folder: Path, count: int) -> Path:
         ("export nowhere", "there are no weights at nowhere"),
         ("export random:vgg", "there is no backbone 'vgg'"),
         ("export a.yaml --format tflite", "tflite"),
-        ("export a.yaml --out b.safetensors", "a.yaml is not a whole safetensors file"),
+        ("export a.yaml --out b.safetensors", "a.yaml is not a complete safetensors file"),
         ("export random:tiny --format onnx --out b.pth", "ends with .onnx"),
         ("ablate --arms X", "there is no arm 'X'"),
         ("ablate --arms a.yaml", "a.yaml: seed must hold keys and values"),

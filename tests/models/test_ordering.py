@@ -7,7 +7,8 @@ from unshuffle.config import HeadConfig
 from unshuffle.data.shuffle import permute
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import build_head
-from unshuffle.models.ordering import OrderingNetwork, backbone_features
+from unshuffle.models.ordering import OrderingNetwork
+from unshuffle.models.registry import backbone_features
 
 CROP = {"tiny": 24, "caffenet": 75, "resnet18": 32}
 PARTS = {"spatial": 4, "temporal": 3}

@@ -1,4 +1,4 @@
-"""The sanity check that saves days: a few samples must be learned by heart."""
+"""Sanity check: the network must be able to memorise a few samples."""
 
 import pytest
 import torch
@@ -10,7 +10,8 @@ from unshuffle.data.shuffle import CUTS, render
 from unshuffle.data.synthetic import synthetic_clips, synthetic_images
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import build_head
-from unshuffle.models.ordering import OrderingNetwork, backbone_features
+from unshuffle.models.ordering import OrderingNetwork
+from unshuffle.models.registry import backbone_features
 from unshuffle.permutations import permutation_set
 from unshuffle.policy.state import validate
 
@@ -27,7 +28,7 @@ def crops(task: str) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["concat", "lstm"])
 @pytest.mark.parametrize("task", ["spatial", "temporal"])
-def test_sixteen_samples_are_learned_by_heart(task: str, kind: str) -> None:
+def test_sixteen_samples_are_memorised(task: str, kind: str) -> None:
     torch.manual_seed(0)
     parts = crops(task)
     psi = torch.from_numpy(permutation_set(parts.shape[1], PERMUTATIONS))
@@ -36,7 +37,7 @@ def test_sixteen_samples_are_learned_by_heart(task: str, kind: str) -> None:
     head = build_head(backbone_features(backbone, 16), parts.shape[1], PERMUTATIONS, config)
     network = OrderingNetwork(backbone, {task: head}).train()
     untrained = validate(network, task, [parts], psi)
-    assert untrained.error > 0.7, "the labels are not to be had for nothing"
+    assert untrained.error > 0.7, "an untrained network must not solve the task"
 
     optimiser = torch.optim.Adam(network.parameters(), lr=2e-3)
     every = psi.expand(SAMPLES, -1, -1)
@@ -47,7 +48,7 @@ def test_sixteen_samples_are_learned_by_heart(task: str, kind: str) -> None:
         F.cross_entropy(logits, labels).backward()
         optimiser.step()
     assert (logits.argmax(dim=1) == labels).double().mean() == 1.0
-    for module in network.modules():  # the running statistics lag behind sixty steps
+    for module in network.modules():  # the running statistics lag behind after 60 steps
         if isinstance(module, torch.nn.BatchNorm2d):
             module.reset_running_stats()
             module.momentum = None

@@ -211,10 +211,10 @@ class Trainer:
         cuts = shuffle.CUTS[task](len(squares) * share.of, squares.side, config, self.device, generator).part(share)
         if not has_kernels(self.device):
             return shuffle.render(squares.pixels(), cuts, config.crop_size)
-        from unshuffle.data import rendering  # needs Triton
+        from unshuffle.kernels import crops  # needs Triton
 
         training_type = torch.bfloat16 if self.precision == "bf16" else torch.float32
-        return rendering.render(squares, cuts, config.crop_size, training_type if generator else torch.float32)
+        return crops.render(squares, cuts, config.crop_size, training_type if generator else torch.float32)
 
     def validation_crops(self, task: str) -> Iterator[Tensor]:
         """This process's share of X_val in chunks, centre crops in their true colours."""
