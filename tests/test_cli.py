@@ -85,7 +85,7 @@ def photos(folder: Path, count: int) -> Path:
         ("export random:vgg", "there is no backbone 'vgg'"),
         ("export a.yaml --format tflite", "tflite"),
         ("export a.yaml --out b.safetensors", "a.yaml is not a complete safetensors file"),
-        ("export random:tiny --format onnx --out b.pth", "ends with .onnx"),
+        ("export random:tiny --format onnx --out b.pth", "must end with .onnx"),
         ("ablate --arms X", "there is no arm 'X'"),
         ("ablate --arms a.yaml", "a.yaml: seed must hold keys and values"),
         ("ablate --seeds 1 2 1", "a seed is named twice"),

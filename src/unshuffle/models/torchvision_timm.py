@@ -138,7 +138,8 @@ class Timm(Backbone):
             self.network: Any = timm.create_model(name, pretrained=False, num_classes=0)
         except RuntimeError:
             raise UserError(f"timm has no model '{name}'{did_you_mean(name, timm.list_models())}") from None
-        self.channels = self.network.head_hidden_size
+        # timm's MetaFormers lack head_hidden_size
+        self.channels = getattr(self.network, "head_hidden_size", self.network.num_features)
         published = self.network.pretrained_cfg
         self.eval_size = published["input_size"][-1]
         self.published_normalisation = Normalisation(tuple(published["mean"]), tuple(published["std"]))
