@@ -23,8 +23,7 @@ from unshuffle.data import shuffle
 from unshuffle.data.batches import Batch, BatchStream, Prefetcher, ahead
 from unshuffle.data.prepare import prepare
 from unshuffle.data.squares import Squares, make_resident
-from unshuffle.models.ordering import backbone_features
-from unshuffle.models.registry import Backbone, build_backbone
+from unshuffle.models.registry import Backbone, backbone_features, build_backbone
 from unshuffle.models.weights import save_backbone
 from unshuffle.randomness import seed_everything, torch_generator
 from unshuffle.training.optim import build_optimiser, rate_factor
@@ -119,10 +118,10 @@ def cut(squares: Squares, config: Config, device: torch.device, precision: str, 
     cuts = shuffle.frame_cuts(len(squares), squares.side, jittered, device, generator)
     if not has_kernels(device):
         return shuffle.render(squares.pixels(), cuts, jittered.crop_size).flatten(0, 1)
-    from unshuffle.data import rendering  # needs Triton
+    from unshuffle.kernels import crops  # needs Triton
 
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    return rendering.render(squares, cuts, jittered.crop_size, dtype).flatten(0, 1)
+    return crops.render(squares, cuts, jittered.crop_size, dtype).flatten(0, 1)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from unshuffle.config import paper
 from unshuffle.data.shuffle import permute
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import build_head
-from unshuffle.models.ordering import OrderingNetwork, backbone_features
+from unshuffle.models.ordering import OrderingNetwork
+from unshuffle.models.registry import backbone_features
 from unshuffle.permutations import permutation_set
 from unshuffle.policy.state import softmax_ratios, validate
 

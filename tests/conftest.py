@@ -26,7 +26,7 @@ def kernel_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     if torch.cuda.is_available():
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
         return torch.device("cuda")
-    norm_pool = pytest.importorskip("unshuffle.models.norm_pool")
+    norm_pool = pytest.importorskip("unshuffle.kernels.norm_pool")
     for name, value in {"BLOCK": 1 << 17, "ROWS": 1 << 12, "SPLITS": 2}.items():
         monkeypatch.setattr(norm_pool, name, value)
     return torch.device("cpu")

@@ -12,9 +12,10 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation.labelled import from_folder, from_synthetic
 from unshuffle.evaluation.monitor import RetrievalMonitor
 from unshuffle.models import Backbone, build_backbone
+from unshuffle.models.batch_norm import synchronise
 from unshuffle.models.heads import build_head
-from unshuffle.models.norm import synchronise
-from unshuffle.models.ordering import OrderingNetwork, backbone_features
+from unshuffle.models.ordering import OrderingNetwork
+from unshuffle.models.registry import backbone_features
 from unshuffle.models.weights import load_into
 from unshuffle.permutations import load_permutations, permutation_set
 from unshuffle.policy.samplers import build_sampler

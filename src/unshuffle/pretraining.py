@@ -30,7 +30,7 @@ from unshuffle.data.prepare import Data, prepare
 from unshuffle.errors import UserError
 from unshuffle.evaluation.monitor import RetrievalMonitor
 from unshuffle.files import check_folder, locked
-from unshuffle.models.ordering import backbone_features
+from unshuffle.models.registry import backbone_features
 from unshuffle.models.weights import save_backbone
 from unshuffle.permutations import save_permutations
 from unshuffle.report.page import write_report

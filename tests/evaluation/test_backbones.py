@@ -7,7 +7,7 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone
 from unshuffle.models import build_backbone
 from unshuffle.models.caffenet import CaffeNet
-from unshuffle.models.normalisation import IMAGENET, PER_IMAGE
+from unshuffle.models.registry import IMAGENET, PER_IMAGE
 from unshuffle.models.weights import save_backbone
 
 

@@ -14,8 +14,8 @@ from unshuffle.evaluation.fast_rcnn import (
     sample_regions,
 )
 from unshuffle.models import build_backbone
+from unshuffle.models.batch_norm import fold_batch_norm
 from unshuffle.models.chain import Geometry, first_convolution, geometry
-from unshuffle.models.fold import fold_batch_norm
 
 
 def random_boxes(rng: np.random.Generator, count: int) -> Tensor:

@@ -5,8 +5,8 @@ from torch.nn import functional as F
 
 from unshuffle.evaluation.fcn import LABELS, Fcn32, interpolation
 from unshuffle.models import build_backbone
+from unshuffle.models.batch_norm import fold_batch_norm
 from unshuffle.models.chain import Geometry
-from unshuffle.models.fold import fold_batch_norm
 
 
 def build(name: str) -> Fcn32:

@@ -11,7 +11,7 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation import features
 from unshuffle.evaluation.features import colour_histograms, extract, preprocess, raw_pixels
 from unshuffle.models import build_backbone
-from unshuffle.models.normalisation import IMAGENET
+from unshuffle.models.registry import IMAGENET
 
 CPU = torch.device("cpu")
 

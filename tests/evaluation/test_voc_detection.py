@@ -135,6 +135,6 @@ def test_what_the_user_can_put_right(devkit: MakeDevkit, tmp_path: Path) -> None
     with pytest.raises(UserError, match="name 2 images of the image sets not at all, first 000003"):
         tiny_run(root, file).run(quiet)
     file = write_proposals(root, tmp_path / "proposals.npz", ("trainval", "test"))
-    with pytest.raises(UserError, match="no plain chain of layers"):
+    with pytest.raises(UserError, match="not a plain chain of layers"):
         tiny_run(root, file, weights="random:resnet18").run(quiet)
     assert find_evaluation("voc-detection") is VocDetection and VocDetection.quick().preset == "quick"

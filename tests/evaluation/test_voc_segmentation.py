@@ -90,7 +90,7 @@ def test_ignored_pixels_do_not_count(devkit: MakeDevkit) -> None:
 
 def test_what_the_user_can_put_right(devkit: MakeDevkit) -> None:
     root, quiet = devkit(train=2, val=2), Console(quiet=True)
-    with pytest.raises(UserError, match="no plain chain of layers"):
+    with pytest.raises(UserError, match="not a plain chain of layers"):
         tiny_run(root, weights="random:resnet18").run(quiet)
     with pytest.raises(UserError, match="no image of VOC2007 train can be used: 2 because the mask is missing"):
         tiny_run(root, masks="SegmentationClassAug").run(quiet)

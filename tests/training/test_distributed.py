@@ -1,4 +1,4 @@
-"""Two processes beside each other do what one does."""
+"""Training with two processes gives the same results as with one."""
 
 import importlib
 import os
@@ -27,7 +27,7 @@ TINY = [
 ]
 
 
-def test_a_process_on_its_own_is_all_there_is() -> None:
+def test_a_single_process_is_rank_0_of_1() -> None:
     with distributed.started():
         assert (distributed.rank(), distributed.size(), distributed.is_main()) == (0, 1, True)
     assert distributed.gather("a") == ["a"]
@@ -39,16 +39,16 @@ def test_a_process_on_its_own_is_all_there_is() -> None:
         raise OSError("gone")
 
 
-def test_what_processes_cannot_share_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_cannot_be_split_among_the_processes_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "size", lambda: 3)
     distributed.check_shares(6, 3)
-    with pytest.raises(UserError, match=r"optim\.batch_size 8 cannot be shared equally by 3 processes"):
+    with pytest.raises(UserError, match=r"optim\.batch_size 8 must be a multiple of the number of processes, 3"):
         distributed.check_shares(8, 3)
-    with pytest.raises(UserError, match="2 samples to validate on are too few for 3 processes"):
+    with pytest.raises(UserError, match="2 validation samples are too few for 3 processes"):
         distributed.check_shares(6, 2)
 
 
-def test_how_to_start_as_many_processes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_starts_the_same_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert distributed.launcher() == "unshuffle"
     monkeypatch.setattr(distributed, "size", lambda: 4)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from unshuffle.config import GroupConfig, HeadConfig, demo
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import build_head
-from unshuffle.models.ordering import OrderingNetwork, backbone_features
+from unshuffle.models.ordering import OrderingNetwork
+from unshuffle.models.registry import backbone_features
 from unshuffle.policy.pairs import Choice, Pick, gumbel
 from unshuffle.policy.samplers import Proposal
 from unshuffle.training.optim import Optimisers

@@ -24,7 +24,7 @@ from unshuffle.data.batches import BatchStream
 from unshuffle.data.prepare import prepare
 from unshuffle.data.share import Share
 from unshuffle.errors import UserError
-from unshuffle.models.norm import synchronise
+from unshuffle.models.batch_norm import synchronise
 from unshuffle.models.ordering import OrderingNetwork
 from unshuffle.policy import trials
 from unshuffle.policy.samplers import Observation

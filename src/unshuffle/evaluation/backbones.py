@@ -6,7 +6,7 @@ import torch
 
 from unshuffle.errors import UserError
 from unshuffle.models import BACKBONES, Backbone, build_backbone
-from unshuffle.models.published import cached_weights, is_published
+from unshuffle.models.torchvision_timm import cached_weights, is_published
 from unshuffle.models.weights import load_backbone
 
 

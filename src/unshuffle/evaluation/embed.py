@@ -23,7 +23,7 @@ from unshuffle.evaluation.skips import Skipped
 from unshuffle.evaluation.streaming import WORKERS, stream
 from unshuffle.files import check_new_file
 from unshuffle.models import Backbone
-from unshuffle.models.ordering import backbone_features
+from unshuffle.models.registry import backbone_features
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.labelled import centre_square
 from unshuffle.models import Backbone
-from unshuffle.models.normalisation import PER_IMAGE
+from unshuffle.models.registry import PER_IMAGE
 
 BATCH = 64
 

@@ -21,7 +21,7 @@ from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.skips import tell_skipped
 from unshuffle.models import Backbone
-from unshuffle.models.ordering import backbone_features
+from unshuffle.models.registry import backbone_features
 from unshuffle.randomness import torch_generator
 
 DIMENSIONS = 9216  # about so many of every layer

@@ -25,7 +25,7 @@ from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.search import GALLERY, Search, top_k_accuracy
 from unshuffle.evaluation.skips import skipped_figures, tell_skipped
 from unshuffle.evaluation.streaming import WORKERS, Chunk, stream
-from unshuffle.models.ordering import backbone_features
+from unshuffle.models.registry import backbone_features
 
 NEIGHBOURS = 5  # in a picture
 

@@ -13,7 +13,7 @@ from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.fine_tuning import Recipe
 from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.published import figure_table
-from unshuffle.models.ordering import backbone_features
+from unshuffle.models.registry import backbone_features
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from unshuffle.data.batches import Prefetcher
 from unshuffle.evaluation.clips import ClipBatch, Clips
 from unshuffle.evaluation.video_crops import evaluation_crops, training_crops
 from unshuffle.models import Backbone
-from unshuffle.models.ordering import backbone_features
+from unshuffle.models.registry import backbone_features
 
 
 class ActionNetwork(nn.Module):

@@ -31,7 +31,7 @@ from unshuffle.evaluation.voc_task import (
     percent,
 )
 from unshuffle.models import Backbone
-from unshuffle.models.ordering import backbone_features
+from unshuffle.models.registry import backbone_features
 from unshuffle.randomness import numpy_rng
 
 SCALES = (0.5, 2.0)

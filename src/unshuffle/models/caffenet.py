@@ -1,17 +1,19 @@
-"""CaffeNet up to pool5 with batch normalisation, the paper's backbone, and a small one in its image."""
+"""CaffeNet up to pool5: with batch normalisation (the paper's backbone), with LRN (the author's), and a tiny one."""
+
+from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
 
 from unshuffle.accelerator import has_kernels
-from unshuffle.models.norm import is_synchronised
+from unshuffle.models.batch_norm import is_synchronised
 from unshuffle.models.registry import Backbone, register_backbone, sequential
 
 
 def _block(
     inputs: int, outputs: int, kernel: int, *, stride: int = 1, padding: int = 0, groups: int = 1
 ) -> nn.Sequential:
-    """Convolution, BN, ReLU, in the order that folds into one convolution; biases as in CaffeNet's layer table."""
+    """Return convolution, BN and ReLU, an order that folds into one convolution; with a bias, as in CaffeNet."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups),
         nn.BatchNorm2d(outputs),
@@ -36,12 +38,12 @@ class CaffeNet(Backbone):
         self.pool = nn.MaxPool2d(3, 2)
 
     def forward(self, images: Tensor) -> Tensor:
-        """The pool5 map."""
+        """Return the pool5 map."""
         pool5: Tensor = self.pool(self.stages(images)["conv5"])
         return pool5
 
     def stages(self, images: Tensor) -> dict[str, Tensor]:
-        """`conv1` to `conv5`."""
+        """Return the maps `conv1` to `conv5`."""
         conv1 = self.conv1(images)
         conv2 = self.conv2(self.pool(conv1))
         conv3 = self.conv3(self.pool(conv2))
@@ -49,24 +51,75 @@ class CaffeNet(Backbone):
         return {"conv1": conv1, "conv2": conv2, "conv3": conv3, "conv4": conv4, "conv5": self.conv5(conv4)}
 
     def training_pass(self, images: Tensor) -> Tensor:
-        """The pool5 map; bf16 images on a GPU take the fused kernels."""
+        """Return the pool5 map; bf16 images on a GPU go through the fused kernels."""
         is_folded = not isinstance(self.conv1[1], nn.BatchNorm2d)
         if is_folded or not has_kernels(images.device) or images.dtype != torch.bfloat16 or is_synchronised(self):
             return super().training_pass(images)
-        from unshuffle.models.fused_caffenet import fused_pool5  # needs Triton, which comes with torch for GPUs only
+        from unshuffle.kernels.fused_caffenet import fused_pool5  # needs Triton, which only torch for GPUs installs
 
-        return fused_pool5(self, images)
+        return fused_pool5((self.conv1, self.conv2, self.conv3, self.conv4, self.conv5), images)
 
     def forms(self) -> dict[str, nn.Module]:
-        """Also as one sequence; folded, its names are those of torchvision's AlexNet."""
+        """Add the form of one sequence; folded, its names are those of torchvision's AlexNet."""
         early = [self.conv1, self.pool, self.conv2, self.pool]
         return {"unshuffle": self, "torchvision": sequential(*early, self.conv3, self.conv4, self.conv5, self.pool)}
 
     def for_evaluation(self) -> "CaffeNet":
-        """Conv1 takes stride 4, as in all of the paper's evaluations."""
+        """Set conv1 to stride 4, as in all of the paper's evaluations."""
         conv1 = self.conv1[0]
         assert isinstance(conv1, nn.Conv2d)
         conv1.stride = (4, 4)
+        return self.eval()
+
+
+@register_backbone("caffenet-lrn")
+class CaffeNetLrn(Backbone):
+    """CaffeNet with local response normalisation in place of BN: the backbone of the author's public jigsaw network.
+
+    The shapes are those of `caffenet`: 2304 features at 75 px, 9216 at 227 px with conv1 stride 4.
+    """
+
+    channels = 256
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 96, 11, stride=2)
+        self.conv2 = nn.Conv2d(96, 256, 5, padding=2, groups=2)
+        self.conv3 = nn.Conv2d(256, 384, 3, padding=1)
+        self.conv4 = nn.Conv2d(384, 384, 3, padding=1, groups=2)
+        self.conv5 = nn.Conv2d(384, 256, 3, padding=1, groups=2)
+        self.relu = nn.ReLU(inplace=True)
+        self.pool = nn.MaxPool2d(3, 2)
+        self.lrn = nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the pool5 map."""
+        pool5: Tensor = self.pool(self.stages(images)["conv5"])
+        return pool5
+
+    def stages(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the maps `conv1` to `conv5`."""
+        conv1 = self.relu(self.conv1(images))
+        conv2 = self.relu(self.conv2(self.lrn(self.pool(conv1))))
+        conv3 = self.relu(self.conv3(self.lrn(self.pool(conv2))))
+        conv4 = self.relu(self.conv4(conv3))
+        return {"conv1": conv1, "conv2": conv2, "conv3": conv3, "conv4": conv4, "conv5": self.relu(self.conv5(conv4))}
+
+    def forms(self) -> dict[str, nn.Module]:
+        """Add the form of one sequence, and that of the author's files, `conv.conv1_s1.weight` and so on."""
+        relu, pool, lrn = self.relu, self.pool, self.lrn
+        convs = [self.conv1, self.conv2, self.conv3, self.conv4, self.conv5]
+        author = nn.Sequential(OrderedDict((f"conv{number}_s1", conv) for number, conv in enumerate(convs, 1)))
+        early = [self.conv1, relu, pool, lrn, self.conv2, relu, pool, lrn]
+        return {
+            "unshuffle": self,
+            "torchvision": sequential(*early, self.conv3, relu, self.conv4, relu, self.conv5, relu, pool),
+            "author": nn.ModuleDict({"conv": author}),
+        }
+
+    def for_evaluation(self) -> "CaffeNetLrn":
+        """Set conv1 to stride 4, as in all of the paper's evaluations."""
+        self.conv1.stride = (4, 4)
         return self.eval()
 
 
@@ -86,18 +139,18 @@ class Tiny(Backbone):
         self.pool = nn.MaxPool2d(2, 2)
 
     def forward(self, images: Tensor) -> Tensor:
-        """The last pooled map."""
+        """Return the last pooled map."""
         pool4: Tensor = self.pool(self.stages(images)["conv4"])
         return pool4
 
     def stages(self, images: Tensor) -> dict[str, Tensor]:
-        """`conv1` to `conv4`."""
+        """Return the maps `conv1` to `conv4`."""
         conv1 = self.conv1(images)
         conv2 = self.conv2(conv1)
         conv3 = self.conv3(self.pool(conv2))
         return {"conv1": conv1, "conv2": conv2, "conv3": conv3, "conv4": self.conv4(conv3)}
 
     def forms(self) -> dict[str, nn.Module]:
-        """Also as one sequence."""
+        """Add the form of one sequence."""
         layers = [self.conv1, self.conv2, self.pool, self.conv3, self.conv4, self.pool]
         return {"unshuffle": self, "torchvision": sequential(*layers)}

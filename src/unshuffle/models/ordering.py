@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from unshuffle.data.media import explain
 from unshuffle.data.shuffle import permute
-from unshuffle.errors import UserError
 from unshuffle.models.heads import Head
 from unshuffle.models.registry import Backbone
 
@@ -64,17 +62,3 @@ class OrderingNetwork(nn.Module):
         ordered = permute(vectors, orders)
         logits: Tensor = self.head(task).classify(ordered.flatten(0, 1)).unflatten(0, ordered.shape[:2])
         return logits
-
-
-@torch.no_grad()
-def backbone_features(backbone: Backbone, side: int, option: str = "size") -> int:
-    """Length of the backbone's flattened output for one square image; `option` is what the side was given by."""
-    was_training = backbone.training
-    backbone.eval()  # a probe must not touch BN's running statistics
-    try:
-        features: Tensor = backbone(torch.zeros(1, 3, side, side, device=next(backbone.parameters()).device))
-    except (RuntimeError, AssertionError) as error:  # timm asserts
-        problem = explain(error).splitlines()[0]
-        raise UserError(f"{option} {side} does not suit this backbone: {problem}") from None
-    backbone.train(was_training)
-    return features.numel()

@@ -1,4 +1,4 @@
-"""The kernel that renders crops against the tensor code of `shuffle`."""
+"""The kernel that renders crops, against the tensor code of `shuffle`."""
 
 from dataclasses import replace
 
@@ -8,14 +8,15 @@ import torch
 pytest.importorskip("triton")
 
 from unshuffle.config import ShuffleConfig
-from unshuffle.data import rendering, shuffle
+from unshuffle.data import shuffle
 from unshuffle.data.squares import Squares
+from unshuffle.kernels.crops import render
 
-pytestmark = pytest.mark.filterwarnings("ignore:divide by zero")  # the interpreter's logarithm of black
+pytestmark = pytest.mark.filterwarnings("ignore:divide by zero")  # the interpreter takes the logarithm of black pixels
 
 
 def random_squares(batch: int, frames: int, side: int, device: torch.device) -> Squares:
-    """Squares among other bytes, each with its own distance between rows."""
+    """Squares at random positions of a byte tensor, each with its own row stride."""
     torch.manual_seed(0)
     strides = 3 * side + torch.randint(0, 40, (batch * frames,))
     starts = torch.randperm(batch * frames) * (4 * side * side + 50 * side) + 7
@@ -29,38 +30,38 @@ def random_squares(batch: int, frames: int, side: int, device: torch.device) -> 
     ("task", "side", "crop"),
     [("spatial", 40, 16), ("spatial", 40, 7), ("spatial", 40, 10), ("temporal", 24, 30), ("temporal", 31, 12)],
 )
-def test_the_kernel_renders_what_the_tensor_code_renders(
+def test_the_kernel_renders_the_same_as_the_tensor_code(
     task: str, side: int, crop: int, random: bool, mirror: bool, kernel_device: torch.device
 ) -> None:
     config = ShuffleConfig(crop_size=crop, frames=3, grey=0.5, hue=0.4, saturation=0.9, mirror=mirror)
     squares = random_squares(2, 1 if task == "spatial" else 3, side, kernel_device)
-    draws = torch.Generator(kernel_device).manual_seed(1) if random else None
-    cuts = shuffle.CUTS[task](2, side, config, kernel_device, draws)
+    generator = torch.Generator(kernel_device).manual_seed(1) if random else None
+    cuts = shuffle.CUTS[task](2, side, config, kernel_device, generator)
     assert cuts.coloured == random
     expected = shuffle.render(squares.pixels(), cuts, crop)
-    ours = rendering.render(squares, cuts, crop)
-    assert ours.shape == expected.shape == (2, cuts.parts, 3, crop, crop)
-    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
-    assert ours.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
-    half = rendering.render(squares, cuts, crop, torch.bfloat16)
+    crops = render(squares, cuts, crop)
+    assert crops.shape == expected.shape == (2, cuts.parts, 3, crop, crop)
+    torch.testing.assert_close(crops, expected, rtol=1e-4, atol=1e-4)
+    assert crops.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
+    half = render(squares, cuts, crop, torch.bfloat16)
     torch.testing.assert_close(half.float(), expected, rtol=1e-2, atol=1e-2)
 
 
-def test_without_jitter_frames_keep_their_colours(kernel_device: torch.device) -> None:
+def test_frames_without_jitter_keep_their_colours(kernel_device: torch.device) -> None:
     config = replace(ShuffleConfig(crop_size=8, frames=2), frame_jitter=False)
     squares = random_squares(2, 2, 12, kernel_device)
     cuts = shuffle.frame_cuts(2, 12, config, kernel_device, torch.Generator(kernel_device).manual_seed(0))
     assert cuts.draws is not None and not cuts.coloured
     torch.testing.assert_close(
-        rendering.render(squares, cuts, 8), shuffle.render(squares.pixels(), cuts, 8), rtol=1e-4, atol=1e-4
+        render(squares, cuts, 8), shuffle.render(squares.pixels(), cuts, 8), rtol=1e-4, atol=1e-4
     )
 
 
-def test_the_frames_of_a_clip_may_share_their_draws(kernel_device: torch.device) -> None:
+def test_frames_of_a_clip_can_share_their_random_numbers(kernel_device: torch.device) -> None:
     config = replace(ShuffleConfig(crop_size=8, frames=3), shared_crop=True)
     squares = random_squares(2, 3, 12, kernel_device)
     cuts = shuffle.frame_cuts(2, 12, config, kernel_device, torch.Generator(kernel_device).manual_seed(0))
     assert cuts.repeats == 3 and cuts.coloured
     torch.testing.assert_close(
-        rendering.render(squares, cuts, 8), shuffle.render(squares.pixels(), cuts, 8), rtol=1e-4, atol=1e-4
+        render(squares, cuts, 8), shuffle.render(squares.pixels(), cuts, 8), rtol=1e-4, atol=1e-4
     )

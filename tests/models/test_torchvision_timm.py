@@ -8,13 +8,13 @@ from safetensors.torch import save_file
 
 from unshuffle.errors import UserError
 from unshuffle.models import build_backbone
-from unshuffle.models.published import cached_weights
+from unshuffle.models.torchvision_timm import cached_weights
 from unshuffle.models.weights import load_backbone
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty cache, and an error for whoever calls the outside; returns torch's folder of weights."""
+    """Give torch an empty cache and let every download fail; returns the folder of cached weights."""
 
     def refuse(*args: object, **options: object) -> None:
         raise AssertionError("a download was tried")
@@ -25,33 +25,47 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "torch" / "hub" / "checkpoints"
 
 
+def test_alexnet_equals_torchvisions() -> None:
+    with torch.device("meta"):
+        network = torchvision.models.alexnet(weights=None)
+    backbone = build_backbone("alexnet").eval()
+    shapes = {key: value.shape for key, value in network.state_dict().items() if key.startswith("features.")}
+    assert {key: value.shape for key, value in backbone.state_dict().items()} == shapes
+    network.features.to_empty(device="cpu").load_state_dict(backbone.get_submodule("features").state_dict())
+    images = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        maps = backbone(images)
+        assert maps.shape == (2, 256, 6, 6)
+        assert torch.equal(maps, network.features(images))
+
+
 @pytest.mark.parametrize("name", ["alexnet", "torchvision:alexnet", "resnet18"])
 def test_nothing_is_downloaded(name: str) -> None:
     with pytest.raises(UserError, match=f"weights of {name} are not on this machine"):
         cached_weights(name)
 
 
-def test_weights_that_torchvision_has_fetched(offline: Path) -> None:
-    theirs = torchvision.models.resnet18(weights=None).eval()
-    torch.save(theirs.state_dict(), offline / "resnet18-f37072fd.pth")
+def test_weights_from_torchvisions_cache(offline: Path) -> None:
+    network = torchvision.models.resnet18(weights=None).eval()
+    torch.save(network.state_dict(), offline / "resnet18-f37072fd.pth")
     images = torch.randn(1, 3, 64, 64)
     for name in ("resnet18", "torchvision:resnet18"):
         backbone = load_backbone(cached_weights(name), architecture=name)
-        theirs.fc = torch.nn.Identity()
+        network.fc = torch.nn.Identity()
         with torch.no_grad():
-            torch.testing.assert_close(backbone(images).flatten(1), theirs(images))
+            torch.testing.assert_close(backbone(images).flatten(1), network(images))
         assert "mean 0.485" in str(backbone.normalisation)
 
 
-def test_other_names() -> None:
+def test_names_of_torchvision() -> None:
     assert build_backbone("torchvision:resnet34").channels == 512
-    with pytest.raises(UserError, match="no backbone 'vgg16' that can be used here"):
+    with pytest.raises(UserError, match="no backbone 'vgg16' that is supported"):
         build_backbone("torchvision:vgg16")
     with pytest.raises(UserError, match="no backbone 'resnet19'"):
         cached_weights("resnet19")
 
 
-def test_timm() -> None:
+def test_a_timm_backbone() -> None:
     timm = pytest.importorskip("timm")
     backbone = build_backbone("timm:resnet10t").eval()
     assert backbone.architecture == "timm:resnet10t" and backbone.eval_size == 176
@@ -66,7 +80,7 @@ def test_timm() -> None:
     assert set(backbone.forms()["torchvision"].state_dict()) < set(whole.state_dict())
 
 
-def test_timm_weights_by_file_and_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_weights_from_a_file_and_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timm = pytest.importorskip("timm")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(UserError, match="weights of timm:resnet10t are not on this machine"):
@@ -82,12 +96,12 @@ def test_timm_weights_by_file_and_by_name(tmp_path: Path, monkeypatch: pytest.Mo
     (repository / "refs" / "main").write_text("abc")
     (repository / "snapshots" / "abc").mkdir(parents=True)
     save_file(whole.state_dict(), repository / "snapshots" / "abc" / "model.safetensors")
-    found = load_backbone(cached_weights("timm:resnet10t"), "timm:resnet10t")
+    cached = load_backbone(cached_weights("timm:resnet10t"), "timm:resnet10t")
     with torch.no_grad():
-        assert torch.equal(found(images), backbone(images))
+        assert torch.equal(cached(images), backbone(images))
 
 
-def test_without_timm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_backbones_without_timm_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
     with pytest.raises(UserError, match=r"pip install 'unshuffle\[timm\]'"):
         build_backbone("timm:resnet50d")
