@@ -1,4 +1,4 @@
-"""Rendering of crops by one kernel: cut, resize, jitter and normalise the stored bytes as `shuffle.render` does."""
+"""Rendering of crops by one kernel: cut, resize, jitter and normalise the stored bytes as `data.crops.render` does."""
 
 from functools import lru_cache
 
@@ -7,29 +7,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from unshuffle.data.shuffle import MIN_STD, Cuts, resize
+from unshuffle.data.crops import MIN_STD, CropPlan, resize
 from unshuffle.data.squares import Squares
 
 WARPS = 16
-RED, GREEN, BLUE = tl.constexpr(0.299), tl.constexpr(0.587), tl.constexpr(0.114)  # `shuffle.LUMA`
+RED, GREEN, BLUE = tl.constexpr(0.299), tl.constexpr(0.587), tl.constexpr(0.114)  # `data.crops.LUMA`
 
 
-def render(squares: Squares, cuts: Cuts, crop_size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def render(squares: Squares, plan: CropPlan, crop_size: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the cut, resized, colour-jittered and normalised crops, (B, P, 3, S, S); each is channels-last."""
     device = squares.data.device
-    first, weights = _taps(cuts.side, crop_size, device)
+    first, weights = _taps(plan.side, crop_size, device)
     crops = torch.empty(
-        (cuts.count, 3, crop_size, crop_size), dtype=dtype, device=device, memory_format=torch.channels_last
+        (plan.count, 3, crop_size, crop_size), dtype=dtype, device=device, memory_format=torch.channels_last
     )
     # the kernel needs a pointer even where it never reads from it
-    uniform = weights if cuts.draws is None else cuts.draws.contiguous()
-    render_kernel[cuts.count,](
-        squares.data, squares.places, uniform, first, weights, crops, squares.places.shape[1], MIN_STD, cuts.room,
-        cuts.cell, *cuts.jitter, S=crop_size, TAPS=weights.shape[1], GRID=cuts.grid, PARTS=cuts.parts,
-        REPEATS=cuts.repeats, RANDOM=cuts.draws is not None, COLOURED=cuts.coloured,
-        HFLIP=cuts.mirror and cuts.draws is not None, B=triton.next_power_of_2(crop_size**2), num_warps=WARPS,
+    uniform = weights if plan.uniforms is None else plan.uniforms.contiguous()
+    render_kernel[plan.count,](
+        squares.data, squares.offsets, uniform, first, weights, crops, squares.offsets.shape[1], MIN_STD, plan.room,
+        plan.cell, *plan.jitter, plan.hflip, S=crop_size, TAPS=weights.shape[1], GRID=plan.grid, PARTS=plan.parts,
+        REPEATS=plan.repeats, RANDOM=plan.uniforms is not None, COLOURED=plan.coloured,
+        HFLIP=plan.flipped, B=triton.next_power_of_2(crop_size**2), num_warps=WARPS,
     )  # fmt: skip
-    return crops.view(-1, cuts.parts, 3, crop_size, crop_size)
+    return crops.view(-1, plan.parts, 3, crop_size, crop_size)
 
 
 @lru_cache(maxsize=16)
@@ -50,7 +50,7 @@ def _taps(side: int, crop_size: int, device: torch.device) -> tuple[Tensor, Tens
 
 @triton.jit
 def render_kernel(
-    data, places, uniform, first, weights, crops, squares, min_std, room, cell, grayscale, gamma, saturation, hue,
+    data, offsets, uniform, first, weights, crops, squares, min_std, room, cell, grayscale, gamma, saturation, hue, hflip,
     S: tl.constexpr, TAPS: tl.constexpr, GRID: tl.constexpr, PARTS: tl.constexpr, REPEATS: tl.constexpr,
     RANDOM: tl.constexpr, COLOURED: tl.constexpr, HFLIP: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
@@ -76,11 +76,11 @@ def render_kernel(
     mask = pixel < S * S
     row, column = pixel // S, pixel % S
     if HFLIP:
-        flipped = tl.load(shared + 6) < 0.5
+        flipped = tl.load(shared + 6) < hflip
         left = tl.where(flipped, (GRID - 1) * cell + room - left, left)
         column = tl.where(flipped, S - 1 - column, column)
-    stride = tl.load(places + squares + square)
-    corner = data + tl.load(places + square) + top * stride + left * 3
+    stride = tl.load(offsets + squares + square)
+    corner = data + tl.load(offsets + square) + top * stride + left * 3
     from_row, from_column = tl.load(first + row, mask, 0), tl.load(first + column, mask, 0)
     red = tl.zeros((B,), tl.float32)
     green = tl.zeros((B,), tl.float32)

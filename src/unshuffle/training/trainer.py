@@ -19,7 +19,7 @@ from unshuffle.data.batches import Batch, BatchStream, Prefetcher, on_device
 from unshuffle.data.squares import Squares, make_resident
 from unshuffle.errors import UserError
 from unshuffle.models import Backbone, build_backbone
-from unshuffle.models.norm import synchronise
+from unshuffle.models.batch_norm import synchronise
 from unshuffle.models.weights import load_into
 from unshuffle.policy.rollouts import compare_groups, learns_by_rollouts
 from unshuffle.randomness import seed_everything, stream_seed, torch_generator
