@@ -172,7 +172,7 @@ class BatchStream:
         """A stream of the shards that belong to one process alone: no two should fetch the same."""
         source = self.samples.source
         assert isinstance(source, OrderedSource)
-        samples = replace(self.samples, items=source.share(self.samples.items, self.seed, share.index, share.of))
+        samples = replace(self.samples, items=source.rank_items(self.samples.items, self.seed, share.index, share.of))
         size = self.batch_size // share.of
         return replace(self, samples=samples, batch_size=size, task=f"{self.task} {share.index} of {share.of}")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from unshuffle.config import Config, DataConfig, Tasks
-from unshuffle.data.addresses import is_shards
 from unshuffle.data.batches import Samples
 from unshuffle.data.pack import cached_store
+from unshuffle.data.shard_files import is_shards
 from unshuffle.data.shards import ShardOptions, ShardSource, open_shards
 from unshuffle.data.source import Items, Source
 from unshuffle.data.store import Kind, Store
