@@ -26,10 +26,10 @@ from table import write_table
 
 from unshuffle.data.batches import BatchStream, Prefetcher, Samples
 from unshuffle.data.decode import decode_batch
-from unshuffle.data.images import find_images
+from unshuffle.data.media import find_images
 from unshuffle.data.pack import PackOptions, pack
 from unshuffle.data.shards import ShardOptions, open_shards
-from unshuffle.data.source import Encoded, Source
+from unshuffle.data.source import EncodedImage, Source
 from unshuffle.data.store import Encoding, Store
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ def measure(args: argparse.Namespace, folder: Path, device: torch.device) -> lis
     ]
     stream = stream_of(shards, args)
 
-    def encoded(step: int) -> list[Encoded]:
+    def encoded(step: int) -> list[EncodedImage]:
         return [one for item in stream.items(step) for one in shards.read_encoded(int(item), [0])]
 
     routes: dict[str, Callable[[], float]] = {

@@ -1,15 +1,15 @@
-"""Small words of the sentences that people read."""
+"""Parts of the sentences in messages: counted nouns, and suggestions for misspelt names."""
 
 import difflib
 from collections.abc import Iterable
 
 
-def counted(number: int, things: str) -> str:
-    """`1 image`, `2 images`: the number and its things, which are given in the plural."""
-    return f"{number} {things.removesuffix('s') if number == 1 else things}"
+def counted(number: int, nouns: str) -> str:
+    """Return `1 image` or `2 images`: the number with its noun, which is given in the plural."""
+    return f"{number} {nouns.removesuffix('s') if number == 1 else nouns}"
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """` (did you mean ...?)` with the known name nearest to a misspelt one, or nothing if none is near."""
+    """Return ` (did you mean ...?)` with the known name closest to a misspelt one; empty if none is close."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f" (did you mean {prefix}{close[0]}?)" if close else ""

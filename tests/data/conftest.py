@@ -1,4 +1,4 @@
-"""Small folders of images and clips, made on the spot."""
+"""Small folders of images and clips, written for each test."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -10,20 +10,20 @@ from PIL import Image
 
 
 def photo(width: int = 48, height: int = 32, seed: int = 0) -> Image.Image:
-    """A smooth random colour picture, which lossy codecs keep well."""
+    """A smooth random image, which lossy codecs preserve well."""
     coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
 
 
 def counter_frame(number: int, width: int = 64, height: int = 48) -> np.ndarray:
-    """A frame whose grey level tells its number."""
+    """A frame whose grey level encodes its number."""
     return np.full((height, width, 3), 20 + 9 * number, np.uint8)
 
 
 def make_video(
     path: Path, frames: int = 20, codec: str = "mpeg4", size: tuple[int, int] = (64, 48), **options: str
 ) -> Path:
-    av = pytest.importorskip("av")  # a machine that only reads clips may do with OpenCV
+    av = pytest.importorskip("av")  # OpenCV alone suffices to read clips
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w", options=options) as container:
         stream = container.add_stream(codec, rate=25)

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from unshuffle.data.images import read_image
-from unshuffle.data.media import BadMedia
+from unshuffle.data.media import BadMedia, read_frames, read_image
 from unshuffle.data.pack import pack
-from unshuffle.data.videos import read_frames
 from unshuffle.errors import UserError
 from unshuffle.evaluation.collection import open_collection
 from unshuffle.evaluation.labelled import centre_square

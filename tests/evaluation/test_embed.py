@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from unshuffle.data.images import read_image
+from unshuffle.data.media import read_image
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation import streaming

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from unshuffle.data.images import read_image
-from unshuffle.data.media import BadMedia
-from unshuffle.data.videos import read_frames
+from unshuffle.data.media import BadMedia, read_frames, read_image
 from unshuffle.errors import UserError
 from unshuffle.evaluation.items import Item, Items, class_folders, video_frames, voc_objects
 from unshuffle.evaluation.voc import CLASSES

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from unshuffle.data.images import read_image
+from unshuffle.data.media import read_image
 from unshuffle.errors import UserError
 from unshuffle.evaluation.voc import CLASSES, Devkit, read_mask
 

@@ -16,8 +16,8 @@ from unshuffle.analysis.history import Floats, History, choose_tasks, open_run, 
 from unshuffle.analysis.moments import Moment, chooses_pairs, read_moments, spread
 from unshuffle.analysis.question import Question
 from unshuffle.analysis.result import Analysis
-from unshuffle.data.images import read_image
-from unshuffle.data.synthetic import draw_clip, draw_image
+from unshuffle.data.media import read_image
+from unshuffle.data.synthetic import render_clip, render_image
 from unshuffle.errors import UserError
 from unshuffle.evaluation.labelled import centre_square
 from unshuffle.permutations import load_permutations
@@ -183,8 +183,8 @@ class Drawing:
         """The parts of a sample in their true order."""
         rng, parts = np.random.default_rng(0), self.permutations.shape[1]
         if self.task == "temporal":
-            return draw_clip(rng, "growing", SIDE, parts)
-        picture = draw_image(rng, "house", self.columns * SIDE) if self.picture is None else self.picture
+            return render_clip(rng, "growing", SIDE, parts)
+        picture = render_image(rng, "house", self.columns * SIDE) if self.picture is None else self.picture
         return cut_tiles(picture, self.columns)
 
 

@@ -172,7 +172,7 @@ class BatchStream:
         """Return a stream of the shards that belong to one process, so that no shard is fetched twice."""
         source = self.samples.source
         assert isinstance(source, OrderedSource)
-        samples = replace(self.samples, items=source.share(self.samples.items, self.seed, part.rank, part.world_size))
+        samples = replace(self.samples, items=source.rank_items(self.samples.items, self.seed, part.rank, part.world_size))
         size = self.batch_size // part.world_size
         return replace(self, samples=samples, batch_size=size, task=f"{self.task} {part.rank} of {part.world_size}")
 

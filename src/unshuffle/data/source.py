@@ -1,4 +1,4 @@
-"""What every collection of images or clips looks like to the rest of the program."""
+"""The interface of a data source: a collection of images or clips, wherever they are stored."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,51 +28,51 @@ class Source(Protocol):
         """Height and width of an item's frames."""
 
     def read(self, item: int, frames: Sequence[int]) -> Pixels:
-        """The chosen frames of one item, as (len(frames), height, width, 3) RGB."""
+        """Read the chosen frames of one item, as (len(frames), height, width, 3) RGB."""
 
 
 @runtime_checkable
 class FlatSource(Source, Protocol):
-    """A source whose frames lie one after another in memory or in a memory map."""
+    """A source whose frames are contiguous in memory or in a memory map."""
 
     @property
     def flat_bytes(self) -> int | None:
-        """How many bytes all frames take; None if they are compressed."""
+        """Size of all frames in bytes; None if they are compressed."""
 
     def flat(self) -> tuple[Pixels, Items]:
-        """All of them, and where each item begins."""
+        """Return the bytes of all frames, and the offset of each item."""
 
 
 @runtime_checkable
 class OrderedSource(Source, Protocol):
-    """A source in which some orders are far cheaper to read than others, and so has its own."""
+    """A source that is far cheaper to read in some orders than in others, and therefore shuffles itself."""
 
     def order(self, items: Items, rng: np.random.Generator) -> Items:
-        """Positions in `items` for one epoch: a random order of all of them."""
+        """Shuffle `items` for one epoch; return the positions in `items` in the order of reading."""
 
-    def share(self, items: Items, seed: int, rank: int, world: int) -> Items:
-        """Those of `items` that one of `world` processes trains on; every item belongs to one of them."""
+    def rank_items(self, items: Items, seed: int, rank: int, world_size: int) -> Items:
+        """Return the rank's slice of `items`; every item belongs to exactly one rank."""
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """One image or frame as it lies in a file, and the size at which it is wanted."""
+class EncodedImage:
+    """The bytes of an image file or of an encoded frame, and the size to decode it to."""
 
     name: str
     data: bytes
     height: int
     width: int
     plain: bool
-    """Whether a bare JPEG decoder makes of it what Pillow does: RGB or grey, stored upright."""
+    """Whether it is an upright JPEG in RGB or grayscale, which any JPEG decoder reads as Pillow does."""
 
 
 @runtime_checkable
 class EncodedSource(Source, Protocol):
-    """A source whose frames can be had as they are encoded, to be decoded elsewhere."""
+    """A source that can return its frames encoded, to be decoded on the device."""
 
     @property
     def encoded(self) -> bool:
-        """Whether that is so for every item."""
+        """Whether `read_encoded` works for every item."""
 
-    def read_encoded(self, item: int, frames: Sequence[int]) -> list[Encoded]:
-        """The chosen frames of one item; decoded they have the size that `size` tells."""
+    def read_encoded(self, item: int, frames: Sequence[int]) -> list[EncodedImage]:
+        """Read the chosen frames of one item; once decoded they have the size that `size` returns."""

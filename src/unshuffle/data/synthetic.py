@@ -1,9 +1,9 @@
-"""The synthetic world: labelled images and clips, drawn from a seed in seconds, so that everything runs anywhere.
+"""The synthetic world: labelled images and clips, rendered from a seed in seconds, so that everything runs anywhere.
 
-An image shows one object made of parts, upright in front of a scene. Colours and textures are drawn at random for every
-part, so neither tells the class: what tells it is which parts there are and where they sit, which is what putting tiles
-in order has to find out. A clip shows an object in a motion that has a direction in time, so that its frames have one
-right order and the reverse of it looks wrong.
+An image shows one object made of parts, upright in front of a scene. Colours and textures of every part are random and
+therefore do not reveal the class: it is determined by which parts there are and where they are, which is also what
+ordering tiles requires. A clip shows an object in a motion with a direction in time, so that only one permutation of
+its frames looks right, and the reverse looks wrong.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from unshuffle.data.source import Pixels
 Points = npt.NDArray[np.float64]
 Parts = list[Points]
 
-SUPERSAMPLING = 2  # drawn this much larger, then averaged: soft edges
+SUPERSAMPLING = 2  # rendered this much larger, then averaged: soft edges
 
 
 def _box(left: float, top: float, right: float, bottom: float) -> Points:
@@ -38,7 +38,7 @@ def _disc(x: float, y: float, radius: float) -> Points:
     return _ellipse(x, y, radius, radius)
 
 
-# Each object in a unit square, y pointing down, facing right; later parts cover earlier ones.
+# Each object in the unit square, y pointing down, facing right; later parts cover earlier ones.
 OBJECTS: dict[str, Parts] = {
     "house": [
         _box(0.15, 0.45, 0.85, 0.95),
@@ -131,7 +131,7 @@ OBJECTS: dict[str, Parts] = {
     ],
 }
 
-# Only in clips: a wheel whose one thick spoke shows the angle, a ball, a candle that burns down.
+# Objects of clips: a wheel whose single thick spoke shows the angle, a ball, a candle that burns down, and others.
 MOVING_OBJECTS: dict[str, Parts] = {
     "wheel": [
         _disc(0.5, 0.5, 0.48),
@@ -147,29 +147,30 @@ MOVING_OBJECTS: dict[str, Parts] = {
 
 @dataclass(frozen=True)
 class Pose:
-    """Where an object stands: centre and size as shares of the picture, angle in radians, mirrored or not."""
+    """Centre and size of an object as fractions of the image, angle in radians, and whether it is flipped."""
 
     x: float
     y: float
     width: float
     height: float
     angle: float = 0.0
-    mirrored: bool = False
+    hflip: bool = False
 
 
-def _place(points: Points, pose: Pose, size: int) -> Points:
+def _to_pixels(points: Points, pose: Pose, size: int) -> Points:
+    """Transform points of the unit square to pixel coordinates (x, y)."""
     centred = points - 0.5
-    if pose.mirrored:
+    if pose.hflip:
         centred = centred * (-1, 1)
     scaled = centred * (pose.width, pose.height)
     cos, sin = np.cos(pose.angle), np.sin(pose.angle)
-    turned = scaled @ np.array([[cos, sin], [-sin, cos]])
-    return np.asarray((turned + np.array([pose.x, pose.y])) * size)
+    rotated = scaled @ np.array([[cos, sin], [-sin, cos]])
+    return np.asarray((rotated + np.array([pose.x, pose.y])) * size)
 
 
 @dataclass(frozen=True)
-class Look:
-    """Random colours and texture of one object."""
+class Appearance:
+    """Colours and texture of one object."""
 
     colours: npt.NDArray[np.uint8]
     frequency: npt.NDArray[np.float64]
@@ -177,8 +178,8 @@ class Look:
     contrast: float
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, num_parts: int) -> "Look":
-        """A new look; neighbouring parts get clearly different brightness, whichever is the darker."""
+    def sample(cls, rng: np.random.Generator, num_parts: int) -> "Appearance":
+        """Sample an appearance in which consecutive parts differ clearly in brightness."""
         colours = rng.uniform(30, 225, (num_parts, 3))
         lightness = np.where(np.arange(num_parts) % 2 == rng.integers(2), 55.0, -55.0)
         angle, waves = rng.uniform(0, np.pi), rng.uniform(6, 16)
@@ -190,27 +191,29 @@ class Look:
         )
 
 
-def _paint(canvas: Image.Image, parts: Parts, pose: Pose, look: Look) -> None:
+def _paint(canvas: Image.Image, parts: Parts, pose: Pose, appearance: Appearance) -> None:
     size = canvas.size[0]
     mask = Image.new("L", canvas.size)
     draw, draw_mask = ImageDraw.Draw(canvas), ImageDraw.Draw(mask)
-    for points, colour in zip(parts, look.colours, strict=True):
-        outline = [tuple(point) for point in _place(points, pose, size)]
+    for points, colour in zip(parts, appearance.colours, strict=True):
+        outline = [tuple(point) for point in _to_pixels(points, pose, size)]
         draw.polygon(outline, fill=tuple(int(c) for c in colour))
         draw_mask.polygon(outline, fill=255)
-    if look.contrast:
+    if appearance.contrast:
         y, x = np.mgrid[:size, :size] / size
-        wave = 128 + 127 * look.contrast * np.sin(look.frequency[0] * x + look.frequency[1] * y + look.phase)
+        wave = 128 + 127 * appearance.contrast * np.sin(
+            appearance.frequency[0] * x + appearance.frequency[1] * y + appearance.phase
+        )
         shade = Image.fromarray(wave.astype(np.uint8)).convert("RGB")
-        # 128 leaves a colour as it is; the wave darkens and lightens around it
-        doubled = Image.fromarray(
+        # 128 leaves a colour unchanged; the wave darkens and lightens around it
+        shaded = Image.fromarray(
             np.clip(np.asarray(canvas, np.int32) * np.asarray(shade, np.int32) // 128, 0, 255).astype(np.uint8)
         )
-        canvas.paste(doubled, mask=mask)
+        canvas.paste(shaded, mask=mask)
 
 
 def _jitter_parts(parts: Parts, rng: np.random.Generator, amount: float = 0.08) -> Parts:
-    """Each part a little larger, smaller or displaced, so that no two objects of a class are alike."""
+    """Scale and shift each part a little, so that no two objects of a class are equal."""
     jittered = []
     for points in parts:
         centre = points.mean(axis=0)
@@ -220,7 +223,7 @@ def _jitter_parts(parts: Parts, rng: np.random.Generator, amount: float = 0.08) 
 
 
 def _landscape(rng: np.random.Generator, x: Points, y: Points) -> Points:
-    """A smooth sky above a ground whose texture grows towards the viewer."""
+    """Smooth sky above a ground whose texture grows towards the viewer."""
     horizon = rng.uniform(0.4, 0.8)
     sky, ground = rng.uniform(20, 235, (2, 3))
     height = np.clip(y / horizon, 0, 1)[..., None]
@@ -232,7 +235,7 @@ def _landscape(rng: np.random.Generator, x: Points, y: Points) -> Points:
 
 
 def _wall(rng: np.random.Generator, x: Points, y: Points) -> Points:
-    """A flat texture that looks the same everywhere: only the object tells where a tile belongs."""
+    """Flat texture that is the same everywhere, so that only the object reveals the position of a tile."""
     colour, angle, waves = rng.uniform(30, 225, 3), rng.uniform(0, np.pi), rng.uniform(20, 70, 2)
     along, across = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
     pattern = np.sin(waves[0] * along) * (np.sin(waves[1] * across) if rng.integers(2) else 1)
@@ -240,27 +243,28 @@ def _wall(rng: np.random.Generator, x: Points, y: Points) -> Points:
 
 
 def _haze(rng: np.random.Generator, x: Points, y: Points) -> Points:
-    """One colour fading into another in any direction."""
+    """Gradient from one colour to another in a random direction."""
     start, end = rng.uniform(20, 235, (2, 3))
     angle = rng.uniform(0, 2 * np.pi)
-    share = np.clip(0.5 + (x - 0.5) * np.cos(angle) + (y - 0.5) * np.sin(angle), 0, 1)[..., None]
-    return np.asarray(start * (1 - share) + end * share)
+    fraction = np.clip(0.5 + (x - 0.5) * np.cos(angle) + (y - 0.5) * np.sin(angle), 0, 1)[..., None]
+    return np.asarray(start * (1 - fraction) + end * fraction)
 
 
 def _scene(rng: np.random.Generator, size: int) -> Image.Image:
-    """What stands behind the object, in any colours."""
+    """Render a random background."""
     y, x = np.mgrid[:size, :size] / size
-    paint = (_landscape, _wall, _haze)[rng.integers(3)]
-    return Image.fromarray(np.clip(paint(rng, x, y), 0, 255).astype(np.uint8))
+    background = (_landscape, _wall, _haze)[rng.integers(3)]
+    return Image.fromarray(np.clip(background(rng, x, y), 0, 255).astype(np.uint8))
 
 
-def _finish(canvas: Image.Image, rng: np.random.Generator, size: int) -> Pixels:
+def _downsample(canvas: Image.Image, rng: np.random.Generator, size: int) -> Pixels:
+    """Average to the final size and add noise."""
     small = np.asarray(canvas.resize((size, size), Image.Resampling.BOX), np.float32)
     return np.clip(small + rng.normal(0, 4, small.shape), 0, 255).astype(np.uint8)
 
 
-def draw_image(rng: np.random.Generator, name: str, size: int) -> Pixels:
-    """One picture of the named object, as (size, size, 3)."""
+def render_image(rng: np.random.Generator, name: str, size: int) -> Pixels:
+    """Render one image of the named object, as (size, size, 3)."""
     canvas = _scene(rng, size * SUPERSAMPLING)
     parts = _jitter_parts(OBJECTS[name], rng)
     side = rng.uniform(0.6, 0.95)
@@ -270,10 +274,10 @@ def draw_image(rng: np.random.Generator, name: str, size: int) -> Pixels:
         width=side * rng.uniform(0.85, 1.1),
         height=side,
         angle=rng.uniform(-0.15, 0.15),
-        mirrored=bool(rng.integers(2)),
+        hflip=bool(rng.integers(2)),
     )
-    _paint(canvas, parts, pose, Look.draw(rng, len(parts)))
-    return _finish(canvas, rng, size)
+    _paint(canvas, parts, pose, Appearance.sample(rng, len(parts)))
+    return _downsample(canvas, rng, size)
 
 
 Motion = Callable[[np.random.Generator], tuple[str, Callable[[float], Pose]]]
@@ -292,14 +296,14 @@ def _rising(rng: np.random.Generator) -> tuple[str, Callable[[float], Pose]]:
 
 
 def _passing(rng: np.random.Generator) -> tuple[str, Callable[[float], Pose]]:
-    """Things move the way they face: left to right, or mirrored."""
-    name, mirrored = str(rng.choice(["car", "fish"])), bool(rng.integers(2))
+    """Objects move the way they face: to the right, or flipped to the left."""
+    name, hflip = str(rng.choice(["car", "fish"])), bool(rng.integers(2))
     y, side = rng.uniform(0.4, 0.75), rng.uniform(0.4, 0.6)
     start, end = rng.uniform(-0.05, 0.15), rng.uniform(0.85, 1.05)
 
     def pose(t: float) -> Pose:
         x = start + (end - start) * t
-        return Pose(1 - x if mirrored else x, y, side, side, mirrored=mirrored)
+        return Pose(1 - x if hflip else x, y, side, side, hflip=hflip)
 
     return name, pose
 
@@ -327,7 +331,7 @@ def _burning(rng: np.random.Generator) -> tuple[str, Callable[[float], Pose]]:
 
 
 def _rotating(rng: np.random.Generator) -> tuple[str, Callable[[float], Pose]]:
-    """Clockwise, most of one turn."""
+    """Clockwise rotation by most of one turn."""
     x, y, side = rng.uniform(0.4, 0.6), rng.uniform(0.4, 0.6), rng.uniform(0.6, 0.85)
     start, turn = rng.uniform(0, 2 * np.pi), rng.uniform(1.2, 1.8) * np.pi
     return "wheel", lambda t: Pose(x, y, side, side, angle=start + turn * t)
@@ -343,23 +347,23 @@ MOTIONS: dict[str, Motion] = {
 }
 
 
-def draw_clip(rng: np.random.Generator, motion: str, size: int, num_frames: int) -> Pixels:
-    """One clip of the named motion, as (num_frames, size, size, 3)."""
+def render_clip(rng: np.random.Generator, motion: str, size: int, num_frames: int) -> Pixels:
+    """Render one clip of the named motion, as (num_frames, size, size, 3)."""
     scene = _scene(rng, size * SUPERSAMPLING)
     name, pose = MOTIONS[motion](rng)
     parts = _jitter_parts(MOVING_OBJECTS[name], rng)
-    look = Look.draw(rng, len(parts))
+    appearance = Appearance.sample(rng, len(parts))
     frames = []
     for t in np.linspace(0, 1, num_frames):
         canvas = scene.copy()
-        _paint(canvas, parts, pose(float(t)), look)
-        frames.append(_finish(canvas, rng, size))
+        _paint(canvas, parts, pose(float(t)), appearance)
+        frames.append(_downsample(canvas, rng, size))
     return np.stack(frames)
 
 
 @dataclass(frozen=True)
 class SyntheticSource:
-    """Images or clips of the synthetic world, with the labels that pretraining never sees."""
+    """Images or clips of the synthetic world in memory, with labels, which pretraining does not use."""
 
     names: Sequence[str]
     labels: npt.NDArray[np.int64]
@@ -371,46 +375,46 @@ class SyntheticSource:
         return len(self.pixels)
 
     def num_frames(self, item: int) -> int:
-        """Frames of one item."""
+        """Number of frames of one item: 1 for an image."""
         return int(self.pixels.shape[1])
 
     def size(self, item: int) -> tuple[int, int]:
-        """Height and width."""
+        """Height and width of an item's frames."""
         return int(self.pixels.shape[2]), int(self.pixels.shape[3])
 
     def read(self, item: int, frames: Sequence[int]) -> Pixels:
-        """The chosen frames of one item."""
+        """Read the chosen frames of one item, as (len(frames), height, width, 3) RGB."""
         return self.pixels[item, list(frames)]
 
     @property
     def flat_bytes(self) -> int:
-        """How many bytes all frames take."""
+        """Size of all frames in bytes."""
         return self.pixels.nbytes
 
     def flat(self) -> tuple[Pixels, npt.NDArray[np.int64]]:
-        """All of them, and where each item begins."""
+        """Return the bytes of all frames, and the offset of each item."""
         return self.pixels.reshape(-1), np.arange(len(self)) * int(np.prod(self.pixels.shape[1:]))
 
 
-def _labelled(
+def _render_all(
     kind: str,
     classes: Sequence[str],
     count: int,
     seed: int,
-    draw: Callable[[np.random.Generator, str], Pixels],
+    render: Callable[[np.random.Generator, str], Pixels],
 ) -> SyntheticSource:
     labels = [item % len(classes) for item in range(count)]
     rngs = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(count)]
-    pixels = np.stack([draw(rng, classes[label]) for rng, label in zip(rngs, labels, strict=True)])
+    pixels = np.stack([render(rng, classes[label]) for rng, label in zip(rngs, labels, strict=True)])
     names = [f"{kind}/{classes[label]}/{item:05d}" for item, label in enumerate(labels)]
     return SyntheticSource(names, np.array(labels), classes, pixels)
 
 
 def synthetic_images(count: int, size: int, seed: int) -> SyntheticSource:
-    """Labelled pictures of objects, the classes in turn."""
-    return _labelled("image", tuple(OBJECTS), count, seed, lambda rng, name: draw_image(rng, name, size)[None])
+    """Render labelled images of objects, the classes in turn."""
+    return _render_all("image", tuple(OBJECTS), count, seed, lambda rng, name: render_image(rng, name, size)[None])
 
 
 def synthetic_clips(count: int, size: int, num_frames: int, seed: int) -> SyntheticSource:
-    """Labelled clips of motions, the classes in turn."""
-    return _labelled("clip", tuple(MOTIONS), count, seed, lambda rng, name: draw_clip(rng, name, size, num_frames))
+    """Render labelled clips of motions, the classes in turn."""
+    return _render_all("clip", tuple(MOTIONS), count, seed, lambda rng, name: render_clip(rng, name, size, num_frames))

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unshuffle.accelerator import choose_device
-from unshuffle.data.images import read_image
-from unshuffle.data.media import BadMedia
+from unshuffle.data.media import BadMedia, read_image
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone

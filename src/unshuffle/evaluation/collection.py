@@ -10,13 +10,11 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from unshuffle.data.addresses import refuse_shards
 from unshuffle.data.batches import spaced_frames
-from unshuffle.data.images import find_images, read_image
-from unshuffle.data.media import resize_short_side
+from unshuffle.data.media import find_images, find_videos, read_image, resize_short_side
+from unshuffle.data.shard_files import refuse_shards
 from unshuffle.data.source import Pixels
 from unshuffle.data.store import Kind, Store
-from unshuffle.data.videos import find_videos
 from unshuffle.errors import UserError
 from unshuffle.evaluation.identity import digest, stamp
 from unshuffle.evaluation.items import video_frames

@@ -10,8 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from unshuffle.data.images import read_image, upright_rgb
-from unshuffle.data.media import BadMedia, resize_short_side
+from unshuffle.data.media import BadMedia, read_image, resize_short_side, upright_rgb
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.labelled import centre_square

@@ -9,10 +9,18 @@ import numpy as np
 from PIL import Image
 
 from unshuffle.data.batches import spaced_frames
-from unshuffle.data.images import find_images, read_image
-from unshuffle.data.media import MIN_SIDE, BadMedia, check_sides, resize_short_side
+from unshuffle.data.media import (
+    MIN_SIDE,
+    VIDEO_SUFFIXES,
+    BadMedia,
+    check_sides,
+    find_images,
+    find_videos,
+    read_frames,
+    read_image,
+    resize_short_side,
+)
 from unshuffle.data.source import Pixels
-from unshuffle.data.videos import VIDEO_SUFFIXES, find_videos, read_frames
 from unshuffle.errors import UserError
 from unshuffle.evaluation.identity import digest, stamp
 from unshuffle.evaluation.labelled import centre_square

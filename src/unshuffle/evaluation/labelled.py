@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unshuffle.data.images import find_images, read_image
-from unshuffle.data.media import BadMedia
+from unshuffle.data.media import BadMedia, find_images, read_image
 from unshuffle.data.source import Pixels
 from unshuffle.data.synthetic import SyntheticSource
 from unshuffle.errors import UserError

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unshuffle.console import progress
 from unshuffle.data.batches import Prefetcher
-from unshuffle.data.images import read_image
+from unshuffle.data.media import read_image
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.boxes import clip

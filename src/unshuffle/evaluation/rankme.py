@@ -8,8 +8,8 @@ import torch
 from rich.console import Console
 
 from unshuffle.accelerator import choose_device
-from unshuffle.data.addresses import refuse_shards
-from unshuffle.data.images import find_images
+from unshuffle.data.media import find_images
+from unshuffle.data.shard_files import refuse_shards
 from unshuffle.errors import UserError
 from unshuffle.evaluation.backbones import find_backbone
 from unshuffle.evaluation.effective_rank import effective_rank

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from unshuffle.data.media import find_videos
 from unshuffle.data.store import Store
-from unshuffle.data.videos import find_videos
 from unshuffle.errors import UserError
 from unshuffle.evaluation.coverage import check_covered, shared_files
 

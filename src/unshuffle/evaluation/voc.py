@@ -16,8 +16,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from unshuffle.data.batches import Prefetcher
-from unshuffle.data.images import read_image
-from unshuffle.data.media import BadMedia
+from unshuffle.data.media import BadMedia, read_image
 from unshuffle.errors import UserError
 from unshuffle.evaluation.skips import Skipped
 

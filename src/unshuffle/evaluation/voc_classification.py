@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from unshuffle.console import progress
 from unshuffle.data.batches import Prefetcher
-from unshuffle.data.images import read_image
+from unshuffle.data.media import read_image
 from unshuffle.data.source import Pixels
 from unshuffle.evaluation.average_precision import eleven_point, ranked_curve, step_area
 from unshuffle.evaluation.classifier import TrainedClassifier

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unshuffle.console import progress, say
 from unshuffle.data.batches import Prefetcher
-from unshuffle.data.images import read_image
+from unshuffle.data.media import read_image
 from unshuffle.errors import UserError
 from unshuffle.evaluation.average_precision import eleven_point, envelope_area, hit_curve
 from unshuffle.evaluation.boxes import mirror

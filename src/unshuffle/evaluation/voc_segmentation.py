@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from unshuffle.console import progress
 from unshuffle.data.batches import Prefetcher
-from unshuffle.data.images import read_image
+from unshuffle.data.media import read_image
 from unshuffle.evaluation.confusion import class_ious, confusion_matrix, pixel_accuracy
 from unshuffle.evaluation.fcn import LABELS, Fcn32
 from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune

@@ -1,6 +1,5 @@
 """Checkpoints that hold everything, appear whole or not at all, and are read without pickle."""
 
-import os
 import pickle
 import random
 from pathlib import Path
@@ -27,25 +26,11 @@ def save_checkpoint(folder: Path, iteration: int, state: dict[str, Any], keep: i
     """Write a checkpoint, then delete all but the newest `keep`; a signal waits until it is written."""
     folder.mkdir(parents=True, exist_ok=True)
     path = checkpoint_path(folder, iteration)
-    with atomic_write(path) as draft, draft.open("wb") as file:
+    with atomic_write(path, sync=True) as draft, draft.open("wb") as file:
         torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync(folder)
     for old in list_checkpoints(folder)[:-keep]:
         old.unlink()
     return path
-
-
-def _sync(folder: Path) -> None:
-    """Make a rename last through a power cut, where the system can."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ functions here return at once.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from unshuffle.accelerator import local_rank
-from unshuffle.data.share import Share
+from unshuffle.data.squares import RankSlice
 from unshuffle.errors import ReportedElsewhere, UserError
 
 T = TypeVar("T")
@@ -73,15 +73,16 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def share() -> Share:
+def rank_slice() -> RankSlice:
     """Return the slice of every batch that belongs to this rank."""
-    return Share(rank(), size())
+    return RankSlice(rank(), size())
 
 
-def check_shares(batch_size: int, val_size: int) -> None:
+def check_divisible(batch_sizes: Mapping[str, int], val_size: int) -> None:
     """Raise an error if a batch or X_val cannot be split among the processes."""
-    if batch_size % size():
-        raise UserError(f"optim.batch_size {batch_size} must be a multiple of the number of processes, {size()}")
+    for option, batch_size in batch_sizes.items():
+        if batch_size % size():
+            raise UserError(f"{option} {batch_size} must be a multiple of the number of processes, {size()}")
     if val_size < size():
         raise UserError(f"{val_size} validation samples are too few for {size()} processes: each needs at least one")
 
