@@ -8,7 +8,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal, get_type_hints
+
+from annotated_types import Ge, Interval
 
 from unshuffle.errors import UserError
 from unshuffle.permutations import Criterion
@@ -204,61 +206,66 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """Who proposes the permutations, and how the policy learns to."""
+    """How permutations are sampled, and how the policy learns."""
 
-    sampler: Literal["uniform", "policy", "inverse", "hard-first", "easy-first", "exp3"] = "policy"
-    """uniform: every permutation equally often; policy: the paper's; the others are its controls and rivals."""
-    reward: Literal["error", "trials"] = "error"
-    """error: the paper's, one for all; trials: for each group, the error after a short training that prefers it."""
-    trial: int = 40
-    """Iterations of a trial, which are undone; there is one for each group at the end of each episode."""
-    interval: int = 3888
-    """Iterations from the end of one episode to the end of the next; the paper's 90 episodes in 350,000."""
-    batches: int = 100
-    """K: batches of an episode, the last ones of the interval; the paper does not say how many."""
+    sampler: Literal["uniform", "reinforce", "rollouts", "exp3", "hard-first", "easy-first"] = "reinforce"
+    """uniform: all permutations alike; reinforce: the paper's policy; rollouts: compare the groups by short rollouts;
+    exp3: a bandit; hard-first, easy-first: fixed preferences. All but uniform and reinforce are ours."""
+    inverse: bool = False
+    """Sample what the sampler would avoid: the control of appendix F."""
+    grouping: Literal["permutations", "pairs"] = "permutations"
+    """permutations: by difficulty over all samples, as in the paper; pairs: (sample, permutation) pairs, by difficulty
+    for each sample."""
+    num_groups: Annotated[int, Ge(2)] = 10
+    """|C|: number of groups; at most |Ψ|."""
+    candidates: Annotated[int, Ge(1)] = 4
+    """With pairs: permutations classified for each one that is trained on. More sharpen the preference and cost time in
+    the head; the backbone runs once for all."""
+    interval: Annotated[int, Ge(1)] = 3888
+    """Iterations from the end of one episode to the end of the next; the default gives the paper's 90 episodes in
+    350,000 iterations."""
+    batches: Annotated[int, Ge(1)] = 100
+    """K: batches of an episode, the last ones of the interval; the paper does not give it."""
     action: Literal["sample", "batch"] = "sample"
-    """Inside an episode, a group for each sample, or one for each batch as Algorithm 1 has it."""
-    groups: int = 10
-    """|C|: groups of what is equally hard."""
-    grouped: Literal["permutations", "pairs"] = "permutations"
-    """permutations: by how hard each is for all samples together, as in the paper; pairs: for each sample by itself."""
-    candidates: int = 4
-    """With pairs: permutations that are looked at for each that is trained on; the backbone is passed once for all."""
-    lr: float = 0.01
-    """Adam's rate for the policy."""
-    entropy_weight: float = 0.2
-    """Weight of the entropy in the objective; the paper does not give it."""
-    average_decay: float = 0.9
-    """Decay of the moving average that is subtracted from the reward."""
+    """Inside an episode choose a group for each sample, or one for each batch as in Algorithm 1."""
+    rollout_iterations: Annotated[int, Ge(1)] = 40
+    """Iterations of a rollout; each episode ends with one rollout per group, and they are undone afterwards."""
+    lr: Annotated[float, Ge(0)] = 0.01
+    """Learning rate of Adam for the policy network."""
+    entropy_weight: Annotated[float, Ge(0)] = 0.2
+    """Weight of the entropy in the objective: larger values keep the sampling closer to uniform. Not given in
+    the paper."""
+    reward_average_decay: Annotated[float, Interval(ge=0, le=1)] = 0.9
+    """Decay of the moving average that is subtracted from the reward; closer to 1 averages over more episodes."""
     scale_reward: bool = True
-    """Divide what is left of the reward by its moving deviation, so that the entropy keeps its proportion to it."""
-    least_deviation: float = 1e-3
-    """Floor of that deviation: smaller rewards count as noise."""
-    discount: float = 0.0
-    """γ: weight of later rewards in the return of an episode; 0 is the one-step form."""
-    horizon: int = 3
-    """With a discount, rewards that make a return; the update waits for them."""
+    """Divide the centred reward by its moving mean absolute deviation, so that its proportion to the entropy term does
+    not depend on the stage of the training."""
+    min_reward_std: Annotated[float, Interval(gt=0, le=1)] = 1e-3
+    """Lower bound of that divisor: smaller rewards count as noise."""
+    discount: Annotated[float, Interval(ge=0, le=1)] = 0.0
+    """γ: each reward also updates earlier episodes, weighted by γ per episode; 0 updates the last episode only."""
     size_prior: bool = True
-    """A new policy draws every permutation equally often; off: every group, whatever its size."""
-    start_below: float = 0.9
-    """The policy starts once the error is below this share of chance; before, groups mean nothing. 2: at once."""
+    """A new policy samples every permutation equally often; off: every group, whatever its size."""
+    start_below: Annotated[float, Ge(0)] = 0.9
+    """Sample uniformly until the error falls below this fraction of chance, because groups mean nothing at chance; 2
+    starts at once."""
     prior_correction: bool = True
-    """Add log q(ψ) to the training logits, so that the network does not learn how often it is asked what."""
-    prior_floor: float = 0.1
-    """Floor of q in that correction, as a share of 1/|Ψ|."""
-    exploration: float = 0.1
-    """Share of the draws that stay uniform over Ψ."""
-    inverse_floor: float = 0.02
-    """The inverse policy takes π for at least this."""
-    least_spread: float = 0.5
-    """Say so when the entropy of the draws falls below this share of that of uniform ones."""
-    largest_share: float = 0.8
-    """Say so when one group takes more than this share of the draws beyond its own size."""
+    """Add log q(ψ) to the training logits, so that the classifier is not biased by the sampling distribution."""
+    prior_floor: Annotated[float, Interval(gt=0, le=1)] = 0.1
+    """Lower bound of q in that correction, as a fraction of 1/|Ψ|."""
+    exploration: Annotated[float, Interval(ge=0, le=1)] = 0.1
+    """Fraction of the samples that stay uniform over Ψ."""
+    inverse_floor: Annotated[float, Interval(gt=0, le=1)] = 0.02
+    """With inverse: lower bound of a group's probability before it is inverted."""
+    min_entropy_fraction: Annotated[float, Interval(ge=0, le=1)] = 0.5
+    """Warn when the entropy of the sampling distribution falls below this fraction of that of uniform sampling."""
+    max_group_fraction: Annotated[float, Interval(ge=0, le=1)] = 0.8
+    """Warn when one group gets more than this fraction of the samples beyond its own size."""
 
     @property
-    def learns_by_trial(self) -> bool:
-        """Does the policy learn from trials, and not from its rewards? Its rivals never do."""
-        return self.reward == "trials" and self.sampler in ("policy", "inverse")
+    def name(self) -> str:
+        """The sampler's name in tables and figures, such as `inverse reinforce`."""
+        return f"inverse {self.sampler}" if self.inverse else self.sampler
 
 
 @dataclass(frozen=True)
@@ -363,11 +370,11 @@ def small() -> Config:
         policy=PolicyConfig(
             interval=1000,
             batches=1000,
-            groups=4,
-            grouped="pairs",
-            reward="trials",
+            sampler="rollouts",
+            grouping="pairs",
+            num_groups=4,
             entropy_weight=0.5,
-            trial=20,
+            rollout_iterations=20,
         ),
         log=LogConfig(monitor_every=2000),
     )
@@ -427,7 +434,6 @@ def _problems(config: Config) -> list[tuple[bool, str]]:
     heads = (("spatial", config.model.spatial), ("temporal", config.model.temporal))
     return [
         (shuffle.grid < 2, f"shuffle.grid is {shuffle.grid}, but a puzzle needs a grid of 2 or more"),
-        (policy.groups < 2, f"policy.groups is {policy.groups}, but a choice needs 2 or more"),
         (shuffle.frames < 2, f"shuffle.frames is {shuffle.frames}, but an order needs 2 frames or more"),
         (config.optim.batch_size < 2, "optim.batch_size must be 2 or more: batch normalisation needs it"),
         (
@@ -439,17 +445,25 @@ def _problems(config: Config) -> list[tuple[bool, str]]:
             f"policy.interval is {policy.interval}, but must be at least policy.batches, which is {policy.batches}",
         ),
         (
-            policy.reward == "trials" and policy.discount > 0,
-            "policy.reward trials looks at one episode alone: leave policy.discount at 0",
+            policy.sampler == "rollouts" and policy.discount > 0,
+            "policy.sampler rollouts compares the groups of one episode: leave policy.discount at 0",
         ),
         (
-            policy.grouped == "pairs" and policy.action == "batch",
-            "policy.grouped pairs chooses for each sample: leave policy.action at sample",
+            policy.sampler == "rollouts" and policy.entropy_weight == 0,
+            "policy.sampler rollouts needs a policy.entropy_weight above 0: it divides the advantages by it",
         ),
         (
-            policy.grouped == "pairs" and policy.groups > policy.candidates * config.permutations.per_sample,
-            f"policy.groups is {policy.groups}, but a sample has only policy.candidates times permutations.per_sample, "
-            f"{policy.candidates * config.permutations.per_sample}, candidates",
+            policy.sampler == "uniform" and policy.inverse,
+            "policy.inverse needs a sampler with a preference, but policy.sampler is uniform: change one of the two",
+        ),
+        (
+            policy.grouping == "pairs" and policy.action == "batch",
+            "policy.grouping pairs chooses a group for each sample: leave policy.action at sample",
+        ),
+        (
+            policy.grouping == "pairs" and policy.num_groups > policy.candidates * config.permutations.per_sample,
+            f"policy.num_groups is {policy.num_groups}, but a sample has only policy.candidates times "
+            f"permutations.per_sample, {policy.candidates * config.permutations.per_sample}, candidates",
         ),
         *((min(head.fc6, head.hidden) < 1, f"model.{task}: fc6 and hidden must be 1 or more") for task, head in heads),
     ]
@@ -478,11 +492,37 @@ def _out_of_range(config: Config) -> list[tuple[bool, str]]:
         found.append((not 0 < value <= 1, f"{name} is {value}, but must be in (0, 1]"))
     for name, value in _probabilities(config).items():
         found.append((not 0 <= value <= 1, f"{name} is {value}, but must be in [0, 1]"))
+    found += _outside_bounds(config.policy, "policy")
     for name, group in _rates(config).items():
         found.append((not 0 < group.lr < math.inf, f"optim.{name}.lr is {group.lr}, but must be above 0"))
         found.append((not 0 <= group.momentum < 1, f"optim.{name}.momentum is {group.momentum}, but must be in [0, 1)"))
     found.append((config.seed >= 2**32, f"seed is {config.seed}, but must be below 2 to the power of 32"))
     return found
+
+
+def _outside_bounds(section: Any, name: str) -> list[tuple[bool, str]]:
+    """Check the fields of a section against the bounds in their types."""
+    found = []
+    for field_name, hint in get_type_hints(type(section), include_extras=True).items():
+        for bound in getattr(hint, "__metadata__", ()):
+            value = getattr(section, field_name)
+            found.append((not _within(value, bound), f"{name}.{field_name} is {value}, but must be {_range(bound)}"))
+    return found
+
+
+def _within(value: float, bound: Ge | Interval) -> bool:
+    if not math.isfinite(value):
+        return False
+    if isinstance(bound, Ge):
+        return bool(value >= bound.ge)  # type: ignore[operator]
+    low = value > bound.gt if bound.gt is not None else value >= bound.ge  # type: ignore[operator]
+    return bool(low and value <= bound.le)  # type: ignore[operator]
+
+
+def _range(bound: Ge | Interval) -> str:
+    if isinstance(bound, Ge):
+        return f"{bound.ge} or more"
+    return f"in {'[' if bound.gt is None else '('}{bound.ge if bound.gt is None else bound.gt}, {bound.le}]"
 
 
 def _rates(config: Config) -> dict[str, GroupConfig]:
@@ -493,9 +533,6 @@ def _amounts(config: Config) -> dict[str, float]:
     return {
         "seed": config.seed,
         "optim.warmup": config.optim.warmup,
-        "policy.lr": config.policy.lr,
-        "policy.entropy_weight": config.policy.entropy_weight,
-        "policy.start_below": config.policy.start_below,
         "data.frame_span": config.data.frame_span,
         "data.shard_cache_gb": config.data.shard_cache_gb,
         **{f"shuffle.{name}": getattr(config.shuffle, name) for name in ("gamma", "saturation", "hue")},
@@ -503,18 +540,11 @@ def _amounts(config: Config) -> dict[str, float]:
     }
 
 
-FLOORS = ("prior_floor", "inverse_floor", "least_deviation")
-
-
 def _shares(config: Config) -> dict[str, float]:
     return {
         "optim.decay": config.optim.decay,
-        **{f"policy.{name}": getattr(config.policy, name) for name in FLOORS},
         **{f"shuffle.{name}": getattr(config.shuffle, name) for name in ("image_share", "tile_share", "frame_share")},
     }
-
-
-POLICY_SHARES = ("exploration", "discount", "average_decay", "least_spread", "largest_share")
 
 
 def _probabilities(config: Config) -> dict[str, float]:
@@ -522,7 +552,6 @@ def _probabilities(config: Config) -> dict[str, float]:
         "shuffle.grey": config.shuffle.grey,
         "data.max_bad_share": config.data.max_bad_share,
         "data.gpu_share": config.data.gpu_share,
-        **{f"policy.{name}": getattr(config.policy, name) for name in POLICY_SHARES},
         "model.spatial.dropout": config.model.spatial.dropout,
         "model.temporal.dropout": config.model.temporal.dropout,
     }
@@ -535,10 +564,6 @@ def _counts(config: Config) -> dict[str, int]:
         "data.frame_every": config.data.frame_every,
         "data.shard_window": config.data.shard_window,
         "permutations.per_sample": config.permutations.per_sample,
-        **{
-            f"policy.{name}": getattr(config.policy, name)
-            for name in ("interval", "batches", "horizon", "trial", "candidates")
-        },
         "optim.iterations": config.optim.iterations,
         "shuffle.crop_size": config.shuffle.crop_size,
         "monitor.limit": config.monitor.limit,

@@ -1,7 +1,8 @@
 """Small words of the sentences that people read."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 def counted(number: int, things: str) -> str:
@@ -13,3 +14,12 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """` (did you mean ...?)` with the known name nearest to a misspelt one, or nothing if none is near."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f" (did you mean {prefix}{close[0]}?)" if close else ""
+
+
+def describe_concern(concern: Mapping[str, Any]) -> str:
+    """Return the sentence for a sampler's concern, as a `warning` entry of metrics.jsonl holds it."""
+    if concern["concern"] == "narrow_sampling":
+        return (
+            f"the sampling has narrowed to {100 * concern['entropy_fraction']:.0f} % of the entropy of uniform sampling"
+        )
+    return f"group {concern['group']} of {concern['num_groups']} gets {100 * concern['fraction']:.0f} % of the samples"

@@ -3,7 +3,7 @@
 Axes: B samples, P parts of a sample, M permutations of a sample; the tasks are "spatial" and "temporal".
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -40,29 +40,14 @@ class OrderingNetwork(nn.Module):
             for (task, size), rows in zip(sizes.items(), features, strict=True)
         }
 
-    def forward(
-        self,
-        crops: Mapping[str, Tensor],
-        permutations: Mapping[str, Tensor],
-        picks: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
-    ) -> dict[str, Tensor]:
-        """Logits (B, M, |Ψ|) of each task after applying (B, M, P) permutations to its (B, P, ...) crops.
+    def forward(self, crops: Mapping[str, Tensor], permutations: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Logits (B, M, |Ψ|) of each task after applying (B, M, P) permutations to its (B, P, ...) crops."""
+        return {task: self.classify(task, features, permutations[task]) for task, features in self.embed(crops).items()}
 
-        A task's pick sees the logits of all its permutations, and returns the columns of those to go on with.
-        """
-        logits = {}
-        for task, vectors in self.embed(crops).items():
-            orders = permutations[task]
-            if picks and task in picks:
-                with torch.no_grad():
-                    columns = picks[task](self._classify(task, vectors, orders))
-                orders = orders.gather(1, columns[..., None].expand(-1, -1, orders.shape[2]))
-            logits[task] = self._classify(task, vectors, orders)
-        return logits
-
-    def _classify(self, task: str, vectors: Tensor, orders: Tensor) -> Tensor:
-        ordered = permute(vectors, orders)
-        logits: Tensor = self.head(task).classify(ordered.flatten(0, 1)).unflatten(0, ordered.shape[:2])
+    def classify(self, task: str, features: Tensor, permutations: Tensor) -> Tensor:
+        """Logits (B, M, |Ψ|) of a task after applying (B, M, P) permutations to its (B, P, fc6) features."""
+        permuted = permute(features, permutations)
+        logits: Tensor = self.head(task).classify(permuted.flatten(0, 1)).unflatten(0, permuted.shape[:2])
         return logits
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from unshuffle.files import atomic_write
-from unshuffle.policy.samplers import Observation
+from unshuffle.policy.sampler import Observation
 from unshuffle.policy.state import Validation
 from unshuffle.run import Run
 
@@ -46,7 +46,7 @@ class RunLog:
             self._board.add_scalar(name, value, iteration)  # type: ignore[no-untyped-call]
 
     def write_validation(self, iteration: int, task: str, validation: Validation, observation: Observation) -> None:
-        """Log the error and the episode, and keep what the sampler saw and drew under states/."""
+        """Log the error and the episode, and store the arrays of both under states/."""
         self.write("validation", iteration, task=task, error=validation.error, chance=validation.chance)
         if observation.episode is not None:
             self.write("episode", iteration, task=task, **observation.episode)

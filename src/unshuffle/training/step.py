@@ -9,8 +9,9 @@ from torch.nn import functional as F
 
 from unshuffle.accelerator import has_kernels
 from unshuffle.errors import UserError
-from unshuffle.policy.pairs import Pick
-from unshuffle.policy.samplers import Proposal
+from unshuffle.models.ordering import OrderingNetwork
+from unshuffle.policy.groups import select
+from unshuffle.policy.sampler import Proposal
 from unshuffle.training.optim import Optimisers
 
 REHEARSALS = 3
@@ -18,17 +19,19 @@ REHEARSALS = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one step went for a task, on the device: nobody has waited for it."""
+    """The figures of one step of a task, on the device and without waiting for it."""
 
     loss: Tensor
     accuracy: Tensor
-    chosen: tuple[Tensor, Tensor] | None = None
-    """Where the proposal left a choice: the permutations that were trained on and the groups they were in, (B, M)."""
+    permutations: Tensor
+    """(B, M) the permutations that were trained on."""
+    groups: Tensor | None = None
+    """(B, M) the groups of the (sample, permutation) pairs, if the permutations were selected among candidates."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the network makes of a task's batch, and what it should have made of it."""
+    """The network's answer for a task's batch, and the target."""
 
     logits: Tensor
     """(B, M, |Ψ|)"""
@@ -36,27 +39,53 @@ class Answer:
     """(B, M) the permutations that were applied."""
     log_prior: Tensor | None
     groups: Tensor | None
-    """(B, M) where the proposal left a choice."""
+    """(B, M) the groups of the pairs, if the permutations were selected among candidates."""
 
     @property
     def loss(self) -> Tensor:
-        """Cross-entropy; with a prior, of logits that need not know how often each permutation is drawn."""
+        """Cross-entropy; a prior is added to the logits, so that the classifier is not biased by the sampling."""
         logits = self.logits.float() if self.log_prior is None else self.logits.float() + self.log_prior
         return F.cross_entropy(logits.flatten(0, 1), self.labels.flatten())
 
     def outcome(self, loss: Tensor) -> Outcome:
-        """What is worth knowing of it."""
+        """Return the figures of the step."""
         accuracy = (self.logits.detach().argmax(dim=-1) == self.labels).float().mean()
-        return Outcome(loss, accuracy, None if self.groups is None else (self.labels, self.groups))
+        return Outcome(loss, accuracy, self.labels, self.groups)
+
+
+class ForwardPass(nn.Module):
+    """The forward pass of a step, in one module because DistributedDataParallel wraps a single call.
+
+    Where a proposal has candidates, they are classified without gradients, and those selected once more with gradients.
+    """
+
+    def __init__(self, network: OrderingNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(
+        self, crops: Mapping[str, Tensor], permutations: Mapping[str, Tensor], proposals: Mapping[str, Proposal]
+    ) -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
+        """Return the logits, the labels and, after a selection, the groups of each task."""
+        answers: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
+        for task, features in self.network.embed(crops).items():
+            labels, groups, selection = proposals[task].permutations, None, proposals[task].selection
+            if selection is not None:
+                with torch.no_grad():
+                    logits = self.network.classify(task, features, permutations[task][labels])
+                    _, labels, groups = select(logits, labels, selection.log_weights, selection.noise, selection.count)
+            answers[task] = self.network.classify(task, features, permutations[task][labels]), labels, groups
+        return answers
 
 
 class Step:
     """Forward, loss, backward and update of an ordering network; the tasks' losses are summed."""
 
     def __init__(
-        self, network: nn.Module, permutations: Mapping[str, Tensor], optimisers: Optimisers, precision: str
+        self, forward_pass: nn.Module, permutations: Mapping[str, Tensor], optimisers: Optimisers, precision: str
     ) -> None:
-        self.network, self.permutations, self.optimisers = network, permutations, optimisers
+        """`forward_pass`: a ForwardPass, or one whose gradients are averaged over processes."""
+        self.forward_pass, self.permutations, self.optimisers = forward_pass, permutations, optimisers
         self.precision = precision
 
     def __call__(
@@ -76,15 +105,12 @@ class Step:
     def forward(self, crops: Mapping[str, Tensor], proposals: Mapping[str, Proposal]) -> dict[str, Answer]:
         """The answer to each task."""
         device = next(iter(crops.values())).device
-        orders = {task: self.permutations[task][one.permutations] for task, one in proposals.items()}
-        picks = {task: Pick(one.permutations, one.choice) for task, one in proposals.items() if one.choice}
         # a recording must not depend on casts that were kept from before it
         with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False):
-            logits: dict[str, Tensor] = self.network(crops, orders, picks)
-        labels = {task: (picks.get(task) or one).permutations for task, one in proposals.items()}
-        groups = {task: pick.groups for task, pick in picks.items()}
+            answers = self.forward_pass(crops, self.permutations, proposals)
         return {
-            task: Answer(logits[task], labels[task], one.log_prior, groups.get(task)) for task, one in proposals.items()
+            task: Answer(logits, labels, proposals[task].log_prior, groups)
+            for task, (logits, labels, groups) in answers.items()
         }
 
     def backward(self, answers: Mapping[str, Answer]) -> dict[str, Tensor]:
@@ -101,12 +127,12 @@ class GraphedStep(Step):
     """
 
     def __init__(
-        self, network: nn.Module, permutations: Mapping[str, Tensor], optimisers: Optimisers, precision: str
+        self, forward_pass: nn.Module, permutations: Mapping[str, Tensor], optimisers: Optimisers, precision: str
     ) -> None:
-        super().__init__(network, permutations, optimisers, precision)
+        super().__init__(forward_pass, permutations, optimisers, precision)
         self._graphs: dict[tuple[object, ...], _Recording] = {}
         self._pool = torch.cuda.graph_pool_handle()  # recordings take turns, so they share their memory
-        self._parameters = list(network.parameters())
+        self._parameters = list(forward_pass.parameters())
         self._no_prior = {task: torch.zeros(len(rows), device=rows.device) for task, rows in permutations.items()}
 
     def __call__(
@@ -127,8 +153,8 @@ class GraphedStep(Step):
     def _tensors(self, task: str, proposal: Proposal) -> tuple[Tensor, ...]:
         """A prior of nothing changes nothing, and the graph need not know whether there is one."""
         prior = self._no_prior[task] if proposal.log_prior is None else proposal.log_prior
-        choice = proposal.choice
-        return proposal.permutations, prior, *(() if choice is None else (choice.log_shares, choice.noise))
+        selection = proposal.selection
+        return proposal.permutations, prior, *(() if selection is None else (selection.log_weights, selection.noise))
 
     def _record(self, inputs: Mapping[str, tuple[Tensor, ...]], proposals: Mapping[str, Proposal]) -> "_Recording":
         places = {task: tuple(torch.clone(one) for one in some) for task, some in inputs.items()}
@@ -154,7 +180,7 @@ class GraphedStep(Step):
 
     def _rehearse(self, run: Callable[[], object]) -> None:
         """Let the libraries choose their algorithms before the recording, and leave no trace of it."""
-        buffers = [buffer.clone() for buffer in self.network.buffers()]
+        buffers = [buffer.clone() for buffer in self.forward_pass.buffers()]
         state = torch.cuda.get_rng_state()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -163,7 +189,7 @@ class GraphedStep(Step):
                 run()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.set_rng_state(state)
-        for buffer, before in zip(self.network.buffers(), buffers, strict=True):
+        for buffer, before in zip(self.forward_pass.buffers(), buffers, strict=True):
             buffer.copy_(before)
 
 
@@ -182,7 +208,7 @@ class _Recording:
 
 
 def build_step(
-    network: nn.Module,
+    network: OrderingNetwork,
     permutations: Mapping[str, Tensor],
     optimisers: Optimisers,
     precision: str,
@@ -190,12 +216,12 @@ def build_step(
 ) -> Step:
     """The step for a device: bf16 on a GPU is for speed, and gets all of it."""
     if precision == "bf16" and has_kernels(device):
-        return GraphedStep(network, permutations, optimisers, precision)
-    return Step(network, permutations, optimisers, precision)
+        return GraphedStep(ForwardPass(network), permutations, optimisers, precision)
+    return Step(ForwardPass(network), permutations, optimisers, precision)
 
 
 def _placed(proposal: Proposal, tensors: tuple[Tensor, ...]) -> Proposal:
     """A proposal like another, of other tensors."""
     permutations, prior, *rest = tensors
-    choice = proposal.choice and replace(proposal.choice, log_shares=rest[0], noise=rest[1])
-    return Proposal(permutations, prior, choice)
+    selection = proposal.selection and replace(proposal.selection, log_weights=rest[0], noise=rest[1])
+    return Proposal(permutations, prior, selection)

@@ -1,11 +1,10 @@
 """The training loop: batches, shuffling, one step of the network, and now and then a validation."""
 
-import copy
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from unshuffle.accelerator import choose_precision, has_kernels, prefer_speed, wait_for
 from unshuffle.config import Config
+from unshuffle.console import say
 from unshuffle.data import shuffle
 from unshuffle.data.batches import Batch, BatchStream, Prefetcher, ahead
 from unshuffle.data.prepare import Data
@@ -24,8 +24,9 @@ from unshuffle.data.squares import Squares, make_resident
 from unshuffle.errors import UserError
 from unshuffle.models import Backbone
 from unshuffle.models.ordering import OrderingNetwork
-from unshuffle.policy.samplers import Observation, Proposal, Sampler
-from unshuffle.policy.state import Validation, merge, validate
+from unshuffle.policy.rollouts import run_rollouts
+from unshuffle.policy.sampler import Observation, Proposal, SampleCounts, Sampler
+from unshuffle.policy.state import Validation, merge_validations, validate
 from unshuffle.randomness import seed_everything, stream_seed, torch_generator
 from unshuffle.run import Run
 from unshuffle.stopping import Stopped, stop_requests
@@ -35,7 +36,8 @@ from unshuffle.training.display import Display, TaskStatus
 from unshuffle.training.distributed import together
 from unshuffle.training.log import RunLog
 from unshuffle.training.optim import Optimisers
-from unshuffle.training.step import Outcome, Step, build_step
+from unshuffle.training.step import ForwardPass, Outcome, Step, build_step
+from unshuffle.wording import describe_concern
 
 Monitor = Callable[[Backbone], dict[str, float]]
 VALIDATION_CHUNK = 100  # samples that pass the backbone together
@@ -84,6 +86,8 @@ class Trainer:
         self.network = network.to(device)
         self.permutations = {task: rows.to(device) for task, rows in permutations.items()}
         self.samplers = samplers
+        self.sampled = {task: SampleCounts(len(rows), config.policy.num_groups) for task, rows in permutations.items()}
+        """What each task was trained on since its last validation."""
         self.precision = choose_precision(config.optim.precision, device)
         if self.precision == "bf16" and has_kernels(device):
             prefer_speed()
@@ -123,8 +127,8 @@ class Trainer:
         """Made for the first step: what happens before it may fail on one process alone, and this is done by all."""
         if self.share.of == 1:
             return build_step(self.network, self.permutations, self.optimisers, self.precision, self.device)
-        network = distributed.parallel(self.network, some_unused=self.config.tasks == "S&T")
-        return Step(network, self.permutations, self.optimisers, self.precision)
+        forward_pass = distributed.parallel(ForwardPass(self.network), some_unused=self.config.tasks == "S&T")
+        return Step(forward_pass, self.permutations, self.optimisers, self.precision)
 
     def train(self, run: Run, log: RunLog, display: Display) -> None:
         """Go on from the current iteration to the last, saving into the run folder."""
@@ -160,8 +164,6 @@ class Trainer:
         validates = self._episode_ends or self._episode_begins or self.iteration == self.last
         monitors = self._due(self.config.log.monitor_every)
         saves = self._due(self.config.log.checkpoint_every) or stopping
-        if not validates:
-            self._rate_may_drop()
         if not (validates or monitors or saves):
             return
         wait_for(self.device)  # the steps that a GPU has still to do belong to the training
@@ -185,8 +187,7 @@ class Trainer:
             seed_everything(int(stream_seed(self.config.seed, *where).generate_state(1)[0]))
         for task, outcome in self.learn(crops, proposals, self.iteration).items():
             tally.add(task, outcome)
-            if outcome.chosen is not None:
-                self.samplers[task].count(*outcome.chosen)
+            self.sampled[task].add(outcome.permutations, outcome.groups)
         self.iteration += 1
 
     def shuffle(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Proposal]]:
@@ -199,11 +200,9 @@ class Trainer:
         return crops, proposals
 
     def _propose(self, task: str, samples: int, generator: torch.Generator) -> Proposal:
-        """This process's share of the permutations of a whole batch."""
+        """This process's slice of the permutations of a whole batch."""
         whole = self.samplers[task].propose(samples, self.config.permutations.per_sample, generator)
-        rows = self.share.rows(samples)
-        choice = whole.choice and replace(whole.choice, noise=whole.choice.noise[rows])
-        return replace(whole, permutations=whole.permutations[rows], choice=choice)
+        return whole.rows(self.share.rows(samples))
 
     def crops(self, task: str, squares: Squares, generator: torch.Generator | None = None) -> Tensor:
         """Squares on the device to (B, P, 3, S, S) crops; with a generator those of training."""
@@ -224,7 +223,7 @@ class Trainer:
     def validate(self, task: str) -> Validation:
         """Every permutation on every validation sample."""
         own = validate(self.network, task, self.validation_crops(task), self.permutations[task])
-        return merge(distributed.gather(own))
+        return merge_validations(distributed.gather(own))
 
     def active_tasks(self, iteration: int) -> list[str]:
         """The tasks that an iteration trains: all, or with S&T the spatial one first and then the temporal."""
@@ -239,6 +238,7 @@ class Trainer:
             "network": self.network.state_dict(),
             "optimisers": self.optimisers.state_dict(),
             "samplers": {task: sampler.state_dict() for task, sampler in self.samplers.items()},
+            "sampled": {task: counts.state_dict() for task, counts in self.sampled.items()},
             "random": random_state(),
             "data": self.data_digests,
         }
@@ -252,12 +252,13 @@ class Trainer:
         self.optimisers.load_state_dict(state["optimisers"])
         for task, sampler in self.samplers.items():
             sampler.load_state_dict(state["samplers"][task])
+            self.sampled[task].load_state_dict(state["sampled"][task])
         restore_random_state(state["random"])
 
     def save(self, run: Run) -> None:
         """Write a checkpoint, unless there is nothing left worth saving."""
-        for sampler in self.samplers.values():
-            sampler.gather(distributed.total)
+        for counts in self.sampled.values():
+            counts.reduce(distributed.total)
         with together():
             if not all(bool(value.isfinite().all()) for value in self.network.state_dict().values()):
                 raise UserError(self._not_a_number())
@@ -267,7 +268,7 @@ class Trainer:
     def statuses(self) -> dict[str, TaskStatus]:
         """Empty figures for the display."""
         return {
-            task: TaskStatus(chance=1 / len(rows), preference=self.samplers[task].preference())
+            task: TaskStatus(chance=1 / len(rows), preference=self.samplers[task].preference)
             for task, rows in self.permutations.items()
         }
 
@@ -326,76 +327,61 @@ class Trainer:
             validation = self.validate(task)
             if not np.isfinite(validation.state.numpy()).all():  # torch would wake its threads for this
                 raise UserError(self._not_a_number())
-            seen = self._observe(self.samplers[task], validation)
+            observation = self._observe(task, validation)
             with together():
-                log.write_validation(self.iteration, task, validation, seen)
-                self._warn(log, display, task, seen.warnings)
+                log.write_validation(self.iteration, task, validation, observation)
+                self._warn(log, display, task, observation.concerns)
             display.tasks[task].error = validation.error
-        self._rate_may_drop()
         if self._episode_ends and self.iteration < self.last:
-            self._try_groups(log)
+            self._run_rollouts(log)
         for task, sampler in self.samplers.items():
-            display.tasks[task].preference = sampler.preference()
+            display.tasks[task].preference = sampler.preference
         with together():
             log.write("cost", self.iteration, seconds=time.perf_counter() - begin)
 
-    def _rate_may_drop(self) -> None:
-        """Tell the samplers before the first step at a lower rate, and after the validation of the last at a higher."""
-        if self.iteration in self.config.optim.milestones:
-            for sampler in self.samplers.values():
-                sampler.rate_dropped()
-
-    def _try_groups(self, log: RunLog) -> None:
-        """Let the samplers that want it see what becomes of the network when a group is preferred for a while."""
-        # what a trial does not train it says nothing about
-        wanted = {task: count for task in self.active_tasks(self.iteration) if (count := self.samplers[task].trials)}
-        if not wanted:
-            return
-        before = copy.deepcopy(self.state_dict())
-        errors: dict[str, list[Tensor]] = {task: [] for task in wanted}
-        for group in range(max(wanted.values())):
-            self._trial({task: min(group, count - 1) for task, count in wanted.items()})
-            distributed.average_buffers(self.network)
-            for task in wanted:
-                errors[task].append(self.validate(task).sample_errors)
-            self.load_state_dict(copy.deepcopy(before))  # the optimisers keep what they are given
-        for task, count in wanted.items():
-            entry = self.samplers[task].judge(torch.stack(errors[task][:count]))
+    def _run_rollouts(self, log: RunLog) -> None:
+        """Run the rollouts of the tasks that are trained now and whose samplers learn from them."""
+        samplers = {task: self.samplers[task] for task in self.active_tasks(self.iteration)}
+        for task, entry in run_rollouts(self, samplers, self.config.policy.rollout_iterations).items():
             self._agree(self.samplers[task])
             with together():
-                log.write("trials", self.iteration, task=task, iterations=self.config.policy.trial, **entry)
+                log.write("rollouts", self.iteration, task=task, **entry)
 
-    def _trial(self, preferred: Mapping[str, int]) -> None:
-        """Train on the next batches with some groups preferred."""
-        for task, group in preferred.items():
-            self.samplers[task].prefer(group)
-        length, tally = self.config.policy.trial, Tally()
-        batches = Prefetcher(self.load, self.iteration, self.iteration + length, self.config.data.workers)
+    def train_iterations(self, count: int) -> None:
+        """Train on the next batches without logging, validating or saving."""
+        tally = Tally()
+        batches = Prefetcher(self.load, self.iteration, self.iteration + count, self.config.data.workers)
         with closing(ahead(batches, self.device)) as coming:
-            for _ in range(length):
+            for _ in range(count):
                 with together():
                     batch = next(coming)
                 self.step(batch, tally)
+        distributed.average_buffers(self.network)
 
     def _agree(self, sampler: Sampler) -> None:
-        """What the main process's sampler has learned holds for all."""
+        """Give the state of the main process's sampler to all processes."""
         if self.share.of > 1:
             sampler.load_state_dict(distributed.broadcast(sampler.state_dict()))
 
-    def _observe(self, sampler: Sampler, validation: Validation) -> Observation:
-        """Let a sampler see a validation."""
-        sampler.gather(distributed.total)
-        seen = sampler.observe(validation, self.iteration, ends=self._episode_ends, begins=self._episode_begins)
+    def _observe(self, task: str, validation: Validation) -> Observation:
+        """Let a task's sampler observe a validation and what was sampled since the last one."""
+        sampler, sampled = self.samplers[task], self.sampled[task]
+        sampled.reduce(distributed.total)
+        observation = sampler.observe(
+            validation, sampled, self.iteration, ends=self._episode_ends, begins=self._episode_begins
+        )
+        sampled.reset()
         self._agree(sampler)
-        return seen
+        return observation
 
-    def _warn(self, log: RunLog, display: Display, task: str, warnings: list[str]) -> None:
-        """Tell what the sampler warns of: all of it in the log, on the console when it begins."""
-        for text in warnings:
-            log.write("warning", self.iteration, task=task, text=text)
-        if warnings and not self._warned.get(task):
-            display.console.print(f"{task}, iteration {self.iteration}: {'; '.join(warnings)}", highlight=False)
-        self._warned[task] = bool(warnings)
+    def _warn(self, log: RunLog, display: Display, task: str, concerns: list[dict[str, Any]]) -> None:
+        """Log the sampler's concerns; print them when they begin."""
+        for concern in concerns:
+            log.write("warning", self.iteration, task=task, **concern)
+        if concerns and not self._warned.get(task):
+            sentences = "; ".join(describe_concern(concern) for concern in concerns)
+            say(display.console, f"{task}, iteration {self.iteration}: {sentences}")
+        self._warned[task] = bool(concerns)
 
     def _monitor(self, log: RunLog, display: Display) -> None:
         with together():
