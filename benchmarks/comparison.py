@@ -53,11 +53,11 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 SAMPLERS: dict[str, dict[str, Any]] = {
     "uniform": {"policy": {"sampler": "uniform"}},
-    "policy": {"policy": {"sampler": "policy"}},
-    "inverse": {"policy": {"sampler": "inverse"}},
+    "policy": {},
+    "inverse": {"policy": {"inverse": True}},
     "hard first": {"policy": {"sampler": "hard-first"}},
-    "paper's policy": {"policy": {**PAPERS, "sampler": "policy"}},
-    "paper's inverse": {"policy": {**PAPERS, "sampler": "inverse"}},
+    "paper's policy": {"policy": PAPERS},
+    "paper's inverse": {"policy": {**PAPERS, "inverse": True}},
     "bandit": {"policy": {**PAPERS, "sampler": "exp3"}},
 }
 EVALUATIONS = ("retrieval", "linear", "rankme", "frames", "action")

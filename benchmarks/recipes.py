@@ -24,7 +24,8 @@ from unshuffle.config import Config, preset_config
 from unshuffle.config_file import merge
 from unshuffle.data.batches import Prefetcher, ahead
 from unshuffle.data.prepare import Data, prepare
-from unshuffle.policy.samplers import Proposal, UniformSampler
+from unshuffle.policy.sampler import Proposal
+from unshuffle.policy.uniform import Uniform
 from unshuffle.training.trainer import Tally, Trainer
 
 LEFT = 0.98
@@ -71,12 +72,12 @@ def _begin_with(trainer: Trainer, fill: Callable[[torch.Tensor], Any]) -> None:
             nn.init.zeros_(layer.bias)
 
 
-class FewFirst(UniformSampler):
+class FewFirst(Uniform):
     """A curriculum: for 500 batches uniform draws from the first 100 permutations of the set, later from all."""
 
     def __init__(self, num_permutations: int) -> None:
         super().__init__(num_permutations)
-        self.few, self.left = UniformSampler(100), 500
+        self.few, self.left = Uniform(100), 500
 
     def propose(self, samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
         """Independent uniform draws from those that take part by now."""

@@ -36,7 +36,7 @@ from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, preset_config
 from unshuffle.config_file import merge
 from unshuffle.data.prepare import prepare
-from unshuffle.policy.samplers import Sampler, build_sampler
+from unshuffle.policy.sampler import SampleCounts, Sampler, build_sampler
 from unshuffle.policy.state import Validation
 from unshuffle.training.trainer import Tally, Trainer
 
@@ -138,9 +138,10 @@ def episode(
 
 def drawing(way: str, grouped: str, before: Validation, config: Config) -> Sampler:
     """A sampler that draws one way, in the groups of the checkpoint."""
-    changes = {"sampler": way, "start_below": 2.0, **({"grouped": grouped} if grouped else {})}
-    sampler = build_sampler(merge(config, {"policy": changes}).policy, len(before.state), config.seed)
-    sampler.observe(before, 0, ends=False, begins=True)
+    changes = {"sampler": way, "start_below": 2.0, **({"grouping": grouped} if grouped else {})}
+    policy, count = merge(config, {"policy": changes}).policy, len(before.state)
+    sampler = build_sampler(policy, count, config.seed)
+    sampler.observe(before, SampleCounts(count, policy.num_groups), 0, ends=False, begins=True)
     return sampler
 
 

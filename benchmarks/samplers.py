@@ -3,7 +3,7 @@
     python benchmarks/samplers.py [--seeds 5] [--processes 2]
 
 Every arm has the same iterations, data and networks; the runs differ in the sampler and the seed alone. `literal` is
-Algorithm 1 to the letter, as in the preset `paper-literal`; `pairs` are groups of pairs and trials, as in the preset
+Algorithm 1 to the letter, as in the preset `paper-literal`; `pairs` are groups of pairs and rollouts, as in the preset
 `small`. Results go to results/samplers_demo.csv, one row a run; the table of means is printed.
 """
 
@@ -21,7 +21,7 @@ from table import write_table
 from unshuffle.config import PolicyConfig, paper_literal, small
 
 TASKS = ("spatial", "temporal")
-SHORT = {"interval": 50, "batches": 50, "trial": 10}
+SHORT = {"interval": 50, "batches": 50, "rollout_iterations": 10}
 """As often as 400 iterations allow."""
 
 
@@ -30,12 +30,12 @@ def arms() -> dict[str, dict[str, Any]]:
     literal, pairs = changes(paper_literal().policy), changes(small().policy) | SHORT
     return {
         "uniform": {"sampler": "uniform"},
-        "policy": {"sampler": "policy"},
-        "inverse": {"sampler": "inverse"},
+        "reinforce": {"sampler": "reinforce"},
+        "inverse": {"sampler": "reinforce", "inverse": True},
         "exp3": {"sampler": "exp3"},
-        "literal": {"sampler": "policy", **literal},
-        "pairs": {"sampler": "policy", **pairs},
-        "pairs, inverse": {"sampler": "inverse", **pairs},
+        "literal": literal,
+        "pairs": pairs,
+        "pairs, inverse": {**pairs, "inverse": True},
     }
 
 

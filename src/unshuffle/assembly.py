@@ -18,7 +18,7 @@ from unshuffle.models.ordering import OrderingNetwork
 from unshuffle.models.registry import backbone_features
 from unshuffle.models.weights import load_into
 from unshuffle.permutations import load_permutations, permutation_set
-from unshuffle.policy.samplers import build_sampler
+from unshuffle.policy.sampler import build_sampler
 from unshuffle.randomness import seed_everything, stream_seed
 from unshuffle.run import Run
 from unshuffle.training.trainer import Monitor, Trainer
@@ -40,7 +40,7 @@ def build_trainer(
         build_network(config, permutations),
         {task: torch.from_numpy(rows) for task, rows in permutations.items()},
         {
-            task: build_sampler(config.policy, len(rows), _seed(config, "policy", task))
+            task: build_sampler(config.policy, len(rows), _seed(config, "policy", task), config.optim.milestones)
             for task, rows in permutations.items()
         },
         device,
@@ -79,9 +79,9 @@ def permutation_sets(config: Config, tasks: list[str]) -> PermutationSets:
         count, length = sets[task].shape
         if length != parts[task]:
             raise UserError(f"{file} is for {length} parts, but the {task} task has {parts[task]}")
-        if config.policy.sampler != "uniform" and config.policy.groups > count:
+        if config.policy.sampler != "uniform" and config.policy.num_groups > count:
             raise UserError(
-                f"policy.groups is {config.policy.groups}, but the {task} task has only {count} permutations"
+                f"policy.num_groups is {config.policy.num_groups}, but the {task} task has only {count} permutations"
             )
     return sets
 

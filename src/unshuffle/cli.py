@@ -74,7 +74,7 @@ class AblateCommand(Config):
     out: Path | None = None
     """The folder of the ablation; by default runs/ablation."""
     arms: tuple[str, ...] = ()
-    """S, S+P, T, T+P, 'S&T', S+T, S+T+P; by default all. Files .yaml hold yours, NAME: {policy: {sampler: inverse}}."""
+    """S, S+P, T, T+P, 'S&T', S+T, S+T+P; by default all. Files .yaml hold yours, NAME: {policy: {inverse: true}}."""
     seeds: tuple[int, ...] = (1,)
     """One number: so many seeds, from --seed on. Several: these."""
     evaluations: tuple[str, ...] = ()

@@ -261,10 +261,66 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """The sampler: which permutations the ordering tasks train on, and how it learns."""
+    """The sampler of permutations of the ordering tasks, and how it learns."""
 
     sampler: Literal["uniform", "reinforce", "rollouts", "exp3", "hard-first", "easy-first"] = "reinforce"
-    """PLACEHOLDER"""
+    """uniform: all permutations alike; reinforce: the paper's policy; rollouts: compare the groups by short rollouts;
+    exp3: a bandit; hard-first, easy-first: fixed preferences. All but uniform and reinforce are ours."""
+    inverse: bool = False
+    """Sample what the sampler would avoid: the control of appendix F."""
+    grouping: Literal["permutations", "pairs"] = "permutations"
+    """permutations: by difficulty over all samples, as in the paper; pairs: (sample, permutation) pairs, by difficulty
+    for each sample."""
+    num_groups: Annotated[int, Ge(2)] = 10
+    """|C|: number of groups; at most |Ψ|."""
+    candidates: Count = 4
+    """With pairs: permutations classified for each one that is trained on. More sharpen the preference and cost time in
+    the head; the backbone runs once for all."""
+    interval: Count = 3888
+    """Iterations from the end of one episode to the end of the next, and between validations of all tasks; the default
+    gives the paper's 90 episodes in 350,000 iterations."""
+    batches: Count = 100
+    """K: batches of an episode, the last ones of the interval; the paper does not give it."""
+    action: Literal["sample", "batch"] = "sample"
+    """Inside an episode choose a group for each sample, or one for each batch as in Algorithm 1."""
+    rollout_iterations: Count = 40
+    """Iterations of a rollout; each episode ends with one rollout per group, and they are undone afterwards."""
+    lr: NonNegative = 0.01
+    """Learning rate of Adam for the policy network."""
+    entropy_weight: NonNegative = 0.2
+    """Weight of the entropy in the objective: larger values keep the sampling closer to uniform. Not given in
+    the paper."""
+    reward_average_decay: Probability = 0.9
+    """Decay of the moving average that is subtracted from the reward; closer to 1 averages over more episodes."""
+    scale_reward: bool = True
+    """Divide the centred reward by its moving mean absolute deviation, so that its proportion to the entropy term does
+    not depend on the stage of the training."""
+    min_reward_std: Fraction = 1e-3
+    """Lower bound of that divisor: smaller rewards count as noise."""
+    discount: Probability = 0.0
+    """γ: each reward also updates earlier episodes, weighted by γ per episode; 0 updates the last episode only."""
+    size_prior: bool = True
+    """A new policy samples every permutation equally often; off: every group, whatever its size."""
+    start_below: NonNegative = 0.9
+    """Sample uniformly until the error falls below this fraction of chance, because groups mean nothing at chance; 2
+    starts at once."""
+    prior_correction: bool = True
+    """Add log q(ψ) to the training logits, so that the classifier is not biased by the sampling distribution."""
+    prior_floor: Fraction = 0.1
+    """Lower bound of q in that correction, as a fraction of 1/|Ψ|."""
+    exploration: Probability = 0.1
+    """Fraction of the samples that stay uniform over Ψ."""
+    inverse_floor: Fraction = 0.02
+    """With inverse: lower bound of a group's probability before it is inverted."""
+    min_entropy_fraction: Probability = 0.5
+    """Warn when the entropy of the sampling distribution falls below this fraction of that of uniform sampling."""
+    max_group_fraction: Probability = 0.8
+    """Warn when one group gets more than this fraction of the samples beyond its own size."""
+
+    @property
+    def name(self) -> str:
+        """The sampler's name in tables and figures, such as `inverse reinforce`."""
+        return f"inverse {self.sampler}" if self.inverse else self.sampler
 
 
 @dataclass(frozen=True)
@@ -483,8 +539,20 @@ def _conflicts(config: Config) -> list[tuple[bool, str]]:
             f"policy.interval is {policy.interval}, but must be at least policy.batches, which is {policy.batches}",
         ),
         (
+            policy.sampler == "rollouts" and policy.discount > 0,
+            "policy.sampler rollouts compares the groups of one episode: leave policy.discount at 0",
+        ),
+        (
+            policy.sampler == "rollouts" and policy.entropy_weight == 0,
+            "policy.sampler rollouts needs a policy.entropy_weight above 0: it divides the advantages by it",
+        ),
+        (
+            policy.sampler == "uniform" and policy.inverse,
+            "policy.inverse needs a sampler with a preference, but policy.sampler is uniform: change one of the two",
+        ),
+        (
             policy.grouping == "pairs" and policy.action == "batch",
-            "policy.grouping pairs chooses for each sample: leave policy.action at sample",
+            "policy.grouping pairs chooses a group for each sample: leave policy.action at sample",
         ),
         (
             policy.grouping == "pairs" and policy.num_groups > candidates,

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from unshuffle.policy.pairs import Choice, Pick, gumbel
 
 from unshuffle.analysis.history import read_states
 from unshuffle.analysis.moments import Moment, pair_shares, read_moments, spread
-from unshuffle.policy.pairs import Choice, Pick, gumbel
 from unshuffle.run import Run
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
+from unshuffle.policy.choosers import ByTrial, Chooser, Exp3, Inverse, Ranked, build_chooser
 
 from unshuffle.config import PolicyConfig
-from unshuffle.policy.choosers import ByTrial, Chooser, Exp3, Inverse, Ranked, build_chooser
 from unshuffle.policy.groups import Groups
 from unshuffle.policy.reinforce import Actions, Reinforce
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest
 from torch import Tensor
-
 from unshuffle.policy.pairs import Choice, Pick, group_pairs, gumbel
 
 COUNT = 9

@@ -9,11 +9,8 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 from torch.nn import functional as F
-
-from unshuffle.config import PolicyConfig
 from unshuffle.policy.choosers import Exp3, Inverse, Ranked
 from unshuffle.policy.pairs import Pick
-from unshuffle.policy.reinforce import Actions, Reinforce
 from unshuffle.policy.samplers import (
     ChoosingSampler,
     GroupSampler,
@@ -24,8 +21,11 @@ from unshuffle.policy.samplers import (
     UniformSampler,
     build_sampler,
 )
-from unshuffle.policy.state import Validation
 from unshuffle.policy.trials import one_group_preferred
+
+from unshuffle.config import PolicyConfig
+from unshuffle.policy.reinforce import Actions, Reinforce
+from unshuffle.policy.state import Validation
 
 Reload = Callable[[dict[str, Any]], dict[str, Any]]
 GROUPED = ["policy", "inverse", "hard-first", "easy-first", "exp3"]

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-
 from unshuffle.policy.trials import belief, one_group_preferred, worths
 
 sizes_of_groups = st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(any)

@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from unshuffle.policy.samplers import Observation
 
 from conftest import small_config
 from unshuffle.assembly import build_trainer
@@ -27,7 +28,6 @@ from unshuffle.errors import UserError
 from unshuffle.models.batch_norm import synchronise
 from unshuffle.models.ordering import OrderingNetwork
 from unshuffle.policy import trials
-from unshuffle.policy.samplers import Observation
 from unshuffle.policy.state import Validation
 from unshuffle.pretraining import run_pretraining
 from unshuffle.run import Run

@@ -92,7 +92,7 @@ def ablate(
 ) -> Ablation:
     """Train every arm with every seed, evaluate them all, and write the table into `out`.
 
-    Arms are names of the paper's, or changes of the config by name: `{"inverse": {"policy": {"sampler": "inverse"}}}`;
+    Arms are names of the paper's, or changes of the config by name: `{"inverse": {"policy": {"inverse": True}}}`;
     the two can be joined, `{**PAPER_ARMS, "mine": ...}`. Evaluations are names, or options by name. Further options are
     the fields of `unshuffle.config.Config`, as for `unshuffle.pretrain`. With `jobs=1` all is done in this process.
     What is finished in `out` is not done again; a job that fails is listed in `failures` and does not stop the others.

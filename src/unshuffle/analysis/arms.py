@@ -21,18 +21,19 @@ KIND = "evaluation"
 """The key that says which evaluation the options are of, where its own name does not."""
 
 
-def _arm(tasks: Tasks, sampler: str) -> Values:
-    return {"tasks": tasks, "policy": {"sampler": sampler}}
+def _arm(tasks: Tasks, *, policy: bool) -> Values:
+    """Return an arm with the sampler of the preset, or with uniform sampling."""
+    return {"tasks": tasks} if policy else {"tasks": tasks, "policy": {"sampler": "uniform"}}
 
 
 PAPER_ARMS: dict[str, Values] = {
-    "S": _arm("S", "uniform"),
-    "S+P": _arm("S", "policy"),
-    "T": _arm("T", "uniform"),
-    "T+P": _arm("T", "policy"),
-    "S&T": _arm("S&T", "uniform"),
-    "S+T": _arm("S+T", "uniform"),
-    "S+T+P": _arm("S+T", "policy"),
+    "S": _arm("S", policy=False),
+    "S+P": _arm("S", policy=True),
+    "T": _arm("T", policy=False),
+    "T+P": _arm("T", policy=True),
+    "S&T": _arm("S&T", policy=False),
+    "S+T": _arm("S+T", policy=False),
+    "S+T+P": _arm("S+T", policy=True),
 }
 """The columns of the paper's Tab. 5."""
 

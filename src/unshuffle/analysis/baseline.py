@@ -12,7 +12,7 @@ from unshuffle.analysis.figures import COLOURS, QUIET, name_axes, panels, styled
 from unshuffle.analysis.history import choose_tasks, open_run
 from unshuffle.analysis.question import Question
 from unshuffle.analysis.result import Analysis
-from unshuffle.policy.reinforce import ErrorHistory
+from unshuffle.policy.state import ErrorHistory
 from unshuffle.run import Run
 
 if TYPE_CHECKING:
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GOOD, BAD = COLOURS[0], COLOURS[1]
-LEARNS_OTHERWISE = (
-    ", which learns from what a draw of each group is worth by trial (policy.reward trials) and not from these"
-)
+LEARNS_OTHERWISE = ", which learns from the advantage of each group in rollouts and not from these rewards"
 
 
 @dataclass(frozen=True)
@@ -45,15 +43,12 @@ def extrapolate(errors: Iterable[tuple[int, float]], milestones: Sequence[int]) 
 
     A drop of the learning rate begins another line.
     """
-    history, rows, before = ErrorHistory(), [], 0
+    history, rows = ErrorHistory(milestones), []
     for iteration, error in errors:
-        if any(before <= milestone < iteration for milestone in milestones):
-            history.restart()
         baseline = history.baseline(iteration)
         reward = None if baseline is None else baseline - error
         rows.append({"iteration": iteration, "error": error, "baseline": baseline, "reward": reward})
         history.add(iteration, error)
-        before = iteration
     return rows
 
 
@@ -88,7 +83,7 @@ def analyse_baseline(run: Run, tasks: Sequence[str]) -> Analysis:
     }
     statement = (
         f"errors of {run.folder} beside the line through the two before (E_BL), and the rewards r = E_BL − E; "
-        f"sampler {run.config.policy.sampler}{LEARNS_OTHERWISE if run.config.policy.learns_by_trial else ''}"
+        f"sampler {run.config.policy.name}{LEARNS_OTHERWISE if run.config.policy.sampler == 'rollouts' else ''}"
     )
     return Analysis("baseline", statement, metrics, [row for some in rows.values() for row in some], lambda: draw(rows))
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from unshuffle.assembly import PermutationSets, build_trainer, stored_permutation_sets
-from unshuffle.config import Config
+from unshuffle.config import Config, PolicyConfig
 from unshuffle.config_file import differences, write_config
 from unshuffle.data.prepare import Data, prepare
 from unshuffle.errors import UserError
@@ -59,14 +59,15 @@ class Stem:
         `keep_policy` goes on with what the run's policy has learned; otherwise the sampler is new. A branch that is
         already there and whole is not trained again.
         """
-        config = replace(self.config, out=folder, policy=replace(self.config.policy, sampler=sampler))
+        config = replace(self.config, out=folder, policy=_policy(self.config.policy, sampler))
         file, grown = self._checkpoint(checkpoint), Run(folder)
         origin = {"checkpoint": str(file), "written": file.stat().st_mtime, "keep_policy": keep_policy}
         if _is_whole(grown, config, origin, checkpoint + iterations):
             return grown
         trainer, state = build_trainer(config, self.data, self.permutations), load_checkpoint(file)
         if not keep_policy:
-            state["samplers"] = {task: sampler.state_dict() for task, sampler in trainer.samplers.items()}
+            fresh = trainer.state_dict()
+            state |= {"samplers": fresh["samplers"], "sampled": fresh["sampled"]}
         trainer.load_state_dict(state)
         trainer.first, trainer.last = checkpoint, checkpoint + iterations
         _start_folder(grown, config, self.permutations)
@@ -79,6 +80,14 @@ class Stem:
             there = ", ".join(str(one) for one in checkpoints_of(self.run)) or "none"
             raise UserError(f"{self.run.folder} has no checkpoint at iteration {iteration}; there are: {there}")
         return path
+
+
+def _policy(policy: PolicyConfig, sampler: Sampler) -> PolicyConfig:
+    """Return a run's policy, its inverse or uniform sampling; a run without a policy gets the paper's."""
+    if sampler == "uniform":
+        return replace(policy, sampler="uniform", inverse=False)
+    learned = policy.sampler if policy.sampler in ("reinforce", "rollouts") else "reinforce"
+    return replace(policy, sampler=learned, inverse=sampler == "inverse")
 
 
 def _is_whole(grown: Run, config: Config, origin: dict[str, Any], last: int) -> bool:

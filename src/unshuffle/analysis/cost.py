@@ -101,7 +101,7 @@ def analyse_cost(run: Run) -> Analysis:
     what = "validations and trials" if trials else "validations"
     statement = (
         f"cost of the {what}, in percent of the training, of {run.folder} with the sampler "
-        f"{run.config.policy.sampler}, up to iteration {rows[-1]['iteration'] if rows else 0:,}"
+        f"{run.config.policy.name}, up to iteration {rows[-1]['iteration'] if rows else 0:,}"
     )
     metrics = {
         "cost_percent": costs,

@@ -59,7 +59,7 @@ def divide_draws(run: Run, history: History, task: str) -> Division:
     """Of pairs, how hard each was for its sample; otherwise, how hard each permutation was for all."""
     if not chooses_pairs(run.config):
         return Division("quarter", CLASSES, difficulty_rows(history, task))
-    return Division("group", group_names(run.config.policy.groups), pair_rows(run.metrics("episode"), task))
+    return Division("group", group_names(run.config.policy.num_groups), pair_rows(run.metrics("episode"), task))
 
 
 def group_names(count: int) -> list[str]:
@@ -74,8 +74,8 @@ def pair_rows(episodes: Iterable[Row], task: str) -> Sequence[Row]:
         if entry["task"] != task:
             continue
         row = {"task": task, "iteration": entry["iteration"]}
-        for number, (drawn, median) in enumerate(zip(entry["drawn"], entry["group_median"], strict=True), start=1):
-            row[f"group_{number}_percent"] = 100 * drawn / sum(entry["drawn"])
+        for number, (drawn, median) in enumerate(zip(entry["sampled"], entry["group_median"], strict=True), start=1):
+            row[f"group_{number}_percent"] = 100 * drawn / sum(entry["sampled"])
             row[f"group_{number}_median"] = median
         rows.append(row)
     return rows
@@ -163,7 +163,7 @@ def analyse_difficulty(run: Run, tasks: Sequence[str]) -> Analysis:
         for task, division in shown.items()
     }
     statement = (
-        f"{one.what} drawn by {run.folder} (sampler {run.config.policy.sampler}) {DRAWN[one.kind]}, "
+        f"{one.what} drawn by {run.folder} (sampler {run.config.policy.name}) {DRAWN[one.kind]}, "
         f"{DIVIDED[one.kind]}; uniform draws give {100 / len(one.classes):.3g} % each"
     )
     rows = [row for division in shown.values() for row in division.rows]

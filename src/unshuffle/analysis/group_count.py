@@ -29,7 +29,7 @@ ALPHA = 0.01
 COUNTS = (10, 15, 20)
 OF_PAIRS = (
     ". These are groups of permutations; the run itself chose among equal parts of each sample's own pairs "
-    "(policy.grouped pairs)"
+    "(policy.grouping pairs)"
 )
 RANGE = (0.5, 2.0)
 """Softmax ratios lie between these."""

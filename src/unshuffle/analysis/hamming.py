@@ -32,7 +32,7 @@ Pixels = npt.NDArray[np.uint8]
 MOMENTS = 3
 """Moments at which likely and unlikely permutations are shown."""
 OF_PAIRS = (
-    "; it chose among pairs of a sample and a permutation (policy.grouped pairs), so that there are no likely and "
+    "; it chose among pairs of a sample and a permutation (policy.grouping pairs), so that there are no likely and "
     "unlikely permutations to show"
 )
 SIDE, GAP = 48, 2
@@ -111,7 +111,7 @@ def analyse_hamming(run: Run, tasks: Sequence[str], picture: Pixels | None = Non
         raise UserError(f"{run.folder} has drawn nothing between two validations yet: wait for the second one")
     metrics = {task: _metrics(some) for task, some in rows.items() if len(some) > 1}
     statement = (
-        f"permutations drawn by {run.folder} (sampler {run.config.policy.sampler}) by their Hamming distance to the "
+        f"permutations drawn by {run.folder} (sampler {run.config.policy.name}) by their Hamming distance to the "
         f"unshuffled order, between two validations{OF_PAIRS if chooses_pairs(run.config) else ''}"
     )
 

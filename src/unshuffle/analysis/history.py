@@ -74,17 +74,17 @@ def read_states(run: Run, task: str, names: Sequence[str]) -> Iterator[dict[str,
 
 def read_history(run: Run, task: str) -> History:
     """Errors and draws of every permutation at every validation."""
-    states = list(read_states(run, task, ("permutation_errors", "draws")))
+    states = list(read_states(run, task, ("permutation_errors", "sampled")))
     if not states:
         raise UserError(f"{run.states} has no validation of the {task} task: was it deleted?")
     return History(
         np.array([int(state["iteration"]) for state in states]),
         np.stack([state["permutation_errors"] for state in states]).astype(np.float64),
-        np.stack([state["draws"] for state in states]).astype(np.float64),
+        np.stack([state["sampled"] for state in states]).astype(np.float64),
     )
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
     """A name for each run: its folder's, with as many parents as it takes to tell them apart, and its sampler's."""
-    names, samplers = short_names([run.folder for run in runs]), [run.config.policy.sampler for run in runs]
+    names, samplers = short_names([run.folder for run in runs]), [run.config.policy.name for run in runs]
     return [name if sampler in name else f"{name} ({sampler})" for name, sampler in zip(names, samplers, strict=True)]

@@ -65,7 +65,7 @@ class Moment:
 
 def chooses_pairs(config: Config) -> bool:
     """Are the groups made of each sample's own pairs, so that no permutation belongs to one?"""
-    return config.policy.grouped == "pairs" and config.policy.sampler != "uniform"
+    return config.policy.grouping == "pairs" and config.policy.sampler != "uniform"
 
 
 def read_moments(run: Run, task: str) -> list[Moment]:
@@ -74,7 +74,7 @@ def read_moments(run: Run, task: str) -> list[Moment]:
     tried = {entry["iteration"]: np.array(entry["probability"]) for entry in read_trials(run, task)}
     moments = []
     for state in read_states(run, task, names):
-        # trials change the draws after the state was written
+        # rollouts change the probabilities after the state was written
         planned = tried.get(int(state["iteration"]), state.get("probabilities"))
         moments.append(_moment(state, planned, run.config))
     return moments

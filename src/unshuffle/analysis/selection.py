@@ -65,7 +65,7 @@ class Selection(Question):
 
 def has_policy(run: Run) -> bool:
     """Is there a policy in the run's checkpoints that has learned?"""
-    return run.config.policy.sampler in ("policy", "inverse")
+    return run.config.policy.sampler in ("reinforce", "rollouts")
 
 
 def _accuracies(branch: Run) -> dict[str, float]:

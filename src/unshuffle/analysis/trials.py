@@ -23,12 +23,12 @@ class Trials:
 
 def read_trials(run: Run, task: str) -> list[dict[str, Any]]:
     """What the trials said of the groups of a task, each time that there were some."""
-    return [entry for entry in run.metrics("trials") if entry["task"] == task]
+    return [entry for entry in run.metrics("rollouts") if entry["task"] == task]
 
 
 def all_trials(run: Run) -> Iterator[Trials]:
     """The trials as they were made, in their order."""
-    for iteration, some in groupby(run.metrics("trials"), key=lambda entry: entry["iteration"]):
+    for iteration, some in groupby(run.metrics("rollouts"), key=lambda entry: entry["iteration"]):
         entries = list(some)
         # a task with fewer groups sees its last one again while the others go on
         count = max(len(entry["errors"]) for entry in entries)

@@ -7,12 +7,13 @@ import numpy as np
 from unshuffle.analysis.moments import Moment, chooses_pairs
 from unshuffle.analysis.trials import read_trials
 from unshuffle.run import Run
+from unshuffle.wording import describe_concern
 
 
 def tell(run: Run, task: str, moments: Sequence[Moment]) -> list[str]:
     """The story in a few sentences."""
-    sampler = run.config.policy.sampler
-    who = "the policy" if sampler == "policy" else f"the sampler {sampler}"
+    sampler = run.config.policy.name
+    who = "the policy" if sampler in ("reinforce", "rollouts") else f"the sampler {sampler}"
     acting = [moment for moment in moments[:-1] if moment.acts]  # nothing has been drawn since the last one
     if sampler == "uniform":
         return ["No policy: every permutation was as likely as any other throughout."]
@@ -27,7 +28,9 @@ def tell(run: Run, task: str, moments: Sequence[Moment]) -> list[str]:
     warnings = [entry for entry in run.metrics("warning") if entry.get("task") == task]
     if warnings:
         last = warnings[-1]
-        sentences.append(f"{len(warnings)} warnings, the last at iteration {last['iteration']:,}: {last['text']}.")
+        sentences.append(
+            f"{len(warnings)} warnings, the last at iteration {last['iteration']:,}: {describe_concern(last)}."
+        )
     return sentences
 
 
@@ -76,8 +79,8 @@ def _worths(run: Run, task: str) -> list[str]:
     trials = read_trials(run, task)
     if not trials:
         return []
-    hardest = np.mean([entry["worth"][0] for entry in trials])
-    easiest = np.mean([entry["worth"][len(entry["errors"]) - 1] for entry in trials])  # empty groups are not tried
+    hardest = np.mean([entry["advantage"][0] for entry in trials])
+    easiest = np.mean([entry["advantage"][len(entry["errors"]) - 1] for entry in trials])  # empty groups are not tried
     times = "once" if len(trials) == 1 else f"{len(trials)} times"
     return [
         f"It learned from trials, not from rewards: {times} each group was preferred for "

@@ -51,12 +51,12 @@ def describe(subject: Subject) -> View:
         "folder": str(run.folder),
         "status": _status(run, entries),
         "backbone": config.model.backbone,
-        "sampler": config.policy.sampler,
+        "sampler": config.policy.name,
         "tasks": tasks_of(run),
         "errors": errors(run),
         "retrieval": retrieval(run),
         "seconds": _seconds(run),
-        "has_trials": any(entry["kind"] == "trials" for entry in entries),
+        "has_trials": any(entry["kind"] == "rollouts" for entry in entries),
         "start": start,
         "config": _flat(values),
         "yaml": yaml.safe_dump(values, sort_keys=False, allow_unicode=True),
@@ -170,7 +170,7 @@ def _trials(run: Run, task: str, moments: Sequence[Moment]) -> dict[str, list[li
     tried = [entries.get(moment.iteration) for moment in moments]
     return {
         # groups without members are not tried
-        "worths": [None if entry is None else _rounded(entry["worth"][: len(entry["errors"])]) for entry in tried],
+        "worths": [None if entry is None else _rounded(entry["advantage"][: len(entry["errors"])]) for entry in tried],
         "errors": [None if entry is None else _rounded(entry["errors"]) for entry in tried],
     }
 

@@ -19,9 +19,9 @@ from unshuffle.data.squares import RankSlice
 from unshuffle.errors import UserError
 from unshuffle.models.heads import Head, build_head
 from unshuffle.permutations import load_permutations, permutation_set
-from unshuffle.policy.groups import choose_candidates
+from unshuffle.policy.groups import select
 from unshuffle.policy.sampler import Observation, SampleCounts, Sampler, build_sampler
-from unshuffle.policy.state import PermutationValidation, merge, validate
+from unshuffle.policy.state import PermutationValidation, merge_validations, validate
 from unshuffle.randomness import stream_seed
 from unshuffle.tasks.base import Network, Outcome, Task
 
@@ -122,13 +122,9 @@ class OrderingTask(Task):
         if "noise" in targets:
             with torch.no_grad():
                 logits = self._classify(head, embeddings, labels)
-                labels, sampled["groups"] = choose_candidates(
-                    logits,
-                    labels,
-                    targets["log_weights"],
-                    targets["noise"],
-                    self.config.permutations.per_sample,
-                )
+                count = self.config.permutations.per_sample
+                selected = select(logits, labels, targets["log_weights"], targets["noise"], count)
+                labels, sampled["groups"] = selected.permutations, selected.groups
         logits = self._classify(head, embeddings, labels)
         corrected = logits.float() + targets["log_prior"] if "log_prior" in targets else logits.float()
         loss = F.cross_entropy(corrected.flatten(0, 1), labels.flatten())
@@ -160,7 +156,7 @@ class OrderingTask(Task):
 
     def merge(self, parts: Sequence[PermutationValidation]) -> PermutationValidation:
         """Return one validation from those of slices of X_val."""
-        return merge(parts)
+        return merge_validations(parts)
 
     def observe(self, validation: PermutationValidation, iteration: int, *, ends: bool, begins: bool) -> Observation:
         """Let the sampler learn from a validation and from what was trained on since the one before."""

@@ -1,5 +1,6 @@
 """What a person sees while a run goes: a live display on a terminal, plain lines elsewhere."""
 
+import math
 import time
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -17,6 +18,7 @@ from rich.progress import (
 from rich.table import Table
 
 from unshuffle.console import SECONDS_BETWEEN_LINES, ResilientConsole, say
+from unshuffle.policy.sampler import Preference
 
 
 @dataclass
@@ -29,8 +31,8 @@ class TaskStatus:
     accuracy: float | None = None
     error: float | None = None
     """E at the last validation."""
-    preference: str | None = None
-    """Which permutations the sampler prefers, if it does."""
+    preference: Preference | None = None
+    """The sampler's distribution over its groups; None for uniform sampling."""
 
 
 @dataclass
@@ -98,7 +100,8 @@ class Display:
         left = (time.monotonic() - self._begin) / done * (self.total - self.iteration)
         tasks = [
             f"{name}: loss {_number(task.loss)}, accuracy {_number(task.accuracy)} (chance {task.chance:.3f}), "
-            f"validation error {_number(task.error)}" + (f", draws {task.preference}" if task.preference else "")
+            f"validation error {_number(task.error)}"
+            + (f", sampling {_bars(task.preference)}" if task.preference else "")
             for name, task in self.tasks.items()
         ]
         return " | ".join([f"{self.iteration}/{self.total}", *tasks, " · ".join(self._state()), f"{left:.0f} s left"])
@@ -108,7 +111,7 @@ class Display:
         table.add_column("task", no_wrap=True)
         for title in ("loss", "accuracy", "val. error", "at chance"):
             table.add_column(title, justify="right", no_wrap=True)
-        table.add_column("draws", overflow="fold")  # where all is too wide, the numbers stay whole
+        table.add_column("sampling", overflow="fold")  # where all is too wide, the numbers stay whole
         for name, task in self.tasks.items():
             table.add_row(
                 name,
@@ -116,10 +119,27 @@ class Display:
                 _number(task.accuracy),
                 _number(task.error),
                 f"{1 - task.chance:.3f}",
-                task.preference or "uniform",
+                _bars(task.preference),
             )
         return Group(self._progress, table, *self._state())
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def _bars(preference: Preference | None) -> str:
+    """Return a bar for each group, hardest first: how often its members are sampled beside uniform sampling."""
+    if preference is None:
+        return "uniform"
+    if not preference.sizes:
+        return "uniform until above chance"
+    groups = zip(preference.sizes, preference.probabilities, strict=True)
+    bars = "".join(_bar(probability / size) if size > 0 else " " for size, probability in groups)
+    return f"hard {bars} easy"
+
+
+def _bar(ratio: float) -> str:
+    """Return a bar that is half full for uniform sampling and grows by one step for each factor of √2."""
+    step = round(4 + 2 * math.log2(max(ratio, 1e-3)))
+    return "▁▂▃▄▅▆▇█"[min(max(step - 1, 0), 7)]

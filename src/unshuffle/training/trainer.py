@@ -21,7 +21,7 @@ from unshuffle.errors import UserError
 from unshuffle.models import Backbone, build_backbone
 from unshuffle.models.batch_norm import synchronise
 from unshuffle.models.weights import load_into
-from unshuffle.policy.rollouts import compare_groups, learns_by_rollouts
+from unshuffle.policy.rollouts import run_rollouts
 from unshuffle.randomness import seed_everything, stream_seed, torch_generator
 from unshuffle.runs.run import Run
 from unshuffle.stopping import Stopped, stop_requests
@@ -36,7 +36,7 @@ from unshuffle.training.distributed import together
 from unshuffle.training.log import RunLog
 from unshuffle.training.optim import Optimisers
 from unshuffle.training.step import Step, build_step
-from unshuffle.wording import concern_sentence
+from unshuffle.wording import describe_concern
 
 Monitor = Callable[[Backbone], dict[str, float]]
 VALIDATION_CHUNK = 100  # samples that pass the backbone together
@@ -320,7 +320,7 @@ class Trainer:
                 self._observe(task, validation, log, display)
             display.tasks[name].error = validation.error
         if self._episode_ends and self.iteration < self.last:
-            self._roll_out(log)
+            self._run_rollouts(log)
         for name, task in self.ordering_tasks.items():
             display.tasks[name].preference = task.sampler.preference
         with together():
@@ -335,6 +335,26 @@ class Trainer:
             log.write_observation(self.iteration, task.name, validation, observation)
             self._warn(log, display, task.name, observation.concerns)
 
+    def _run_rollouts(self, log: RunLog) -> None:
+        """Run the rollouts of the tasks that are trained now and whose samplers learn from them."""
+        active = [self.ordering_tasks[name] for name in self.active_tasks(self.iteration) if name in self.ordering_tasks]
+        samplers = {task.name: task.sampler for task in active}
+        for name, entry in run_rollouts(self, samplers, self.config.policy.rollout_iterations).items():
+            self._synchronise(self.ordering_tasks[name])
+            with together():
+                log.write("rollouts", self.iteration, task=name, **entry)
+
+    def train_iterations(self, count: int) -> None:
+        """Train on the next batches without logging, validating or saving."""
+        tally = Tally()
+        batches = Prefetcher(self.load, self.iteration, self.iteration + count, self.config.data.workers)
+        with closing(on_device(batches, self.device)) as upcoming:
+            for _ in range(count):
+                with together():
+                    batch = next(upcoming)
+                self.step(batch, tally)
+        distributed.average_buffers(self.network)
+
     def _synchronise(self, task: OrderingTask) -> None:
         """Give all processes the sampler of the main process."""
         if self.part.world_size > 1:
@@ -345,7 +365,7 @@ class Trainer:
         for concern in concerns:
             log.write("warning", self.iteration, task=name, **concern)
         if concerns and name not in self._concerned:
-            sentences = "; ".join(concern_sentence(concern) for concern in concerns)
+            sentences = "; ".join(describe_concern(concern) for concern in concerns)
             say(display.console, f"{name}, iteration {self.iteration}: {sentences}")
         self._concerned = self._concerned | {name} if concerns else self._concerned - {name}
 
