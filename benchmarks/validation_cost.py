@@ -18,7 +18,7 @@ from table import write_table
 from torch import Tensor
 
 from unshuffle.config import paper
-from unshuffle.data.shuffle import permute
+from unshuffle.data.crops import permute
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import build_head
 from unshuffle.models.ordering import OrderingNetwork

@@ -12,7 +12,7 @@ from unshuffle.analysis.validation_size import Spread, draw, draw_sets, sample_e
 from unshuffle.assembly import build_network, stored_permutation_sets
 from unshuffle.config_file import merge, write_config
 from unshuffle.data.prepare import prepare
-from unshuffle.data.shuffle import CUTS, render
+from unshuffle.data.crops import CUTS, render
 from unshuffle.run import Run
 from unshuffle.training.checkpoint import load_checkpoint
 

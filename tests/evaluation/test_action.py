@@ -13,7 +13,7 @@ from torch import nn
 
 from unshuffle.cli import run as run_command
 from unshuffle.data.pack import pack
-from unshuffle.data.shuffle import normalise
+from unshuffle.data.crops import normalise
 from unshuffle.errors import UserError
 from unshuffle.evaluation.action import ActionRecognition, score
 from unshuffle.evaluation.clips import Clips, ClipStream, open_splits

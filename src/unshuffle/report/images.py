@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from unshuffle.data.held_out import HeldOut, encode_jpeg
-from unshuffle.data.shuffle import resize
+from unshuffle.data.crops import resize
 from unshuffle.data.source import Pixels
 
 QUALITY = 80

@@ -101,7 +101,7 @@ class Network(nn.Module):
         by_size: dict[int, list[str]] = {}
         for name, parts in crops.items():
             by_size.setdefault(parts.shape[-1], []).append(name)
-        features = {}
+        features: dict[str, Tensor] = {}
         for names in by_size.values():
             shapes = [crops[name].shape[:2] for name in names]
             images = torch.cat([crops[name].flatten(0, 1) for name in names])
