@@ -21,9 +21,9 @@ from torch import nn
 
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, preset_config
-from unshuffle.config_file import merge
 from unshuffle.data.batches import Prefetcher, ahead
 from unshuffle.data.prepare import Data, prepare
+from unshuffle.options import merge
 from unshuffle.policy.samplers import Proposal, UniformSampler
 from unshuffle.training.trainer import Tally, Trainer
 

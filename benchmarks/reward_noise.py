@@ -34,8 +34,8 @@ from torch import nn
 
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, preset_config
-from unshuffle.config_file import merge
 from unshuffle.data.prepare import prepare
+from unshuffle.options import merge
 from unshuffle.policy.samplers import Sampler, build_sampler
 from unshuffle.policy.state import Validation
 from unshuffle.training.trainer import Tally, Trainer

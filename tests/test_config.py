@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from unshuffle.config import PRESETS, Config, check, demo, paper
-from unshuffle.config_file import merge
 from unshuffle.errors import UserError
+from unshuffle.options import merge
 
 
 def test_the_paper_preset_holds_the_papers_numbers() -> None:

@@ -15,11 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from unshuffle.accelerator import wait_for
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, OptimConfig, check
-from unshuffle.config_file import merge
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.batches import Batch, Prefetcher, ahead
 from unshuffle.data.prepare import ONE_HELD_BACK_IN, prepare
 from unshuffle.errors import UserError
+from unshuffle.options import merge
 from unshuffle.training.step import Step
 from unshuffle.training.trainer import Tally, Trainer
 

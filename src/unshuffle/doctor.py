@@ -7,11 +7,11 @@ from rich.console import Console
 
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, check
-from unshuffle.config_file import merge
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.prepare import Data, prepare
 from unshuffle.data.squares import Squares
 from unshuffle.errors import UserError
+from unshuffle.options import merge
 from unshuffle.training.trainer import Tally, Trainer
 from unshuffle.wording import counted
 

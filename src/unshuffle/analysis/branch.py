@@ -10,9 +10,9 @@ from rich.console import Console
 
 from unshuffle.assembly import PermutationSets, build_trainer, stored_permutation_sets
 from unshuffle.config import Config
-from unshuffle.config_file import differences, write_config
 from unshuffle.data.prepare import Data, prepare
 from unshuffle.errors import UserError
+from unshuffle.options import differences, write_config
 from unshuffle.permutations import save_permutations
 from unshuffle.run import Run
 from unshuffle.stopping import Stopped
