@@ -69,7 +69,7 @@ def test_values_within_their_bounds(values: dict[str, Any]) -> None:
         ),
         ({"optim": {"milestones": [3, 0]}}, "optim.milestones is 0, but must be 1 or more"),
         ({"optim": {"sizes": []}}, "optim.sizes has 0 values, but must have 1 or more"),
-        ({"optim": {"pair": [1]}}, "optim.pair has 1 values, but must have 2 or more and at most 2"),
+        ({"optim": {"pair": [1]}}, "optim.pair has 1 value, but must have 2 or more and at most 2"),
     ],
 )
 def test_values_out_of_their_bounds(values: dict[str, Any], sentence: str) -> None:

@@ -13,7 +13,7 @@ from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen
 
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
-from unshuffle.wording import did_you_mean
+from unshuffle.wording import counted, did_you_mean
 
 T = TypeVar("T")
 _LIMITS = {
@@ -158,7 +158,7 @@ def _check_field(value: Any, hint: Any, name: str) -> None:
     if dataclasses.is_dataclass(value):
         check_bounds(value, f"{name}.")
     elif isinstance(value, tuple):
-        _check_range(len(value), f"has {len(value)} values", "have", _bounds(hint), name)
+        _check_range(len(value), f"has {counted(len(value), 'values')}", "have", _bounds(hint), name)
         for entry in value:
             _check_field(entry, get_args(plain_type(hint)[0])[0], name)
     elif value is not None:

@@ -272,8 +272,8 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(command in usage for command in cli.COMMANDS)
     assert cli.run([]) == 2
     assert cli.run(["--version"]) == 0
-    for line in [*([command] for command in cli.COMMANDS), ["evaluate", "retrieval"]]:
-        assert _exit_code([*line, "--help"]) == 0
+    for command in cli.COMMANDS:
+        assert _exit_code([command, "--help"]) == 0
 
 
 def _exit_code(line: list[str]) -> int | str | None:
@@ -281,6 +281,16 @@ def _exit_code(line: list[str]) -> int | str | None:
         return cli.run(line)
     except SystemExit as stop:
         return stop.code
+
+
+@pytest.mark.parametrize("command", ["evaluate", "analyze"])
+def test_help_of_every_evaluation_and_analysis(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([command, "--help"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert len(names) > 5
+    for name in names:
+        assert _exit_code([command, name, "--help"]) == 0
+        assert f"usage: unshuffle {command} {name}" in capsys.readouterr().out
 
 
 def test_help_shows_the_values_of_the_preset(capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,12 +58,12 @@ class Command:
 class Several:
     """Has two positional arguments."""
 
+    names: tuple[str, ...] = ()
+    """Names of the runs."""
     weights: str
     """Which weights."""
     runs: tuple[Path, ...]
     """Which runs."""
-    names: tuple[str, ...] = ()
-    """Their names."""
 
 
 def read(line: str) -> Command:

@@ -25,7 +25,6 @@ from unshuffle.wording import did_you_mean
 T = TypeVar("T")
 HELP = ("-h", "--help")
 HELP_ALL = ("--help_all", "--help-all")
-METAVARS = {str: "STR", int: "INT", float: "FLOAT", Path: "PATH"}
 
 
 @dataclass(frozen=True)
@@ -61,16 +60,16 @@ def parse(
     if {*HELP, *HELP_ALL} & set(args):
         default = defaults(_values_for_help(arguments, args)) if defaults is not None else None
         _print_help(command, name, list(arguments.values()), default, everything=bool({*HELP_ALL} & set(args)))
-    hint = f"see unshuffle {name} {HELP_ALL[0] if issubclass(command, Config) else HELP[1]}"
+    see = f"see unshuffle {name} {HELP_ALL[0] if issubclass(command, Config) else HELP[1]}"
     try:
         values = _read(arguments, args)
     except UserError as error:
-        raise UserError(f"{error}; {hint}") from None
+        raise UserError(f"{error}; {see}") from None
     default = defaults(values) if defaults is not None else None
     required = [argument for argument in arguments.values() if argument.is_required(default)]
     missing = [argument.shown for argument in required if argument.name not in values]
     if missing:
-        raise UserError(f"still missing: {', '.join(missing)}; {hint}")
+        raise UserError(f"still missing: {', '.join(missing)}; {see}")
     if default is None:
         default = command(**{argument.name: values[argument.name] for argument in required})
     parsed = merge(default, _nested(values))
@@ -255,18 +254,13 @@ def _print_help(
     sections = {} if everything else _sections(command)
     changed = {section: Annotated[hint, Suppress] for section, hint in sections.items()}
     changed |= {argument.name: _help_type(argument, default) for argument in arguments if "." not in argument.name}
-    fields = [
-        (
-            field.name,
-            changed[field.name],
-            dataclasses.field(default=field.default, default_factory=field.default_factory),
-        )
-        for field in dataclasses.fields(command)  # type: ignore[arg-type]
-        if field.name in changed
-    ]
-    namespace = {"__doc__": command.__doc__}
+    fields = []
+    for field in dataclasses.fields(command):  # type: ignore[arg-type]
+        if field.name in changed:
+            same = dataclasses.field(default=field.default, default_factory=field.default_factory)
+            fields.append((field.name, changed[field.name], same))
     shown: Any = dataclasses.make_dataclass(
-        command.__name__, fields, bases=(command,), namespace=namespace, frozen=True
+        command.__name__, fields, bases=(command,), namespace={"__doc__": command.__doc__}, frozen=True, kw_only=True
     )
     extra = {} if default is None else {"default": shown(**vars(default))}
     try:
@@ -306,13 +300,10 @@ def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     hint, optional = plain_type(info.type)
     if not optional:
         return None
-    metavar = f"{{{','.join(map(str, get_args(hint)))}}}" if get_origin(hint) is Literal else METAVARS.get(hint)
-    if metavar is None:
-        return None
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=lambda words: words[0],
+    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(hint, set(info.markers)))
+    assert isinstance(spec, PrimitiveConstructorSpec), f"no help for {hint}"
+    return replace(
+        spec,
         is_instance=lambda value: True,
         str_from_instance=lambda value: ["none" if value is None else str(value)],
     )
