@@ -24,11 +24,11 @@ from torch import Tensor
 
 from unshuffle.assembly import build_trainer
 from unshuffle.config import preset_config
-from unshuffle.config_file import merge
 from unshuffle.data.prepare import prepare
 from unshuffle.data.crops import resize
 from unshuffle.data.squares import Squares
 from unshuffle.evaluation.backbones import find_backbone
+from unshuffle.options import merge
 from unshuffle.training.trainer import Trainer
 
 SHARES = (0.7, 0.875)

@@ -23,10 +23,10 @@ from table import RESULTS, write_table
 from unshuffle import bench
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, paper
-from unshuffle.config_file import merge
 from unshuffle.data.batches import Samples
 from unshuffle.data.prepare import Data
 from unshuffle.data.synthetic import SyntheticSource
+from unshuffle.options import merge
 
 
 def variants() -> dict[str, dict[int, dict[str, Any]]]:

@@ -43,9 +43,9 @@ import unshuffle
 from unshuffle.accelerator import wait_for
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, paper
-from unshuffle.config_file import merge
 from unshuffle.data.prepare import prepare
 from unshuffle.data.store import Store
+from unshuffle.options import merge
 from unshuffle.permutations import permutation_set
 from unshuffle.run import Run
 from unshuffle.training.display import Display

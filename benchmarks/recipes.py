@@ -21,7 +21,7 @@ from torch import nn
 
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, preset_config
-from unshuffle.config_file import merge
+from unshuffle.options import merge
 from unshuffle.data.batches import Prefetcher, ahead
 from unshuffle.data.prepare import Data, prepare
 from unshuffle.policy.sampler import Proposal

@@ -34,7 +34,7 @@ from torch import nn
 
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, preset_config
-from unshuffle.config_file import merge
+from unshuffle.options import merge
 from unshuffle.data.prepare import prepare
 from unshuffle.policy.sampler import SampleCounts, Sampler, build_sampler
 from unshuffle.policy.state import Validation

@@ -10,8 +10,8 @@ import torch
 from unshuffle import bench, cli
 from unshuffle.bench import Stopwatch
 from unshuffle.config import demo
-from unshuffle.config_file import merge
 from unshuffle.errors import UserError
+from unshuffle.options import merge
 
 SMALL = {
     "data": {"val_size": 1, "image_short_side": 48, "frame_short_side": 24, "workers": 1},

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from unshuffle.config import PRESETS, Config, check, demo, paper
-from unshuffle.config_file import merge
 from unshuffle.errors import UserError
+from unshuffle.options import merge
 
 
 def test_the_paper_preset_holds_the_papers_numbers() -> None:
@@ -30,7 +30,7 @@ def test_the_paper_preset_holds_the_papers_numbers() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_possible_and_named(name: Any) -> None:
+def test_every_preset_is_valid_and_named(name: Any) -> None:
     config = PRESETS[name]()
     assert config.preset == name
     check(config)
@@ -94,7 +94,7 @@ def test_every_preset_is_possible_and_named(name: Any) -> None:
         ({"log": {"keep_checkpoints": 0}}, "log.keep_checkpoints"),
     ],
 )
-def test_the_impossible_is_refused(values: dict[str, Any], words: str) -> None:
+def test_impossible_configs_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         check(merge(demo(), values))
 
@@ -115,7 +115,7 @@ def test_the_impossible_is_refused(values: dict[str, Any], words: str) -> None:
         {"policy": {"candidates": 1, "groups": 10}},
     ],
 )
-def test_the_limits_themselves_are_possible(values: dict[str, Any]) -> None:
+def test_values_at_their_limits_are_accepted(values: dict[str, Any]) -> None:
     check(merge(demo(), values))
 
 

@@ -3,11 +3,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from unshuffle import config_file
 from unshuffle.config import PRESETS, Config, demo, paper, small
-from unshuffle.config_file import differences, merge, read_config, to_dict, write_config
+from unshuffle.config_file import read_config
 from unshuffle.errors import UserError
+from unshuffle.options import differences, merge, to_dict, write_config
 
 
 def read(text: str, folder: Path) -> Config:
@@ -22,7 +23,7 @@ def test_round_trip(name: Any, tmp_path: Path) -> None:
     assert read_config(tmp_path / "config.yaml") == config
 
 
-def test_round_trip_of_paths_and_oddities(tmp_path: Path) -> None:
+def test_round_trip_of_paths_and_unusual_values(tmp_path: Path) -> None:
     config = merge(
         small(),
         {
@@ -38,20 +39,6 @@ def test_round_trip_of_paths_and_oddities(tmp_path: Path) -> None:
     again = read_config(tmp_path / "config.yaml")
     assert again == config
     assert again.images == "~/Bilder/ä b" and again.optim.milestones == () and again.videos is None
-
-
-def test_the_dictionary_is_plain() -> None:
-    def plain(value: Any) -> bool:
-        if isinstance(value, dict):
-            return all(isinstance(key, str) and plain(entry) for key, entry in value.items())
-        if type(value) is list:
-            return all(plain(entry) for entry in value)
-        return value is None or type(value) in (str, int, float, bool)
-
-    values = to_dict(replace(paper(), images="a"))
-    assert plain(values)
-    assert values["images"] == "a" and values["optim"]["milestones"] == [200_000]
-    assert yaml.safe_load(yaml.safe_dump(values)) == values
 
 
 def test_missing_keys_take_the_presets_values(tmp_path: Path) -> None:
@@ -93,7 +80,7 @@ def test_missing_keys_take_the_presets_values(tmp_path: Path) -> None:
         ("a: [", "cannot be read as YAML"),
     ],
 )
-def test_nothing_wrong_gets_through(text: str, words: str, tmp_path: Path) -> None:
+def test_wrong_keys_and_values_are_refused(text: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=words) as caught:
         read(text, tmp_path)
     assert "config.yaml" in str(caught.value)
@@ -109,10 +96,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_config(tmp_path / "binary.yaml")
 
 
-@pytest.mark.parametrize(("text", "rate"), [("5e-4", 5e-4), ("1e3", 1000.0), ("1", 1.0), ("'0.25'", 0.25)])
-def test_numbers_as_people_write_them(text: str, rate: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "expected"), [("5e-4", 5e-4), ("1e3", 1000.0), ("1", 1.0), ("'0.25'", 0.25)])
+def test_numbers_in_every_notation(text: str, expected: float, tmp_path: Path) -> None:
     lr = read(f"optim: {{backbone: {{lr: {text}}}}}", tmp_path).optim.backbone.lr
-    assert lr == rate and type(lr) is float
+    assert lr == expected and type(lr) is float
 
 
 def test_lists_become_tuples(tmp_path: Path) -> None:
@@ -124,14 +111,23 @@ def test_null_clears_a_path(tmp_path: Path) -> None:
     assert merge(replace(demo(), images="a"), {"images": None}).images is None
 
 
-def test_merge_leaves_the_original() -> None:
-    config = demo()
-    merged = merge(config, {"optim": {"batch_size": 99}})
-    assert merged.optim.batch_size == 99 and config == demo()
+@pytest.mark.parametrize(
+    ("text", "key"), [("optim: {trunk: {lr: 0.1}}", "optim.trunk"), ("preset: small\nold: {grid: 3}", "old")]
+)
+def test_a_config_of_an_older_version(text: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_file, "REMOVED_KEYS", frozenset({"optim.trunk", "old", "optim.backbone.speed"}))
+    with pytest.raises(UserError) as caught:
+        read(text, tmp_path)
+    start = (
+        f"{tmp_path / 'config.yaml'} was written by an older version of unshuffle and cannot be read: it sets {key},"
+    )
+    assert str(caught.value).startswith(start)
+    assert read("optim: {batch_size: 7}", tmp_path).optim.batch_size == 7
 
 
-def test_differences() -> None:
-    assert differences(demo(), demo()) == []
-    changed = merge(demo(), {"seed": 1, "images": "x", "optim": {"milestones": [1], "backbone": {"lr": 9.0}}})
-    assert differences(demo(), changed) == ["images", "seed", "optim.milestones", "optim.backbone.lr"]
-    assert differences(changed, demo()) == ["images", "seed", "optim.milestones", "optim.backbone.lr"]
+def test_removed_keys_are_removed() -> None:
+    for dotted in config_file.REMOVED_KEYS:
+        values: Any = to_dict(demo())
+        for key in dotted.split("."):
+            values = values.get(key) if isinstance(values, dict) else None
+        assert values is None, f"{dotted} still exists"

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from unshuffle.accelerator import wait_for
 from unshuffle.config import Config, TaskName, check
-from unshuffle.config_file import merge
+from unshuffle.options import merge
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.batches import Batch, Prefetcher, on_device
 from unshuffle.errors import UserError

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Interval
 
 from unshuffle.errors import UserError
+from unshuffle.options import check_bounds
 from unshuffle.permutations import Criterion
 
 Preset = Literal["demo", "small", "paper", "paper-literal"]
@@ -21,8 +22,8 @@ TASK_SYMBOLS: dict[str, TaskName] = {"S": "spatial", "T": "temporal", "R": "rota
 """What `--tasks` calls each task."""
 
 Count = Annotated[int, Ge(1)]
-NonNegative = Annotated[float, Interval(ge=0, lt=math.inf)]
-Positive = Annotated[float, Interval(gt=0, lt=math.inf)]
+NonNegative = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
 Fraction = Annotated[float, Interval(gt=0, le=1)]
 Probability = Annotated[float, Interval(ge=0, le=1)]
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from unshuffle.config import Config, TaskName, check
-from unshuffle.config_file import merge
+from unshuffle.options import merge
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.squares import Squares
 from unshuffle.errors import UserError

@@ -23,7 +23,6 @@ from unshuffle.assembly import (
     stored_permutation_sets,
 )
 from unshuffle.config import Config, OptimConfig, check, preset_config
-from unshuffle.config_file import differences, merge, write_config
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.held_out import KEPT, load_held_out, save_held_out
 from unshuffle.data.prepare import Data, prepare
@@ -32,6 +31,7 @@ from unshuffle.evaluation.monitor import RetrievalMonitor
 from unshuffle.files import check_folder, locked
 from unshuffle.models.registry import backbone_features
 from unshuffle.models.weights import save_backbone
+from unshuffle.options import differences, merge, write_config
 from unshuffle.permutations import save_permutations
 from unshuffle.report.page import write_report
 from unshuffle.report.pictures import draw_pictures
@@ -77,7 +77,8 @@ def pretrain(
     paths = {name: str(path) for name, path in given.items() if path is not None}
     if resume and out is None:
         raise UserError("resume needs the run folder: give out")
-    base = Run.open(Path(str(out)).expanduser()).config if resume else preset_config(preset)
+    resume = resume and Run(Path(str(out)).expanduser()).config_file.is_file()  # else the run starts here
+    base = Run(Path(str(out)).expanduser()).config if resume else preset_config(preset)
     return run_pretraining(merge(base, {**paths, **options}), resume=resume)
 
 

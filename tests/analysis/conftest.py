@@ -14,7 +14,7 @@ from rich.console import Console
 from unshuffle.analysis.question import find_question
 from unshuffle.analysis.result import Analysis
 from unshuffle.config import demo
-from unshuffle.config_file import merge
+from unshuffle.options import merge
 from unshuffle.pretraining import run_pretraining
 from unshuffle.run import Run
 

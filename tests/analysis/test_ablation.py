@@ -16,11 +16,11 @@ from unshuffle import cli, pretrain
 from unshuffle.analysis import job as job_module
 from unshuffle.analysis.ablation import HEADLINES, PAPER_ARMS, ablate, make_plan
 from unshuffle.config import preset_config
-from unshuffle.config_file import merge
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import EVALUATIONS, Result
 from unshuffle.evaluation.retrieval import Retrieval
 from unshuffle.files import locked
+from unshuffle.options import merge
 
 
 def stamps(folder: Path) -> dict[str, int]:

@@ -4,7 +4,7 @@ import pytest
 
 from unshuffle.analysis.baseline import baseline_rows, extrapolate, reward_statistics
 from unshuffle.analysis.result import Analysis
-from unshuffle.config_file import merge, write_config
+from unshuffle.options import merge, write_config
 from unshuffle.run import Run
 
 

@@ -16,7 +16,7 @@ from unshuffle.analysis.difficulty import (
 )
 from unshuffle.analysis.history import History
 from unshuffle.analysis.result import Analysis
-from unshuffle.config_file import merge, write_config
+from unshuffle.options import merge, write_config
 from unshuffle.run import Run
 
 

@@ -6,8 +6,8 @@ import pytest
 from unshuffle.analysis.ablation import make_plan
 from unshuffle.analysis.plan import Plan
 from unshuffle.config import preset_config
-from unshuffle.config_file import merge, write_config
 from unshuffle.errors import UserError
+from unshuffle.options import merge, write_config
 
 
 def plan(out: Path, arms: dict[str, Any], seeds: Any = 1, **evaluations: Any) -> Plan:

@@ -30,7 +30,7 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     ("line", "sentence"),
     [
         ("csot x", "there is no analysis 'csot'"),
-        ("cost", "a run folder"),
+        ("cost", "still missing: RUN; see unshuffle analyze cost --help"),
         ("cost nowhere", "nowhere is not a run folder"),
         ("cost nowhere --json no/such/file.json", "there is no folder no/such"),
         ("cost nowhere --out file", "file is a file"),

@@ -191,12 +191,10 @@ def test_a_signal_saves_and_says_how_to_go_on(
     assert cli.run([*line, *folders]) == 128 + signal.SIGTERM
     said = capsys.readouterr().err
     if out:
-        assert said == f"stopped at iteration 3 of 8; what is done is kept in {tmp_path}; " + (
-            "the same command goes on from there\n"
-        )
+        assert said == f"interrupted at iteration 3 of 8; the same command continues from {tmp_path}\n"
         assert [path.name for path in (tmp_path / "unfinished" / "checkpoints").iterdir()] == ["00000003.pt"]
     else:
-        assert said == "stopped at iteration 3 of 8; nothing is kept, as there is no --out for it\n"
+        assert said == "interrupted at iteration 3 of 8; nothing is saved without --out\n"
 
 
 def test_the_same_folder_twice_is_remarked_on(

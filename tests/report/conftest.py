@@ -11,8 +11,8 @@ from PIL import Image
 
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, demo
-from unshuffle.config_file import merge
 from unshuffle.data.prepare import prepare
+from unshuffle.options import merge
 from unshuffle.pretraining import run_pretraining
 from unshuffle.report.snapshot import Snapshot, hold_out
 from unshuffle.run import Run

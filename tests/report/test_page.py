@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from unshuffle.config import Config
-from unshuffle.config_file import write_config
+from unshuffle.options import write_config
 from unshuffle.pretraining import run_pretraining
 from unshuffle.report import page as page_module
 from unshuffle.report.page import differing, write_report

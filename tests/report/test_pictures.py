@@ -10,8 +10,8 @@ from PIL import Image
 
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config
-from unshuffle.config_file import write_config
 from unshuffle.data.prepare import prepare
+from unshuffle.options import write_config
 from unshuffle.report.pictures import draw_pictures, mosaic
 from unshuffle.report.snapshot import Snapshot, hold_out
 from unshuffle.run import Run

@@ -3,16 +3,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from unshuffle.cli import PretrainCommand, _config_of, _parse_run
+from unshuffle.cli.pretrain import parse_pretrain
 from unshuffle.config import Config, preset_config
-from unshuffle.config_file import merge
+from unshuffle.options import merge
 from unshuffle.report.repeat import changes, repeat_command
 
 
 def parsed(command: str) -> Config:
     program, name, *options = shlex.split(command)
     assert (program, name) == ("unshuffle", "pretrain")
-    return _config_of(_parse_run(PretrainCommand, options))
+    return parse_pretrain(options).run_config()
 
 
 def test_a_preset_repeats_itself() -> None:

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from unshuffle.config import demo
-from unshuffle.config_file import write_config
 from unshuffle.errors import UserError
+from unshuffle.options import write_config
 from unshuffle.report.subjects import check_page, default_file, find_subjects, find_tables
 
 

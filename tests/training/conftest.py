@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from unshuffle.config import Config, demo
-from unshuffle.config_file import merge
+from unshuffle.options import merge
 
 
 def small_config(out: Path, **changes: Any) -> Config:

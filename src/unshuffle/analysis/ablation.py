@@ -16,11 +16,11 @@ from unshuffle.analysis.plan import LOGS, Job, Plan
 from unshuffle.analysis.result import Row, write_rows
 from unshuffle.analysis.table import PUBLISHED, Cell, Table, numbers
 from unshuffle.config import Config, preset_config
-from unshuffle.config_file import merge
 from unshuffle.console import ResilientConsole
 from unshuffle.data.prepare import prepare
 from unshuffle.errors import UserError
 from unshuffle.evaluation.published import published
+from unshuffle.options import merge
 from unshuffle.pretraining import try_backbone
 
 __all__ = ["PAPER_ARMS", "Ablation", "ablate", "make_plan", "run_ablation"]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from unshuffle.config import Tasks
-from unshuffle.config_file import merge, read_yaml
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import PLACES, Evaluation, find_evaluation
+from unshuffle.options import merge, read_yaml
 
 Values = dict[str, Any]
 """Keys and values as a YAML file has them; sections are dicts."""

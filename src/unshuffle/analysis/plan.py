@@ -10,10 +10,10 @@ from typing import Any
 
 from unshuffle.analysis.arms import KIND, PLAN, Values, build_evaluation, check_data, folder_name, plain
 from unshuffle.config import Config, check, preset_config
-from unshuffle.config_file import differences, merge, read_yaml, to_dict, write_yaml
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import Evaluation, Result
 from unshuffle.files import atomic_write, check_folder, write_measurement
+from unshuffle.options import differences, merge, read_yaml, to_dict, write_yaml
 from unshuffle.pretraining import CHANGEABLE_ON_RESUME
 from unshuffle.run import Run
 from unshuffle.training.checkpoint import list_checkpoints

@@ -4,7 +4,7 @@ import shlex
 from typing import Any
 
 from unshuffle.config import Config, preset_config
-from unshuffle.config_file import differences
+from unshuffle.options import differences
 
 
 def changes(config: Config) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from unshuffle.analysis.error_map import by_mean_error
 from unshuffle.analysis.history import read_history, tasks_of
 from unshuffle.analysis.moments import Moment, read_moments, spread
 from unshuffle.analysis.trials import read_trials
-from unshuffle.config_file import to_dict
+from unshuffle.options import to_dict
 from unshuffle.permutations import load_permutations
 from unshuffle.report.attempts import attempt
 from unshuffle.report.curves import difficulty_chart

@@ -1,4 +1,4 @@
-"""The command line as a person uses it: its surface, its errors, its exit codes."""
+"""The command line as a user sees it: its surface, its errors, its exit codes."""
 
 import json
 import os
@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from unshuffle import cli
+from unshuffle.config import Config
 
 TINY = [
     *("--device", "cpu", "--data.val_size", "4", "--data.workers", "1", "--log.no_pictures"),
@@ -20,6 +22,11 @@ TINY = [
     *("--optim.iterations", "2", "--optim.batch_size", "2", "--permutations.spatial", "4"),
     *("--permutations.temporal", "4", "--permutations.per_sample", "1", "--policy.groups", "2"),
 ]
+
+
+def validations(run: Path) -> list[dict[str, Any]]:
+    entries = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [entry for entry in entries if entry["kind"] == "validation"]
 
 
 def photos(folder: Path, count: int) -> Path:
@@ -34,12 +41,12 @@ def photos(folder: Path, count: int) -> Path:
     ("line", "sentence"),
     [
         ("pretrian", "there is no command 'pretrian' (did you mean pretrain?)"),
-        ("serf", "there is no command 'serf'; there are pretrain, "),
+        ("serf", "there is no command 'serf'; choose one of pretrain, "),
         ("evaluate retreival", "there is no evaluation 'retreival' (did you mean retrieval?)"),
-        ("evaluate retrieval", "still missing: --weights"),
+        ("evaluate retrieval", "still missing: --weights; see unshuffle evaluate retrieval --help"),
         ("evaluate retrieval --weights random:tiny --json no/such.json", "there is no folder no to write --json into"),
-        ("evaluate retrieval --weights random:tiny --out a.yaml", "a.yaml is a file, and --out must be a folder"),
-        ("bench --json .", ". is a folder, and --json must be a file"),
+        ("evaluate retrieval --weights random:tiny --out a.yaml", "a.yaml is a file, but --out must be a folder"),
+        ("bench --json .", ". is a folder, but --json must be a file"),
         ("bench --out run", "there is no option --out; see unshuffle bench --help_all"),
         ("doctor --json no/such.json", "there is no folder no to write --json into"),
         ("embed . --weights random:tiny --out f.npy --json no/f.json", "there is no folder no to write --json into"),
@@ -52,21 +59,23 @@ def photos(folder: Path, count: int) -> Path:
         ("export random:tiny --out no/such.safetensors", "there is no folder no to write --out into"),
         ("pretrain --policy.interval 3", "policy.interval is 3, but must be at least policy.batches, which is 25"),
         ("pretrain --optim.iteratons 3", "did you mean --optim.iterations?"),
-        ("pretrain --optim.iterations many", "--optim.iterations"),
+        ("pretrain --optim.iterations many", "--optim.iterations is 'many', but must be a whole number; see unshuffle"),
+        ("pretrain --iterations 3", "there is no option --iterations (did you mean --optim.iterations?)"),
+        ("pretrain --optim.iterations", "--optim.iterations needs a value"),
+        ("pretrain --tasks X", "--tasks is 'X', but must be one of auto, "),
         ("pretrain --shuffle.grid 1", "a puzzle needs a grid of 2 or more"),
         ("pretrain --permutations.temporal 5000", "6 parts have only 719 permutations"),
-        ("pretrain --preset huge", "there is no preset 'huge'"),
+        ("pretrain --preset huge", "--preset is 'huge', but must be one of demo, small, paper, paper-literal"),
         ("pretrain --images nowhere", "nowhere does not exist"),
         ("pretrain --videos nowhere", "nowhere does not exist"),
         ("pretrain --resume", "--resume needs the run folder"),
-        ("pretrain --resume --out nowhere", "there is no run to resume in nowhere"),
+        ("pretrain --resume --out a.yaml", "a.yaml is a file, but --out must be a folder"),
         ("pretrain --config nowhere.yaml", "there is no config file nowhere.yaml"),
         ("pretrain --config a.yaml --preset demo", "not both"),
-        ("pretrain --config a.yaml --resume --out b", "not both"),
         ("pretrain --seed 5000000000", "seed is 5000000000"),
         ("pretrain --shuffle.crop_size 4", "shuffle.crop_size 4 does not suit this backbone"),
-        ("doctor --steps 0", "steps is 0"),
-        ("doctor --choices 1", "choices is 1"),
+        ("doctor --steps 0", "steps is 0, but must be 1 or more"),
+        ("doctor --choices 1", "choices is 1, but must be 2 or more"),
         ("pretrain --model.backbone vgg", "there is no backbone 'vgg'"),
         ("pretrain --device gpu", "device gpu cannot be used"),
         ("pretrain --policy.groups 2000 --synthetic.images 105 --synthetic.clips 105", "only 100 permutations"),
@@ -74,22 +83,24 @@ def photos(folder: Path, count: int) -> Path:
         ("pretrain --out a.yaml/run", "cannot write into a.yaml"),
         ("pretrain --init nowhere", "there are no weights at nowhere"),
         ("pretrain --monitor.gallery somewhere", "go together"),
-        ("permutations --parts 1 --out x.npy", "at least 2 parts"),
+        ("permutations --parts 1 --out x.npy", "parts is 1, but must be 2 or more"),
         ("permutations --parts 3 --count 100 --out x.npy", "only 5"),
         ("pack images nowhere store", "nowhere does not exist"),
-        ("pack sounds here there", "sounds"),
+        ("pack sounds here there", "KIND is 'sounds', but must be one of images, videos"),
+        ("pack images here", "still missing: OUT"),
+        ("pack images here there --quality 101", "quality is 101, but must be 1 or more and at most 100"),
         ("permutations --parts 4 --count 4 --out no/such/p.npy", "no/such"),
         ("permutations --parts 4 --count 4 --out p.npy --json no/such/p.json", "there is no folder no/such"),
         ("doctor --shuffle.frames 1", "an order needs 2 frames or more"),
         ("export nowhere", "there are no weights at nowhere"),
         ("export random:vgg", "there is no backbone 'vgg'"),
-        ("export a.yaml --format tflite", "tflite"),
+        ("export a.yaml --format tflite", "--format is 'tflite', but must be one of safetensors, torchvision, onnx"),
         ("export a.yaml --out b.safetensors", "a.yaml is not a complete safetensors file"),
         ("export random:tiny --format onnx --out b.pth", "must end with .onnx"),
         ("ablate --arms X", "there is no arm 'X'"),
         ("ablate --arms a.yaml", "a.yaml: seed must hold keys and values"),
         ("ablate --seeds 1 2 1", "a seed is named twice"),
-        ("ablate --seeds many", "--seeds"),
+        ("ablate --seeds many", "--seeds is 'many', but must be a whole number"),
         ("ablate --evaluations guess", "there is no evaluation 'guess'"),
         ("ablate --evaluations retrieval", "say what to measure on"),
         ("ablate --evaluations retrieval --train no --test no", "no does not exist"),
@@ -101,22 +112,22 @@ def photos(folder: Path, count: int) -> Path:
         ("embed nowhere --weights random:tiny --out f.npy", "nowhere does not exist"),
         ("embed . --weights random:tiny --out f.npy", "there are no images or videos in ."),
         ("embed . --weights random:tiny --out f.npy --size 3", "short side of 3 pixels is too small"),
-        ("embed . --weights random:tiny --out f.npy --frames 0", "0 frames"),
-        ("report", "name a run folder"),
+        ("embed . --weights random:tiny --out f.npy --frames 0", "frames is 0, but must be 1 or more"),
+        ("report", "still missing: RUNS"),
         ("report nowhere", "nowhere is not a run folder"),
         ("report .", "is not a run folder"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(
+def test_user_errors_are_one_sentence_and_exit_code_2(
     line: str, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.yaml").write_text("seed: 1\n")
     assert cli.run(line.split()) == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert said.startswith("unshuffle: ")
-    assert len(said.splitlines()) == 1
+    message = capsys.readouterr().err
+    assert sentence in message
+    assert message.startswith("unshuffle: ")
+    assert len(message.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["a.yaml"]
 
 
@@ -129,18 +140,18 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
         ("a: [\n", "cannot be read as YAML"),
     ],
 )
-def test_a_mistake_in_a_config_file_is_one_sentence(
+def test_errors_in_a_config_file_are_one_sentence(
     text: str, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     assert cli.run(["pretrain", "--config", str(tmp_path / "mine.yaml")]) == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert len(said.splitlines()) == 1
+    message = capsys.readouterr().err
+    assert sentence in message
+    assert len(message.splitlines()) == 1
 
 
 def test_a_folder_without_a_readable_image(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "a.jpg").write_text("this is no picture")
+    (tmp_path / "a.jpg").write_text("not an image")
     options = ["--data.cache", str(tmp_path / "cache"), "--out", str(tmp_path / "run")]
     assert cli.run(["pretrain", "--images", str(tmp_path), *options]) == 2
     assert "no readable image" in capsys.readouterr().err
@@ -156,11 +167,37 @@ def test_pretrain_resume_and_repeat_from_its_config(tmp_path: Path, capsys: pyte
     assert str(first / "backbone.safetensors") in printed.replace("\n", "")
     assert cli.run(["pretrain", "--out", str(first), "--resume"]) == 0
     assert cli.run(["pretrain", "--config", str(first / "config.yaml"), "--out", str(second)]) == 0
-    errors = [[json.loads(line) for line in (run / "metrics.jsonl").open()] for run in (first, second)]
-    one, other = ([entry for entry in entries if entry["kind"] == "validation"] for entries in errors)
-    assert one == other
+    assert validations(first) == validations(second) != []
     assert cli.run(["pretrain", *TINY, "--out", str(first)]) == 2
     assert "already holds a run" in capsys.readouterr().err
+
+
+def test_resume_starts_a_run_where_there_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.yaml").write_text("seed: 3\n")
+    run = tmp_path / "run"
+    command = ["pretrain", *TINY, "--config", str(tmp_path / "mine.yaml"), "--out", str(run), "--resume"]
+    assert cli.run(command) == 0
+    started = validations(run)
+    assert started != [] and "seed: 3" in (run / "config.yaml").read_text()
+    assert cli.run(command) == 0
+    assert validations(run) == started and "is finished" in capsys.readouterr().out
+    assert cli.run([*command, "--seed", "4"]) == 2
+    assert "a resumed run keeps its config, but seed would change" in capsys.readouterr().err
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    assert cli.run(["pretrain", *TINY, "--out", str(tmp_path / "full"), "--resume"]) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_help_does_not_import_torch() -> None:
+    for line in (["--help"], ["pretrain", "--help"], ["pretrain", "--iteratons", "3"], ["analyze", "--help"]):
+        program = (
+            "import sys; from unshuffle import cli\n"
+            f"try: cli.run({line})\n"
+            "except SystemExit: pass\n"
+            "assert 'torch' not in sys.modules"
+        )
+        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
 def test_the_default_folder_is_the_next_free_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +230,7 @@ def test_pack_command_then_training_on_the_store(tmp_path: Path, capsys: pytest.
     assert "broken.jpg" in (tmp_path / "run" / "skipped.csv").read_text()
 
 
-def test_embed_with_what_was_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_embed_with_exported_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, weights = photos(tmp_path / "photos", 5), tmp_path / "tiny.pth"
     (folder / "broken.jpg").write_bytes(b"")
     options = ["--format", "torchvision", "--out", str(weights), "--fold", "--json", str(tmp_path / "x.json")]
@@ -211,7 +248,7 @@ def test_embed_with_what_was_exported(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "exists" in capsys.readouterr().err
 
 
-def test_doctor_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_each_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--steps", "60", "--json", str(tmp_path / "found.json")]
     sizes = ["--synthetic.images", "24", "--synthetic.clips", "24", "--synthetic.gallery", "12"]
     assert cli.run(["doctor", "--device", "cpu", "--data.val_size", "4", *sizes, *options]) == 0
@@ -222,10 +259,10 @@ def test_doctor_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture
     assert metrics["spatial"]["accuracy"] >= 0.95
 
 
-def test_doctor_sees_a_set_up_that_cannot_learn(capsys: pytest.CaptureFixture[str]) -> None:
-    rates = [f"--optim.{group}.lr=1e-9" for group in ("backbone", "spatial", "temporal")]
+def test_doctor_fails_when_the_learning_rate_is_too_low(capsys: pytest.CaptureFixture[str]) -> None:
+    learning_rates = [f"--optim.{group}.lr=1e-9" for group in ("backbone", "spatial", "temporal")]
     sizes = ["--synthetic.images", "24", "--synthetic.clips", "24", "--synthetic.gallery", "12"]
-    assert cli.run(["doctor", "--device", "cpu", "--data.val_size", "4", "--steps", "10", *sizes, *rates]) == 1
+    assert cli.run(["doctor", "--device", "cpu", "--data.val_size", "4", "--steps", "10", *sizes, *learning_rates]) == 1
     assert "does not learn" in capsys.readouterr().out.replace("\n", " ")
 
 
@@ -235,8 +272,8 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(command in usage for command in cli.COMMANDS)
     assert cli.run([]) == 2
     assert cli.run(["--version"]) == 0
-    for line in [*([command] for command in cli.COMMANDS), ["evaluate", "retrieval"]]:
-        assert _exit_code([*line, "--help"]) == 0
+    for command in cli.COMMANDS:
+        assert _exit_code([command, "--help"]) == 0
 
 
 def _exit_code(line: list[str]) -> int | str | None:
@@ -244,6 +281,16 @@ def _exit_code(line: list[str]) -> int | str | None:
         return cli.run(line)
     except SystemExit as stop:
         return stop.code
+
+
+@pytest.mark.parametrize("command", ["evaluate", "analyze"])
+def test_help_of_every_evaluation_and_analysis(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([command, "--help"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert len(names) > 5
+    for name in names:
+        assert _exit_code([command, name, "--help"]) == 0
+        assert f"usage: unshuffle {command} {name}" in capsys.readouterr().out
 
 
 def test_help_shows_the_values_of_the_preset(capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,18 +309,18 @@ def test_the_surface_of_the_command_line_is_a_contract() -> None:
     assert list(cli.COMMANDS) == commands.split()
     sections = {"data", "synthetic", "permutations", "shuffle", "model", "optim", "policy", "monitor", "log"}
     top = {"preset", "images", "videos", "out", "init", "tasks", "seed", "device"}
-    assert set(cli.Config.__dataclass_fields__) == sections | top
+    assert set(Config.__dataclass_fields__) == sections | top
 
 
 @pytest.mark.slow
-def test_a_reader_that_leaves_does_not_end_the_training(tmp_path: Path) -> None:
+def test_a_closed_pipe_does_not_end_the_training(tmp_path: Path) -> None:
     command = f"{sys.executable} -m unshuffle pretrain {' '.join(TINY)} --out run | head -1"
     subprocess.run(command, shell=True, cwd=tmp_path, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert (tmp_path / "run" / "backbone.safetensors").exists()
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_says_how_to_resume(tmp_path: Path) -> None:
     out = tmp_path / "runs" / "demo-1"
     command = [sys.executable, "-m", "unshuffle", "pretrain", *TINY, "--optim.iterations", "100000"]
     process = subprocess.Popen(
@@ -290,8 +337,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
             break
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, message = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "unshuffle pretrain --out runs/demo-1 --resume" in said
-    assert "Traceback" not in said
+    assert "unshuffle pretrain --out runs/demo-1 --resume" in message
+    assert "Traceback" not in message
     assert list((out / "checkpoints").glob("*.pt"))

@@ -1,0 +1,107 @@
+"""The command line: which command runs, and what its errors and exit codes are."""
+
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from unshuffle import __version__
+from unshuffle.cli import (
+    ablate,
+    analyze,
+    bench,
+    doctor,
+    embed,
+    evaluate,
+    export,
+    pack,
+    permutations,
+    pretrain,
+    report,
+)
+from unshuffle.cli.parsing import HELP
+from unshuffle.errors import ReportedElsewhere, UserError
+from unshuffle.wording import did_you_mean
+
+
+class Command(NamedTuple):
+    """A command of `unshuffle`."""
+
+    main: Callable[[Sequence[str]], int]
+    """Runs it with the words that follow its name and returns the exit code."""
+    summary: str | None
+    """Its line in `unshuffle --help`."""
+
+
+COMMANDS = {
+    "pretrain": Command(pretrain.main, pretrain.PretrainCommand.__doc__),
+    "doctor": Command(doctor.main, doctor.DoctorCommand.__doc__),
+    "permutations": Command(permutations.main, permutations.PermutationsCommand.__doc__),
+    "pack": Command(pack.main, pack.PackCommand.__doc__),
+    "evaluate": Command(evaluate.main, evaluate.SUMMARY),
+    "analyze": Command(analyze.main, analyze.SUMMARY),
+    "ablate": Command(ablate.main, ablate.AblateCommand.__doc__),
+    "report": Command(report.main, report.ReportCommand.__doc__),
+    "bench": Command(bench.main, bench.BenchCommand.__doc__),
+    "export": Command(export.main, export.ExportCommand.__doc__),
+    "embed": Command(embed.main, embed.EmbedCommand.__doc__),
+}
+
+
+def main() -> None:
+    """Run the program."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names need not be valid text
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: Sequence[str]) -> int:
+    """Run a command line and return its exit code: 2, with one sentence, for errors that the user can correct."""
+    try:
+        if not args or args[0] in HELP:
+            print(_usage())
+            return 0 if args else 2
+        if args[0] == "--version":
+            print(f"unshuffle {__version__}")
+            return 0
+        if args[0] not in COMMANDS:
+            hint = did_you_mean(args[0], COMMANDS) or f"; choose one of {', '.join(COMMANDS)}"
+            raise UserError(f"there is no command '{args[0]}'{hint}")
+        return COMMANDS[args[0]].main(args[1:])
+    except ReportedElsewhere:
+        return 2
+    except UserError as error:
+        print(f"unshuffle: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("unshuffle: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except MemoryError:
+        print("unshuffle: out of memory: lower the batch size or permutations.per_sample", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's class, by name: importing torch takes seconds
+            raise
+        print("unshuffle: out of GPU memory: lower the batch size or permutations.per_sample", file=sys.stderr)
+        return 2
+    except OSError as error:  # no such folder, no permission, disk full: the system's message says it
+        print(f"unshuffle: {error}", file=sys.stderr)
+        return 2
+
+
+def _usage() -> str:
+    lines = [
+        "usage: unshuffle COMMAND [OPTIONS]",
+        "",
+        "Learn visual features without labels by putting image tiles and video frames back in order.",
+        "",
+        *(f"  {name:14}{command.summary}" for name, command in COMMANDS.items()),
+        "",
+        "unshuffle COMMAND --help lists the options of a command.",
+    ]
+    return "\n".join(lines)

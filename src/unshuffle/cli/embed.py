@@ -1,0 +1,63 @@
+"""`unshuffle embed`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge
+from tyro.conf import Positional
+
+from unshuffle.cli.pack import print_skipped
+from unshuffle.cli.parsing import parse, write_json
+from unshuffle.options import to_dict
+from unshuffle.wording import counted
+
+
+@dataclass(frozen=True)
+class EmbedCommand:
+    """Write the features of all images or videos of a folder; the same command continues an interrupted one."""
+
+    data: Annotated[Path, Positional]
+    """A folder, flat or nested, or a packed store."""
+    out: Path
+    """File to write: .npy (with the names beside it), .parquet or .csv."""
+    weights: str
+    """A run folder, a weights file, alexnet, torchvision:NAME, timm:NAME, random or random:NAME."""
+    kind: Literal["auto", "images", "videos"] = "auto"
+    """What to read from the folder; auto works if it holds only images or only videos."""
+    size: Annotated[int, Ge(1)] | None = None
+    """Side in pixels of the square input of the backbone; by default the size that it is evaluated at."""
+    frames: Annotated[int, Ge(1)] = 10
+    """Evenly spaced frames of each video; the video's features are the mean of theirs."""
+    batch: Annotated[int, Ge(1)] = 64
+    """Images in one forward pass; lower it if memory runs out."""
+    workers: Annotated[int, Ge(1)] | None = None
+    """Files read in parallel; by default one per CPU core."""
+    device: str = "auto"
+    """auto: the GPU if there is one; or cpu, cuda, cuda:1 ..."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of random weights."""
+    json: Path | None = None
+    """Write the number of rows and features and the skipped files to this JSON file."""
+
+
+def main(args: Sequence[str]) -> int:
+    """Embed and print what was skipped."""
+    command = parse(EmbedCommand, "embed", args)
+    from unshuffle.accelerator import choose_device
+    from unshuffle.evaluation import embed as embedding
+    from unshuffle.evaluation.backbones import find_backbone
+    from unshuffle.evaluation.collection import open_collection
+    from unshuffle.evaluation.feature_file import skipped_file
+
+    backbone, out = find_backbone(command.weights, command.seed), command.out.expanduser()
+    size = command.size or backbone.eval_size
+    embedder = embedding.Embedder(backbone, size, choose_device(command.device), command.batch)
+    data = open_collection(command.data.expanduser(), size, command.frames, command.kind)
+    embedded = embedding.embed(embedder, data, out, workers=command.workers)
+    rows, skipped = counted(embedded.rows, data.kind), counted(len(embedded.skipped), "files")
+    print(f"{rows}, {embedded.dimensions} features each, in {out}; {skipped} skipped")
+    print_skipped(embedded.skipped, skipped_file(out))
+    write_json(command.json, "embed", f"pool5 at {size} px", to_dict(command), to_dict(embedded))
+    return 0

@@ -1,0 +1,325 @@
+"""From the words of a command line to the dataclass of a command.
+
+tyro prints the help. The words are read here, because tyro reports errors as boxes of text: an error is one sentence,
+worded as for config files, with the option that may be meant.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin
+
+import tyro
+from tyro.conf import Positional, Suppress
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from unshuffle.config import Config, preset_config
+from unshuffle.config_file import read_config
+from unshuffle.errors import UserError
+from unshuffle.files import check_file, check_folder, write_measurement
+from unshuffle.options import check_bounds, field_types, merge, plain_type, typed
+from unshuffle.wording import did_you_mean
+
+T = TypeVar("T")
+HELP = ("-h", "--help")
+HELP_ALL = ("--help_all", "--help-all")
+
+
+@dataclass(frozen=True)
+class ConfigCommand(Config):
+    """Options of the commands that work with the config of a run."""
+
+    config: Path | None = None
+    """YAML file to start from, such as the config.yaml of another run; options of the command line override it."""
+
+    def run_config(self) -> Config:
+        """Return the config alone, without the options that only the command has."""
+        return Config(**{name: getattr(self, name) for name in Config.__dataclass_fields__})
+
+
+C = TypeVar("C", bound=ConfigCommand)
+
+
+def parse(
+    command: type[T],
+    name: str,
+    args: Sequence[str],
+    defaults: Callable[[dict[str, Any]], T] | None = None,
+    *,
+    positional: bool = False,
+) -> T:
+    """Return the command that the words describe, or print the help and exit.
+
+    `defaults` returns the command as it is without further words, given the values of the words that can decide about
+    defaults, such as a preset; `tyro.MISSING` in it marks what must be given. By default the class itself has the
+    defaults. `positional`: fields without a default are given without their name.
+    """
+    arguments = {argument.name: argument for argument in _arguments(command, positional)}
+    if {*HELP, *HELP_ALL} & set(args):
+        default = defaults(_values_for_help(arguments, args)) if defaults is not None else None
+        _print_help(command, name, list(arguments.values()), default, everything=bool({*HELP_ALL} & set(args)))
+    see = f"see unshuffle {name} {HELP_ALL[0] if issubclass(command, Config) else HELP[1]}"
+    try:
+        values = _read(arguments, args)
+    except UserError as error:
+        raise UserError(f"{error}; {see}") from None
+    default = defaults(values) if defaults is not None else None
+    required = [argument for argument in arguments.values() if argument.is_required(default)]
+    missing = [argument.shown for argument in required if argument.name not in values]
+    if missing:
+        raise UserError(f"still missing: {', '.join(missing)}; {see}")
+    if default is None:
+        default = command(**{argument.name: values[argument.name] for argument in required})
+    parsed = merge(default, _nested(values))
+    check_bounds(parsed)
+    json: Path | None = getattr(parsed, "json", None)
+    if json is not None:
+        _check_json(json.expanduser(), getattr(parsed, "out", None))
+    return parsed
+
+
+def parse_config_command(command: type[C], name: str, args: Sequence[str]) -> C:
+    """Parse options that override a preset, a config file or, with --resume, the config of the run in --out."""
+
+    def defaults(values: dict[str, Any]) -> C:
+        config = _base_config(values)
+        return command(**{field: getattr(config, field) for field in Config.__dataclass_fields__})
+
+    return parse(command, name, args, defaults)
+
+
+def _base_config(values: dict[str, Any]) -> Config:
+    preset, file, out = values.get("preset"), values.get("config"), values.get("out")
+    if preset is not None and file is not None:
+        raise UserError("give --preset or --config, not both: a config file names its preset")
+    if values.get("resume"):
+        if out is None:
+            raise UserError("--resume needs the run folder: give --out")
+        run_file = out.expanduser() / "config.yaml"
+        if run_file.is_file() and file is None:
+            return read_config(run_file)
+    if file is not None:
+        return replace(read_config(file.expanduser()), out=None)
+    return preset_config(preset or "demo")
+
+
+@dataclass(frozen=True)
+class _Argument:
+    """An option or a positional argument: one field of the dataclass tree."""
+
+    name: str
+    """Dotted name of the field."""
+    hint: Any
+    has_default: bool
+    positional: bool
+
+    @property
+    def shown(self) -> str:
+        """The argument as help and errors name it."""
+        return self.name.upper() if self.positional else f"--{self.name}"
+
+    @property
+    def is_flag(self) -> bool:
+        return plain_type(self.hint)[0] is bool
+
+    @property
+    def is_list(self) -> bool:
+        return get_origin(plain_type(self.hint)[0]) is tuple
+
+    def is_required(self, default: Any) -> bool:
+        """Return whether it must be given, with the default of its whole command if there is one."""
+        return not self.has_default if default is None else getattr(default, self.name, None) is tyro.MISSING
+
+    def value(self, words: list[str]) -> Any:
+        """Return the words as a value of the field's type."""
+        if not words and not self.is_list:
+            raise UserError(f"{self.shown} needs a value")
+        hint, _ = plain_type(self.hint)
+        if self.is_list:
+            converted: Any = [_convert(word, get_args(hint)[0]) for word in words]
+        else:
+            converted = _convert(words[0], self.hint)
+        return typed(converted, self.hint, self.shown)
+
+
+def _convert(word: str, hint: Any) -> Any:
+    """Return what a word means where YAML would hold something else than text; what does not fit stays as it is."""
+    hint, optional = plain_type(hint)
+    if optional and word in ("none", "None"):
+        return None
+    if get_origin(hint) is Literal:
+        return next((choice for choice in get_args(hint) if str(choice) == word), word)
+    if hint is int:
+        try:
+            return int(word)
+        except ValueError:
+            return word
+    return word
+
+
+def _arguments(options: type, positional: bool, where: str = "") -> Iterator[_Argument]:
+    fields = {field.name: field for field in dataclasses.fields(options)}
+    for name, hint in field_types(options).items():
+        marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
+        section, _ = plain_type(hint)
+        if dataclasses.is_dataclass(section):
+            yield from _arguments(section, False, f"{where}{name}.")  # type: ignore[arg-type]
+        elif Suppress not in marks:
+            factory, default = fields[name].default_factory, fields[name].default
+            has_default = factory is not dataclasses.MISSING or default is not dataclasses.MISSING
+            yield _Argument(
+                f"{where}{name}", hint, has_default, Positional in marks or (positional and not has_default)
+            )
+
+
+def _read(arguments: dict[str, _Argument], args: Sequence[str]) -> dict[str, Any]:
+    """Return the values that the words give, by dotted name; of an option given twice the last one counts."""
+    values: dict[str, Any] = {}
+    free: list[str] = []
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            free.append(word)
+            continue
+        option, has_value, attached = word.removeprefix("--").partition("=")
+        argument, flag = _find(option, arguments)
+        if argument.is_flag:
+            if has_value:
+                raise UserError(f"--{option} takes no value")
+            values[argument.name] = flag
+            continue
+        words = [attached] if has_value else list(takewhile(lambda word: not word.startswith("--"), rest))
+        words = words if argument.is_list else words[:1]
+        del rest[: 0 if has_value else len(words)]
+        values[argument.name] = argument.value(words)
+    return values | _read_positional([argument for argument in arguments.values() if argument.positional], free)
+
+
+def _read_positional(arguments: Sequence[_Argument], words: list[str]) -> dict[str, Any]:
+    values = {}
+    for number, argument in enumerate(arguments, start=1):
+        count = len(words) - (len(arguments) - number) if argument.is_list else 1
+        if words and count > 0:
+            values[argument.name] = argument.value(words[:count])
+            words = words[count:]
+    if words:
+        raise UserError(f"'{words[0]}' belongs to no option")
+    return values
+
+
+def _find(option: str, arguments: dict[str, _Argument]) -> tuple[_Argument, bool]:
+    """Return the argument of an option, and False where it is a flag that is switched off."""
+    options = {name: (argument, True) for name, argument in arguments.items() if not argument.positional}
+    for name, (argument, _) in list(options.items()):
+        if argument.is_flag:
+            section, dot, field = name.rpartition(".")
+            options[f"{section}{dot}no_{field}"] = (argument, False)
+    name = option.replace("-", "_")
+    if name not in options:
+        without_section = {full.rpartition(".")[2]: full for full in options}
+        nearest = f" (did you mean --{without_section[name]}?)" if name in without_section else ""
+        raise UserError(f"there is no option --{option}{nearest or did_you_mean(name, options, '--')}")
+    return options[name]
+
+
+def _nested(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values by dotted name as dictionaries in dictionaries."""
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        *sections, field = name.split(".")
+        branch = tree
+        for section in sections:
+            branch = branch.setdefault(section, {})
+        branch[field] = value
+    return tree
+
+
+def _values_for_help(arguments: dict[str, _Argument], args: Sequence[str]) -> dict[str, Any]:
+    """Return the values that decide about the defaults that the help shows; wrong words do not prevent it."""
+    words = [word for word in args if word not in (*HELP, *HELP_ALL)]
+    try:
+        values = _read(arguments, words)
+    except UserError:
+        return {}
+    return {name: value for name, value in values.items() if name in ("preset", "config")}
+
+
+def _print_help(
+    command: type[T], name: str, arguments: Sequence[_Argument], default: T | None, *, everything: bool
+) -> NoReturn:
+    """Print the help of a command and exit; that of a config's sections only if everything is asked for."""
+    sections = {} if everything else _sections(command)
+    changed = {section: Annotated[hint, Suppress] for section, hint in sections.items()}
+    changed |= {argument.name: _help_type(argument, default) for argument in arguments if "." not in argument.name}
+    fields = []
+    for field in dataclasses.fields(command):  # type: ignore[arg-type]
+        if field.name in changed:
+            same = dataclasses.field(default=field.default, default_factory=field.default_factory)
+            fields.append((field.name, changed[field.name], same))
+    shown: Any = dataclasses.make_dataclass(
+        command.__name__, fields, bases=(command,), namespace={"__doc__": command.__doc__}, frozen=True, kw_only=True
+    )
+    extra = {} if default is None else {"default": shown(**vars(default))}
+    try:
+        tyro.cli(shown, prog=f"unshuffle {name}", args=["--help"], use_underscores=True, registry=_HELP, **extra)
+    finally:
+        if sections:
+            lines = [f"  --{section + '.*':16}{hint.__doc__}" for section, hint in sections.items()]
+            print("\n".join(["", f"More options, all of them listed by {HELP_ALL[0]}:", "", *lines]))
+    raise AssertionError("--help exits")
+
+
+def _sections(command: type) -> dict[str, Any]:
+    return {name: hint for name, hint in field_types(command).items() if dataclasses.is_dataclass(hint)}
+
+
+def _help_type(argument: _Argument, command: Any) -> Any:
+    """Return the type hint with which tyro names a positional argument after its field and shows no empty default."""
+    hint, _ = plain_type(argument.hint)
+    name = "|".join(map(str, get_args(hint))) if get_origin(hint) is Literal else argument.shown
+    metavar = f"{name} ..." if argument.is_list else name
+    behaviour = "(required)" if argument.is_required(command) else _default_text
+    if argument.positional:
+        return Annotated[argument.hint, Positional, tyro.conf.arg(metavar=metavar, help_behavior_hint=behaviour)]
+    return Annotated[argument.hint, tyro.conf.arg(help_behavior_hint=behaviour)]
+
+
+def _default_text(default: str) -> str:
+    return f"(default: {default})" if default not in ("", "none") else ""
+
+
+_HELP = ConstructorRegistry()
+"""Lets tyro's help show `PATH` where it would show `{None}|PATH`."""
+
+
+@_HELP.primitive_rule
+def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    hint, optional = plain_type(info.type)
+    if not optional:
+        return None
+    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(hint, set(info.markers)))
+    assert isinstance(spec, PrimitiveConstructorSpec), f"no help for {hint}"
+    return replace(
+        spec,
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: ["none" if value is None else str(value)],
+    )
+
+
+def _check_json(file: Path, out: Path | None) -> None:
+    """Raise a UserError if --json cannot be written; --out and the folders that lead to it will be made."""
+    will_be_made = out is not None and file.parent in (out.expanduser(), *out.expanduser().parents)
+    if will_be_made and not file.parent.exists():
+        check_folder(file.parent, "--json")
+    else:
+        check_file(file, "--json")
+
+
+def write_json(path: Path | None, command: str, protocol: str, config: dict[str, Any], metrics: dict[str, Any]) -> None:
+    """Write what a command measured to the file of its --json, if there is one."""
+    if path is not None:
+        path.expanduser().parent.mkdir(parents=True, exist_ok=True)
+        write_measurement(path.expanduser(), command, protocol, config, metrics)
