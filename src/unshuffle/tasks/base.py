@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -134,6 +134,8 @@ class Task(ABC):
     name: ClassVar[TaskName]
     parts: int
     """P: crops of a sample that pass the backbone."""
+    medium: ClassVar[Literal["images", "videos"]] = "images"
+    """What the task is made for; tasks on images also take frames of videos."""
     samples_noun: ClassVar[str] = "images"
     """What the task's samples are called in tables and pictures."""
     held_out_samples: ClassVar[int] = 100

@@ -13,7 +13,7 @@ from unshuffle.data.source import Items
 from unshuffle.data.sources import Media, Skipped, SourceFacts
 from unshuffle.errors import UserError
 from unshuffle.randomness import numpy_rng
-from unshuffle.tasks import build_tasks
+from unshuffle.tasks import TASKS, build_tasks
 from unshuffle.wording import counted, source_sentence, split_sentence
 
 MAX_HELD_OUT = 5  # at most one sample in so many is held out
@@ -43,7 +43,7 @@ class Data:
 
     def sentences(self) -> list[str]:
         """Return what was found, for the console."""
-        splits = [split_sentence(task, vars(split)) for task, split in self.splits.items()]
+        splits = [split_sentence(task, vars(split), TASKS[task].medium) for task, split in self.splits.items()]
         return [source_sentence(vars(source)) for source in self.sources] + [text for text in splits if text]
 
 

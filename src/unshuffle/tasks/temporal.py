@@ -18,6 +18,7 @@ class TemporalTask(OrderingTask):
 
     name: ClassVar[TaskName] = "temporal"
     settings: TemporalConfig
+    medium = "videos"
     samples_noun = "clips"
     parts_noun = "frames"
     held_out_samples = 12  # a clip takes as much space as many images
