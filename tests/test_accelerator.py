@@ -14,7 +14,7 @@ def test_a_single_process_uses_the_named_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"), [("tpu", "there is no device tpu: choose auto"), ("cpu:x", "cannot be used")]
+    ("name", "sentence"), [("tpu", "device tpu cannot be used: choose auto"), ("cpu:x", "cannot be used")]
 )
 def test_an_unknown_device_is_a_user_error(name: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):

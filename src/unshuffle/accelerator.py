@@ -17,7 +17,7 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.split(":")[0] not in ("cpu", "cuda", "mps", "xpu"):
-        raise UserError(f"there is no device {name}: choose auto, cpu, cuda, cuda:1 ..., mps or xpu")
+        raise UserError(f"device {name} cannot be used: choose auto, cpu, cuda, cuda:1 ..., mps or xpu")
     name = local_device(name)
     try:
         device = torch.zeros(1, device=name).device  # with its index: cuda becomes cuda:0

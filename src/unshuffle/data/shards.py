@@ -114,7 +114,8 @@ def open_shards(address: str, options: ShardOptions, cache: Path, progress: bool
     if not len(source):
         reason = " (first problem: {}: {})".format(*source.skipped[0]) if source.skipped else ""
         raise UserError(
-            f"there are no {options.kind} in the {counted(len(files), 'shards')} at {address}{reason}: check it"
+            f"there are no {options.kind} in the {counted(len(files), 'shards')} at {address}{reason}: "
+            f"check --{options.kind}"
         )
     return source
 
