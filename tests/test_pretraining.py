@@ -55,7 +55,7 @@ def test_a_folder_of_images_trains_the_spatial_task_alone(tmp_path: Path) -> Non
 
 
 def test_resume_from_python(tmp_path: Path) -> None:
-    unshuffle.pretrain(out=tmp_path / "run", **TINY)
+    unshuffle.pretrain(out=tmp_path / "run", resume=True, **TINY)  # there is no run yet, so it starts
     run = unshuffle.pretrain(out=tmp_path / "run", resume=True)
     assert run.config.synthetic == SyntheticConfig(images=16, clips=12, gallery=12, queries=6)
     with pytest.raises(unshuffle.UserError, match="give out"):

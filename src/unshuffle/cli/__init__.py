@@ -20,9 +20,11 @@ from unshuffle.cli import (
     pretrain,
     report,
 )
-from unshuffle.cli.parsing import HELP
+from unshuffle.cli.parsing import HELP, overview
 from unshuffle.errors import ReportedElsewhere, UserError
 from unshuffle.wording import did_you_mean
+
+SUMMARY = "Learn visual features without labels by putting image tiles and video frames back in order."
 
 
 class Command(NamedTuple):
@@ -61,7 +63,8 @@ def run(args: Sequence[str]) -> int:
     """Run a command line and return its exit code: 2, with one sentence, for errors that the user can correct."""
     try:
         if not args or args[0] in HELP:
-            print(_usage())
+            summaries = {name: command.summary for name, command in COMMANDS.items()}
+            print(overview("unshuffle COMMAND [OPTIONS]", SUMMARY, summaries))
             return 0 if args else 2
         if args[0] == "--version":
             print(f"unshuffle {__version__}")
@@ -92,16 +95,3 @@ def run(args: Sequence[str]) -> int:
     except OSError as error:  # no such folder, no permission, disk full: the system's message says it
         print(f"unshuffle: {error}", file=sys.stderr)
         return 2
-
-
-def _usage() -> str:
-    lines = [
-        "usage: unshuffle COMMAND [OPTIONS]",
-        "",
-        "Learn visual features without labels by putting image tiles and video frames back in order.",
-        "",
-        *(f"  {name:14}{command.summary}" for name, command in COMMANDS.items()),
-        "",
-        "unshuffle COMMAND --help lists the options of a command.",
-    ]
-    return "\n".join(lines)

@@ -15,7 +15,7 @@ from unshuffle.stopping import Stopped, stopping_at_once
 
 @dataclass(frozen=True)
 class AblateCommand(ConfigCommand):
-    """Train and evaluate several arms with several seeds, and print their table; the same command continues."""
+    """Train and evaluate several arms with several seeds, and print their table; started again, it resumes."""
 
     out: Path | None = None
     """Folder of the ablation; by default runs/ablation."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from unshuffle.analysis.question import QUESTIONS, find_question
-from unshuffle.cli.parsing import HELP, parse, write_json
+from unshuffle.cli.parsing import HELP, overview, parse, write_json
 from unshuffle.console import say
 from unshuffle.files import check_folder
 from unshuffle.options import to_dict
@@ -16,7 +16,8 @@ SUMMARY = "Analyse runs as the paper does: each analysis writes its numbers and 
 def main(args: Sequence[str]) -> int:
     """Run one analysis, or list them."""
     if not args or args[0] in HELP:
-        print(_usage())
+        usage = "unshuffle analyze NAME ... [--out FOLDER] [--json FILE] [OPTIONS]"
+        print(overview(usage, SUMMARY, {name: entry.summary for name, entry in QUESTIONS.items()}))
         return 0 if args else 2
     name, *options = args
     command = parse(find_question(name), f"analyze {name}", options, positional=True)
@@ -31,16 +32,3 @@ def main(args: Sequence[str]) -> int:
         say(console, f"  {path}")
     write_json(command.json, f"analyze {name}", analysis.statement, to_dict(command), analysis.metrics)
     return 0
-
-
-def _usage() -> str:
-    lines = [
-        "usage: unshuffle analyze NAME ... [--out FOLDER] [--json FILE] [OPTIONS]",
-        "",
-        SUMMARY,
-        "",
-        *(f"  {name:14}{entry.summary}" for name, entry in QUESTIONS.items()),
-        "",
-        "unshuffle analyze NAME --help lists the options of an analysis.",
-    ]
-    return "\n".join(lines)

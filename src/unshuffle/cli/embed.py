@@ -16,7 +16,7 @@ from unshuffle.wording import counted
 
 @dataclass(frozen=True)
 class EmbedCommand:
-    """Write the features of all images or videos of a folder; the same command continues an interrupted one."""
+    """Write the features of all images or videos of a folder; started again after an interruption, it resumes."""
 
     data: Annotated[Path, Positional]
     """A folder, flat or nested, or a packed store."""

@@ -8,7 +8,7 @@ from typing import Any
 import tyro
 from rich.console import Console
 
-from unshuffle.cli.parsing import HELP, parse, write_json
+from unshuffle.cli.parsing import HELP, overview, parse, write_json
 from unshuffle.console import say
 from unshuffle.evaluation.protocol import EVALUATIONS, Evaluation, find_evaluation, rounded
 from unshuffle.files import check_folder
@@ -21,7 +21,8 @@ SUMMARY = "Evaluate a backbone: retrieval, probes, fine-tuning, action recogniti
 def main(args: Sequence[str]) -> int:
     """Run one evaluation, or list them."""
     if not args or args[0] in HELP:
-        print(_usage())
+        usage = "unshuffle evaluate NAME --weights W [--preset paper|quick] [--json FILE] [OPTIONS]"
+        print(overview(usage, SUMMARY, {name: entry.summary for name, entry in EVALUATIONS.items()}))
         return 0 if args else 2
     name, *options = args
     kind = find_evaluation(name)
@@ -50,16 +51,3 @@ def main(args: Sequence[str]) -> int:
             say(console, f"picture: {picture}")
     write_json(command.json, f"evaluate {name}", result.protocol, to_dict(command), rounded(result.metrics))
     return 0
-
-
-def _usage() -> str:
-    lines = [
-        "usage: unshuffle evaluate NAME --weights W [--preset paper|quick] [--json FILE] [OPTIONS]",
-        "",
-        SUMMARY,
-        "",
-        *(f"  {name:20}{entry.summary}" for name, entry in EVALUATIONS.items()),
-        "",
-        "unshuffle evaluate NAME --help lists the options of an evaluation.",
-    ]
-    return "\n".join(lines)

@@ -5,7 +5,7 @@ worded as for config files, with the option that may be meant.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -25,6 +25,14 @@ from unshuffle.wording import did_you_mean
 T = TypeVar("T")
 HELP = ("-h", "--help")
 HELP_ALL = ("--help_all", "--help-all")
+
+
+def overview(usage: str, summary: str, entries: Mapping[str, str | None]) -> str:
+    """Return the help that lists commands, evaluations or analyses, each with its summary."""
+    width = max(map(len, entries)) + 2
+    lines = [f"  {name:{width}}{text}" for name, text in entries.items()]
+    command = usage.partition(" [")[0].partition(" --")[0].removesuffix(" ...")
+    return "\n".join([f"usage: {usage}", "", summary, "", *lines, "", f"{command} --help lists the options."])
 
 
 @dataclass(frozen=True)
