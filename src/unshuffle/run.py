@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unshuffle.config import Config
-from unshuffle.config_file import read_config
+from unshuffle.config import read_config
 from unshuffle.errors import UserError
 from unshuffle.models import Backbone
 from unshuffle.models.weights import WEIGHTS_NAME, load_backbone

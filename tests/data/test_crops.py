@@ -17,6 +17,7 @@ from unshuffle.permutations import inverse
 from unshuffle.tasks.spatial import SpatialTask
 from unshuffle.tasks.temporal import TemporalTask
 
+
 @dataclass(frozen=True)
 class Options:
     """The options that decide the crops of both tasks."""

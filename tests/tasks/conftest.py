@@ -35,6 +35,4 @@ def config() -> Config:
 @pytest.fixture
 def lstm(config: Config) -> Config:
     head = HeadConfig("lstm", fc6=10, hidden=12)
-    return replace(
-        config, spatial=replace(config.spatial, head=head), temporal=replace(config.temporal, head=head)
-    )
+    return replace(config, spatial=replace(config.spatial, head=head), temporal=replace(config.temporal, head=head))

@@ -290,7 +290,9 @@ def test_split_with_one_family() -> None:
         split(["g1_c1", "g1_c2", "g1_c3"], 1, "g1", 0)
 
 
-def test_a_store_and_its_folder_give_the_same_fraction_of_an_image(config: Config, images: Path, tmp_path: Path) -> None:
+def test_a_store_and_its_folder_give_the_same_fraction_of_an_image(
+    config: Config, images: Path, tmp_path: Path
+) -> None:
     pack("images", images, tmp_path / "store", short_side=64, progress=False)
     folder, store = (prepare(replace(config, images=path), progress=False) for path in (images, tmp_path / "store"))
     assert (folder.training["spatial"].side, store.training["spatial"].side) == (30, 60)

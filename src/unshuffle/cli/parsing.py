@@ -16,7 +16,7 @@ from tyro.conf import Positional, Suppress
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from unshuffle.config import Config, preset_config
-from unshuffle.config_file import read_config
+from unshuffle.config import read_config
 from unshuffle.errors import UserError
 from unshuffle.files import check_file, check_folder, write_measurement
 from unshuffle.options import check_bounds, field_types, merge, plain_type, typed

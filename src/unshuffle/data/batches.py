@@ -172,7 +172,9 @@ class BatchStream:
         """Return a stream of the shards that belong to one process, so that no shard is fetched twice."""
         source = self.samples.source
         assert isinstance(source, OrderedSource)
-        samples = replace(self.samples, items=source.rank_items(self.samples.items, self.seed, part.rank, part.world_size))
+        samples = replace(
+            self.samples, items=source.rank_items(self.samples.items, self.seed, part.rank, part.world_size)
+        )
         size = self.batch_size // part.world_size
         return replace(self, samples=samples, batch_size=size, task=f"{self.task} {part.rank} of {part.world_size}")
 
@@ -217,7 +219,9 @@ def on_device(batches: Prefetcher[Batch], device: torch.device) -> Generator[dic
             begin = time.perf_counter()
             ready, upcoming = upcoming, _Transfer(batch, device, copies)
             if any(isinstance(squares, EncodedSquares) for squares in batch.values()):
-                batches.seconds_waited += time.perf_counter() - begin  # for the GPU's decoder; other copies take no time
+                batches.seconds_waited += (
+                    time.perf_counter() - begin
+                )  # for the GPU's decoder; other copies take no time
             if ready is not None:
                 yield ready.finish()
         if upcoming is not None:

@@ -57,7 +57,9 @@ class RotationTask(Task):
         """Return the crops in all rotations, (B, 4, 3, S, S)."""
         upright = super().crops(squares, generator, part, dtype)[:, 0]
         rotated = torch.stack([upright.rot90(turns, (2, 3)) for turns in range(ROTATIONS)], dim=1)
-        crops: Tensor = rotated.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, (-1, ROTATIONS))
+        crops: Tensor = (
+            rotated.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, (-1, ROTATIONS))
+        )
         return crops
 
     def build_head(self, features: int) -> nn.Module:

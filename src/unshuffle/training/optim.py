@@ -25,7 +25,9 @@ class Optimisers:
         groups: dict[str, tuple[nn.Module, OptimiserConfig]] = {"backbone": (network.backbone, config.backbone)}
         for name, task in network.tasks.items():
             groups[name] = (network.heads[name], task.settings.optimiser)
-        self.optimisers = {name: build_optimiser(module.parameters(), group) for name, (module, group) in groups.items()}
+        self.optimisers = {
+            name: build_optimiser(module.parameters(), group) for name, (module, group) in groups.items()
+        }
         self.base_lrs = {name: group.lr for name, (_, group) in groups.items()}
 
     def zero_grad(self) -> None:

@@ -80,7 +80,9 @@ class GraphedStep(Step):
         return captured.outcomes
 
     def _capture(self, tensors: "_Tensors") -> "_CapturedStep":
-        static = {task: {name: torch.clone(tensor) for name, tensor in named.items()} for task, named in tensors.items()}
+        static = {
+            task: {name: torch.clone(tensor) for name, tensor in named.items()} for task, named in tensors.items()
+        }
 
         def run() -> dict[str, Outcome]:
             self.optimisers.zero_grad()

@@ -337,7 +337,9 @@ class Trainer:
 
     def _run_rollouts(self, log: RunLog) -> None:
         """Run the rollouts of the tasks that are trained now and whose samplers learn from them."""
-        active = [self.ordering_tasks[name] for name in self.active_tasks(self.iteration) if name in self.ordering_tasks]
+        active = [
+            self.ordering_tasks[name] for name in self.active_tasks(self.iteration) if name in self.ordering_tasks
+        ]
         samplers = {task.name: task.sampler for task in active}
         for name, entry in run_rollouts(self, samplers, self.config.policy.rollout_iterations).items():
             self._synchronise(self.ordering_tasks[name])
