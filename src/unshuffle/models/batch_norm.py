@@ -92,7 +92,7 @@ _ALL = nn.modules.batchnorm._BatchNorm
 def fold_batch_norm(backbone: Backbone) -> Backbone:
     """Return a trainable copy without batch normalisation that computes what the backbone does in evaluation mode."""
     device = next(backbone.parameters()).device
-    backbone = copy.deepcopy(backbone).cpu()  # folding is in float64, which some devices lack; others round float32
+    backbone = copy.deepcopy(backbone).cpu()  # other devices may lack float64 or full float32 precision
     folded = copy.deepcopy(backbone)
     fold_layers(folded)
     if any(isinstance(layer, _ALL) for layer in folded.modules()) or not _agree(backbone, folded):
