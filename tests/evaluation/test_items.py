@@ -11,7 +11,7 @@ from unshuffle.data.media import BadMedia
 from unshuffle.data.videos import read_frames
 from unshuffle.errors import UserError
 from unshuffle.evaluation.items import Item, Items, class_folders, video_frames, voc_objects
-from unshuffle.evaluation.voc import CLASSES
+from unshuffle.evaluation.voc.devkit import CLASSES
 
 
 def test_folders_by_class(classes: tuple[Path, Path]) -> None:
