@@ -14,14 +14,11 @@ from unshuffle.evaluation.protocol import find_evaluation
 from unshuffle.evaluation.voc.detection import (
     SCHEDULES,
     VocDetection,
-    class_truths,
-    detection_average_precisions,
     hflip_boxes,
     read_resized,
     training_sample,
 )
-from unshuffle.evaluation.voc.devkit import CLASSES, Devkit, VocImage, VocObject
-from unshuffle.evaluation.voc.fast_rcnn import BACKGROUND, Detections
+from unshuffle.evaluation.voc.devkit import CLASSES, Devkit, VocImage
 
 MakeDevkit = Callable[..., Path]
 
@@ -80,23 +77,6 @@ def test_difficult_objects_are_training_targets_too(devkit: MakeDevkit, annotate
     proposals = torch.tensor([[0.0, 0, 40, 40], [49, 39, 80, 79]])
     _, targets = training_sample(image, proposals, SCHEDULES["40k"], 64, np.random.default_rng(0))
     assert set(targets.labels.tolist()) == {CLASSES.index("cat"), CLASSES.index("dog")}
-
-
-def test_perfect_and_empty_detections() -> None:
-    objects = (
-        VocObject(3, (0, 0, 20, 20), False),
-        VocObject(3, (30, 30, 60, 60), True),
-        VocObject(5, (5, 5, 9, 9), False),
-    )
-    images = [VocImage("a", Path(), (80, 80), objects), VocImage("b", Path(), (80, 80), objects[:1])]
-    boxes = torch.tensor([annotated.box for annotated in objects[:2]]).float()
-    first = Detections(boxes, torch.tensor([0.9, 0.99]), torch.tensor([3, 3]))
-    second = Detections(boxes[:1], torch.tensor([0.8]), torch.tensor([3]))
-    area, eleven_point = detection_average_precisions([first, second], images)
-    assert area[3] == pytest.approx(1) and eleven_point[3] == pytest.approx(1)
-    assert area[5] == eleven_point[5] == 0, "nothing was detected"
-    assert all(np.isnan(area[label]) for label in range(20) if label not in (3, 5))
-    assert sorted(class_truths(images, 3)) == [0, 1] and BACKGROUND == 20
 
 
 def write_proposals(root: Path, file: Path, sets: tuple[str, ...]) -> Path:

@@ -121,6 +121,7 @@ def test_loss_against_loops() -> None:
 
 
 def test_background_alone_has_a_finite_loss() -> None:
+    assert BACKGROUND == 20, "the label after the classes"
     targets = RegionTargets(torch.zeros(2, 4), torch.full((2,), BACKGROUND), torch.zeros(2, 4))
     assert torch.isfinite(detection_loss(torch.randn(2, 21), torch.randn(2, 20, 4), targets))
 

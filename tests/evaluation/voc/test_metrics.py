@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -6,12 +8,16 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, jaccard_score
 from sklearn.metrics import confusion_matrix as reference_matrix
 
+from unshuffle.evaluation.voc.devkit import VocImage, VocObject
 from unshuffle.evaluation.voc.metrics import (
+    Detections,
     GroundTruth,
     average_precision,
     class_ious,
+    class_truths,
     confusion_matrix,
     count_positives,
+    detection_average_precisions,
     match_curve,
     match_detections,
     pixel_accuracy,
@@ -142,6 +148,23 @@ def test_difficult_objects_count_neither_as_detected_nor_as_missed() -> None:
     boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9], [20, 20, 30, 30], [20, 20, 30, 29]])
     matches = match_detections([0, 0, 0, 0], boxes, np.array([0.9, 0.8, 0.7, 0.6]), truth)
     assert matches.tolist() == [True, False] and count_positives(truth) == 1
+
+
+def test_perfect_and_empty_detections() -> None:
+    objects = (
+        VocObject(3, (0, 0, 20, 20), False),
+        VocObject(3, (30, 30, 60, 60), True),
+        VocObject(5, (5, 5, 9, 9), False),
+    )
+    images = [VocImage("a", Path(), (80, 80), objects), VocImage("b", Path(), (80, 80), objects[:1])]
+    boxes = torch.tensor([annotated.box for annotated in objects[:2]]).float()
+    first = Detections(boxes, torch.tensor([0.9, 0.99]), torch.tensor([3, 3]))
+    second = Detections(boxes[:1], torch.tensor([0.8]), torch.tensor([3]))
+    area, eleven_point = detection_average_precisions([first, second], images)
+    assert area[3] == pytest.approx(1) and eleven_point[3] == pytest.approx(1)
+    assert area[5] == eleven_point[5] == 0, "nothing was detected"
+    assert all(np.isnan(area[label]) for label in range(20) if label not in (3, 5))
+    assert sorted(class_truths(images, 3)) == [0, 1]
 
 
 def test_no_detections_have_no_matches() -> None:

@@ -50,8 +50,7 @@ class VocEvaluation(Evaluation):
     hidden: int = 4096
     """Units of each of the new layers fc6 and fc7; fewer train faster."""
     init_std: float = 0.005
-    """Standard deviation of the initial weights of fc6 and fc7; raise it for narrow layers. Biases start at 0.1, as in
-    CaffeNet."""
+    """Standard deviation of the initial weights of fc6 and fc7; raise it for narrow layers. Biases: 0.1."""
     workers: int = os.cpu_count() or 1
     """Threads that read images; default: one per CPU core."""
     save_every: int = 1000
@@ -128,6 +127,14 @@ def init_layer(layer: nn.Linear | nn.Conv2d, std: float, bias: float) -> nn.Line
     assert layer.bias is not None
     nn.init.constant_(layer.bias, bias)
     return layer
+
+
+def fc6_and_fc7(inputs: int, hidden: int, init_std: float) -> list[nn.Module]:
+    """Return the new layers fc6 and fc7 with the layers around them, as in CaffeNet."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for width in (inputs, hidden):
+        layers += [init_layer(nn.Linear(width, hidden), init_std, 0.1), nn.ReLU(inplace=True), nn.Dropout()]
+    return layers
 
 
 def mean_percent(values: Sequence[float]) -> float:

@@ -22,7 +22,14 @@ from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
 from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.published import published_table
-from unshuffle.evaluation.voc.base import VocEvaluation, class_percentages, class_table, init_layer, mean_percent
+from unshuffle.evaluation.voc.base import (
+    VocEvaluation,
+    class_percentages,
+    class_table,
+    fc6_and_fc7,
+    init_layer,
+    mean_percent,
+)
 from unshuffle.evaluation.voc.devkit import CLASSES, ImageSet, VocImage
 from unshuffle.evaluation.voc.metrics import average_precision, precision_recall_curve, voc2007_average_precision
 from unshuffle.models import Backbone
@@ -140,13 +147,7 @@ class MultiLabelClassifier(nn.Module):
         super().__init__()
         self.backbone, self.size = backbone, backbone.eval_size
         self.head = nn.Sequential(
-            nn.Flatten(),
-            init_layer(nn.Linear(backbone_features(backbone, self.size), hidden), init_std, 0.1),
-            nn.ReLU(inplace=True),
-            nn.Dropout(),
-            init_layer(nn.Linear(hidden, hidden), init_std, 0.1),
-            nn.ReLU(inplace=True),
-            nn.Dropout(),
+            *fc6_and_fc7(backbone_features(backbone, self.size), hidden, init_std),
             init_layer(nn.Linear(hidden, len(CLASSES)), init_std, 0.1),
         )
 

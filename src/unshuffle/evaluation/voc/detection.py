@@ -20,22 +20,8 @@ from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.published import published_table
 from unshuffle.evaluation.voc.base import VocEvaluation, byte_tensor, class_percentages, class_table, mean_percent
 from unshuffle.evaluation.voc.devkit import CLASSES, ImageSet, VocImage
-from unshuffle.evaluation.voc.fast_rcnn import (
-    Detections,
-    FastRCNN,
-    RegionTargets,
-    detect,
-    detection_loss,
-    sample_regions,
-)
-from unshuffle.evaluation.voc.metrics import (
-    GroundTruth,
-    count_positives,
-    match_curve,
-    match_detections,
-    voc2007_average_precision,
-    voc2010_average_precision,
-)
+from unshuffle.evaluation.voc.fast_rcnn import FastRCNN, RegionTargets, detect, detection_loss, sample_regions
+from unshuffle.evaluation.voc.metrics import Detections, detection_average_precisions
 from unshuffle.evaluation.voc.proposals import Boxes, clip_proposals, read_proposals, search_proposals
 from unshuffle.randomness import numpy_rng
 from unshuffle.wording import counted
@@ -240,32 +226,3 @@ def read_resized(image: VocImage, short_side: int, max_side: int) -> tuple[Tenso
         (round(width * factor), round(height * factor)), Image.Resampling.BILINEAR
     )
     return byte_tensor(np.asarray(resized).copy()), factor
-
-
-def detection_average_precisions(
-    detections: Sequence[Detections], images: Sequence[VocImage]
-) -> tuple[list[float], list[float]]:
-    """Return the average precision of each class: by area, and by 11 points."""
-    boxes, scores, labels = (torch.cat(field) for field in zip(*detections, strict=True))
-    image_of_row = torch.repeat_interleave(torch.tensor([len(detected.scores) for detected in detections]))
-    area, eleven_point = [], []
-    for label in range(len(CLASSES)):
-        truths = class_truths(images, label)
-        rows = torch.nonzero(labels == label)[:, 0]
-        matches = match_detections(image_of_row[rows].tolist(), boxes[rows], scores[rows].numpy(), truths)
-        positives = count_positives(truths)
-        curve = match_curve(matches, positives)
-        area.append(voc2010_average_precision(curve, positives))
-        eleven_point.append(voc2007_average_precision(curve, positives))
-    return area, eleven_point
-
-
-def class_truths(images: Sequence[VocImage], label: int) -> dict[int, GroundTruth]:
-    """Return the objects of a class, by the index of their image."""
-    truths = {}
-    for number, image in enumerate(images):
-        objects = [annotated for annotated in image.objects if annotated.label == label]
-        if objects:
-            boxes = torch.tensor([annotated.box for annotated in objects], dtype=torch.float32)
-            truths[number] = GroundTruth(boxes, [annotated.difficult for annotated in objects])
-    return truths

@@ -58,13 +58,17 @@ class VocImage:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """The usable images of one split."""
+    """The usable images of one split, at least one."""
 
     name: str
     """Year and split, such as "VOC2007 test"."""
     images: Sequence[VocImage]
     skipped: Sequence[Skipped] = ()
     """The images left out, each with the reason."""
+
+    def __post_init__(self) -> None:
+        if not self.images:
+            raise UserError(f"no image of {self.name} can be used: {self.skip_reasons()}")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -87,7 +91,7 @@ class ImageSet:
         """Return the set without the images that an evaluation cannot use; those are recorded as skipped."""
         images = [image for image in self.images if usable(image)]
         rejected = [(image.name, reason) for image in self.images if not usable(image)]
-        return _not_empty(ImageSet(self.name, images, [*self.skipped, *rejected]))
+        return ImageSet(self.name, images, [*self.skipped, *rejected])
 
 
 class Devkit:
@@ -125,7 +129,7 @@ class Devkit:
         outcomes = list(Prefetcher(read_or_skip, 0, len(names), os.cpu_count() or 1))
         images = [outcome for outcome in outcomes if isinstance(outcome, VocImage)]
         skipped = [outcome for outcome in outcomes if not isinstance(outcome, VocImage)]
-        return _not_empty(ImageSet(f"VOC{self.year} {Path(name).stem}", images, skipped))
+        return ImageSet(f"VOC{self.year} {Path(name).stem}", images, skipped)
 
     def _names(self, kind: str, name: str) -> list[str]:
         folder = self.folder / "ImageSets" / kind
@@ -166,12 +170,6 @@ class Devkit:
         if np.all(labels == IGNORE_INDEX):
             raise BadFile("every pixel of the mask is labelled 'ignore'")
         return VocImage(name, path, size, mask=mask)
-
-
-def _not_empty(images: ImageSet) -> ImageSet:
-    if not images.images:
-        raise UserError(f"no image of {images.name} can be used: {images.skip_reasons()}")
-    return images
 
 
 def read_objects(file: Path, size: tuple[int, int]) -> tuple[VocObject, ...]:

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from torchvision.ops import batched_nms, box_iou, clip_boxes_to_image, roi_pool
 
 from unshuffle.evaluation.features import to_floats
-from unshuffle.evaluation.voc.base import init_layer
+from unshuffle.evaluation.voc.base import fc6_and_fc7, init_layer
 from unshuffle.evaluation.voc.devkit import CLASSES
+from unshuffle.evaluation.voc.metrics import Detections
 from unshuffle.models import Backbone
 from unshuffle.models.chain import chain_of, first_convolution, geometry, side_of
 
@@ -44,14 +45,6 @@ class RegionTargets(NamedTuple):
     """(R, 4) offsets to the object's box; meaningless for the background."""
 
 
-class Detections(NamedTuple):
-    """Detected objects of one image, or of several."""
-
-    boxes: Tensor
-    scores: Tensor
-    labels: Tensor
-
-
 class FastRCNN(nn.Module):
     """Fast R-CNN: images and proposals to class logits and box offsets."""
 
@@ -62,15 +55,7 @@ class FastRCNN(nn.Module):
         self.stride = geometry(self.layers).stride
         if freeze_conv1:
             first_convolution(self.layers).requires_grad_(False)
-        self.head = nn.Sequential(
-            nn.Flatten(),
-            init_layer(nn.Linear(backbone.channels * POOLED_SIZE * POOLED_SIZE, hidden), init_std, 0.1),
-            nn.ReLU(inplace=True),
-            nn.Dropout(),
-            init_layer(nn.Linear(hidden, hidden), init_std, 0.1),
-            nn.ReLU(inplace=True),
-            nn.Dropout(),
-        )
+        self.head = nn.Sequential(*fc6_and_fc7(backbone.channels * POOLED_SIZE * POOLED_SIZE, hidden, init_std))
         self.score = init_layer(nn.Linear(hidden, len(CLASSES) + 1), 0.01, 0.0)
         self.offsets = init_layer(nn.Linear(hidden, 4 * len(CLASSES)), 0.001, 0.0)
 

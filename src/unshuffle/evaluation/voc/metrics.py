@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_iou
 
+from unshuffle.evaluation.voc.devkit import CLASSES, VocImage
+
 Floats = npt.NDArray[np.float64]
 MIN_IOU = 0.5
 """A detection matches an object from this intersection over union on."""
@@ -64,11 +66,48 @@ def voc2010_average_precision(curve: Curve, positives: int) -> float:
     return average_precision(Curve(interpolated, curve.recall), positives)
 
 
+class Detections(NamedTuple):
+    """Detected objects of one image, or of several."""
+
+    boxes: Tensor
+    scores: Tensor
+    labels: Tensor
+
+
 class GroundTruth(NamedTuple):
     """The objects of one class in one image."""
 
     boxes: Tensor
     difficult: Sequence[bool]
+
+
+def detection_average_precisions(
+    detections: Sequence[Detections], images: Sequence[VocImage]
+) -> tuple[list[float], list[float]]:
+    """Return the average precision of each class: by area, and by 11 points."""
+    boxes, scores, labels = (torch.cat(field) for field in zip(*detections, strict=True))
+    image_of_row = torch.repeat_interleave(torch.tensor([len(detected.scores) for detected in detections]))
+    area, eleven_point = [], []
+    for label in range(len(CLASSES)):
+        truths = class_truths(images, label)
+        rows = torch.nonzero(labels == label)[:, 0]
+        matches = match_detections(image_of_row[rows].tolist(), boxes[rows], scores[rows].numpy(), truths)
+        positives = count_positives(truths)
+        curve = match_curve(matches, positives)
+        area.append(voc2010_average_precision(curve, positives))
+        eleven_point.append(voc2007_average_precision(curve, positives))
+    return area, eleven_point
+
+
+def class_truths(images: Sequence[VocImage], label: int) -> dict[int, GroundTruth]:
+    """Return the objects of a class, by the index of their image."""
+    truths = {}
+    for number, image in enumerate(images):
+        objects = [annotated for annotated in image.objects if annotated.label == label]
+        if objects:
+            boxes = torch.tensor([annotated.box for annotated in objects], dtype=torch.float32)
+            truths[number] = GroundTruth(boxes, [annotated.difficult for annotated in objects])
+    return truths
 
 
 def match_detections(
