@@ -42,7 +42,7 @@ class VocEvaluation(Evaluation):
     test_set: str = "test"
     """Image set to test on, given like --train_set."""
     limit: int | None = None
-    """Use at most this many images of each image set, for a quick test; default: all."""
+    """Use at most this many images of each image set, for a quick test; all if not given."""
     iterations: int | None = None
     """Iterations of fine-tuning, instead of the schedule's; the learning-rate drops move in proportion."""
     lr: float | None = None
@@ -52,7 +52,7 @@ class VocEvaluation(Evaluation):
     init_std: float = 0.005
     """Standard deviation of the initial weights of fc6 and fc7; raise it for narrow layers. Biases: 0.1."""
     workers: int = os.cpu_count() or 1
-    """Threads that read images; default: one per CPU core."""
+    """Threads that read images; raise it if the accelerator waits for them."""
     save_every: int = 1000
     """Iterations between checkpoints in --out."""
 

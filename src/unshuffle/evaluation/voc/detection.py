@@ -59,9 +59,9 @@ class VocDetection(VocEvaluation):
     """Short side of all images in pixels, in training and test, instead of the schedule's; the limit of the long side
     changes in proportion. Smaller is faster."""
     proposals: tuple[Path, ...] = ()
-    """Files of proposals (.npz or .mat); default: run selective search."""
+    """Files of proposals (.npz or .mat); selective search runs if none are given."""
     proposals_cache: Path | None = None
-    """Folder that caches the proposals of selective search, to share them between runs; default: proposals in --out."""
+    """Folder that caches the proposals of selective search, shared between runs; proposals in --out if not given."""
     max_proposals: int = 2000
     """Use at most this many proposals of each image; fewer are faster."""
     batch_size: int = 2
