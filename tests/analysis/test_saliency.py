@@ -12,7 +12,7 @@ from unshuffle.analysis.result import Analysis
 from unshuffle.analysis.saliency import half_area, saliency, shades
 from unshuffle.evaluation.backbones import find_backbone
 from unshuffle.evaluation.classifier import TrainedClassifier
-from unshuffle.evaluation.voc import CLASSES as VOC_CLASSES
+from unshuffle.evaluation.voc.devkit import CLASSES as VOC_CLASSES
 
 Ask = Callable[..., Analysis]
 CLASSES = ("cat", "dog", "gnu")

@@ -196,7 +196,7 @@ def slow_nearest(
 @pytest.fixture(autouse=True)
 def headlines_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is evaluated here has a metric that the ablation makes a column of."""
-    names = {place.partition(":")[2]: name for name, place in EVALUATIONS.items()}
+    names = {entry.name: name for name, entry in EVALUATIONS.items()}
     evaluate = Evaluation.run
 
     def run(self: Evaluation, console: Console) -> Result:

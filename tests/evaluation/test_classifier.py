@@ -8,8 +8,8 @@ from torch import nn
 from unshuffle.evaluation.backbones import find_backbone
 from unshuffle.evaluation.classifier import TrainedClassifier
 from unshuffle.evaluation.transfer import FineTuning
-from unshuffle.evaluation.voc_classification import Classifier
-from unshuffle.models.batch_norm import fold_batch_norm
+from unshuffle.evaluation.voc.classification import MultiLabelClassifier
+from unshuffle.models.fold import fold_batch_norm
 from unshuffle.models.weights import load_backbone, write_weights
 
 
@@ -27,7 +27,7 @@ def test_one_layer_round_trip(tmp_path: Path) -> None:
 
 
 def test_folded_backbone_under_three_layers(tmp_path: Path) -> None:
-    network = Classifier(fold_batch_norm(find_backbone("random:tiny")), hidden=8, deviation=0.1).eval()
+    network = MultiLabelClassifier(fold_batch_norm(find_backbone("random:tiny")), hidden=8, init_std=0.1).eval()
     TrainedClassifier(network.backbone, network.head, [str(label) for label in range(20)]).save(tmp_path)
     pixels = torch.randint(0, 256, (2, 96, 96, 3), dtype=torch.uint8)
     images = network.backbone.normalise(pixels.permute(0, 3, 1, 2).float() / 255)

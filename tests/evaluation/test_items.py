@@ -9,7 +9,7 @@ from PIL import Image
 from unshuffle.data.media import BadMedia, read_frames, read_image
 from unshuffle.errors import UserError
 from unshuffle.evaluation.items import Item, Items, class_folders, video_frames, voc_objects
-from unshuffle.evaluation.voc import CLASSES
+from unshuffle.evaluation.voc.devkit import CLASSES
 
 
 def test_folders_by_class(classes: tuple[Path, Path]) -> None:

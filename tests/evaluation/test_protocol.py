@@ -77,9 +77,9 @@ def test_the_numbers_of_the_presets_make_sense(name: str) -> None:
 @pytest.mark.parametrize("name", ["voc-classification", "voc-detection", "voc-segmentation"])
 def test_only_whole_image_sets_stand_beside_the_papers(name: str) -> None:
     kind = find_evaluation(name)
-    assert kind(hidden=7).has_usual_images()  # type: ignore[call-arg, attr-defined]
+    assert kind(hidden=7).uses_paper_data()  # type: ignore[call-arg, attr-defined]
     for other in ({"year": 2010}, {"limit": 5}, {"train_set": "some"}, {"test_set": "some"}):
-        assert not kind(**other).has_usual_images()  # type: ignore[arg-type, attr-defined]
+        assert not kind(**other).uses_paper_data()  # type: ignore[arg-type, attr-defined]
 
 
 def test_rounded() -> None:

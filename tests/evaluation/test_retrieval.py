@@ -99,7 +99,7 @@ def test_objects_of_voc(devkit: Callable[..., Path]) -> None:
     assert "600 pixels or more" in result.statement and result.metrics["gallery"] >= 12
     (root / "VOC2007/Annotations/000003.xml").write_text("<annotation><object><name>yeti</name></object></annotation>")
     fewer = Retrieval(**TINY, voc=root, min_pixels=600).run(QUIET)
-    reason = "it is annotated with 'yeti', which is no class of VOC"
+    reason = "it is annotated with 'yeti', which is not a VOC class"
     assert fewer.metrics["skipped"] == {"count": 1, "files": [{"file": "000003", "reason": reason}]}
     itself = Retrieval(**TINY, voc=root, test_set="trainval", min_pixels=600).run(QUIET)
     assert itself.metrics["top1"] == 100

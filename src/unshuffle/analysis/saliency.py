@@ -25,7 +25,7 @@ from unshuffle.evaluation.classifier import TrainedClassifier
 from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.items import Item, Items, class_folders
 from unshuffle.evaluation.labelled import one_of_each
-from unshuffle.evaluation.voc import CLASSES, Devkit, ImageSet
+from unshuffle.evaluation.voc.devkit import CLASSES, Devkit, ImageSet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

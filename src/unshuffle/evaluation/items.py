@@ -25,7 +25,7 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation.identity import digest, stamp
 from unshuffle.evaluation.labelled import centre_square
 from unshuffle.evaluation.skips import Skipped
-from unshuffle.evaluation.voc import CLASSES, Devkit
+from unshuffle.evaluation.voc.devkit import CLASSES, Devkit
 
 Box = tuple[int, int, int, int]
 """Left, top, right and bottom, in pixels from 0; the last two are outside."""

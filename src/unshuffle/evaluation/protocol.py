@@ -168,19 +168,19 @@ EVALUATIONS: dict[str, LazyClass] = {
         "How many dimensions the features of unlabelled images use (RankMe): low is a sign of collapse.",
     ),
     "voc-classification": LazyClass(
-        "unshuffle.evaluation.voc_classification",
+        "unshuffle.evaluation.voc.classification",
         "VocClassification",
-        "Which of 20 classes are in an image? mAP after fine-tuning all layers (Tab. 4).",
+        "Fine-tune all layers to tell which of 20 classes an image shows; mAP (Tab. 4).",
     ),
     "voc-detection": LazyClass(
-        "unshuffle.evaluation.voc_detection",
+        "unshuffle.evaluation.voc.detection",
         "VocDetection",
-        "Where are the objects of 20 classes? mAP of Fast R-CNN after fine-tuning (Tab. 4).",
+        "Fine-tune Fast R-CNN to detect the objects of 20 classes; mAP (Tab. 4).",
     ),
     "voc-segmentation": LazyClass(
-        "unshuffle.evaluation.voc_segmentation",
+        "unshuffle.evaluation.voc.segmentation",
         "VocSegmentation",
-        "Which class is each pixel? Mean IoU of FCN-32s after fine-tuning (Tab. 4).",
+        "Fine-tune FCN-32s to label each pixel with its class; mean IoU (Tab. 4).",
     ),
 }
 

@@ -7,16 +7,16 @@ from PIL import Image
 
 from unshuffle.data.media import read_image
 from unshuffle.errors import UserError
-from unshuffle.evaluation.voc import CLASSES, Devkit, read_mask
+from unshuffle.evaluation.voc.devkit import CLASSES, Devkit, read_mask
 
 MakeDevkit = Callable[..., Path]
 
 
-def test_classes_are_in_the_devkits_order() -> None:
+def test_classes_are_in_the_order_of_the_devkit() -> None:
     assert len(CLASSES) == 20 and list(CLASSES) == sorted(CLASSES)
 
 
-def test_boxes_hold_what_was_drawn(devkit: MakeDevkit) -> None:
+def test_boxes_enclose_the_painted_objects(devkit: MakeDevkit) -> None:
     images = Devkit(devkit(test=5), 2007).with_objects("test")
     assert len(images) == 5 and images.summary() == "VOC2007 test: 5 images"
     for image in images.images:
@@ -25,13 +25,13 @@ def test_boxes_hold_what_was_drawn(devkit: MakeDevkit) -> None:
         colourful = np.ptp(pixels, axis=2) > 60
         assert colourful[top:bottom, left:right].mean() > 0.5
         outside = colourful.copy()
-        for thing in image.objects:
-            x1, y1, x2, y2 = map(int, thing.box)
+        for annotated in image.objects:
+            x1, y1, x2, y2 = map(int, annotated.box)
             outside[max(0, y1 - 2) : y2 + 2, max(0, x1 - 2) : x2 + 2] = False
         assert outside.mean() < 0.02
 
 
-def test_files_count_from_one_and_include_the_last_pixel(devkit: MakeDevkit, annotate: Callable) -> None:
+def test_annotations_count_from_one_and_include_the_last_pixel(devkit: MakeDevkit, annotate: Callable) -> None:
     root = devkit(test=1)
     annotate(root / "VOC2007/Annotations/000000.xml", [("cat", (1, 1, 104, 88), True), ("dog", (5, 6, 7, 8), False)])
     cat, dog = Devkit(root, 2007).with_objects("test").images[0].objects
@@ -39,36 +39,36 @@ def test_files_count_from_one_and_include_the_last_pixel(devkit: MakeDevkit, ann
     assert dog == (CLASSES.index("dog"), (4, 5, 7, 8), False)
 
 
-def break_xml(folder: Path) -> None:
+def truncate_xml(folder: Path) -> None:
     (folder / "Annotations/000000.xml").write_text("<annotation><object>")
 
 
-def drop_xml(folder: Path) -> None:
+def delete_xml(folder: Path) -> None:
     (folder / "Annotations/000000.xml").unlink()
 
 
-def other_class(folder: Path) -> None:
+def rename_class(folder: Path) -> None:
     file = folder / "Annotations/000000.xml"
-    words = file.read_text()
+    annotation = file.read_text()
     for name in ("aeroplane", "bicycle", "bird"):
-        words = words.replace(name, "unicorn")
-    file.write_text(words)
+        annotation = annotation.replace(name, "unicorn")
+    file.write_text(annotation)
 
 
-def no_number(folder: Path) -> None:
+def replace_number_by_text(folder: Path) -> None:
     (folder / "Annotations/000000.xml").write_text(
         "<annotation><object><name>cat</name><bndbox><xmin>x</xmin></bndbox></object></annotation>"
     )
 
 
-def no_area(folder: Path) -> None:
+def move_box_outside(folder: Path) -> None:
     (folder / "Annotations/000000.xml").write_text(
         "<annotation><object><name>cat</name><bndbox><xmin>500</xmin><ymin>1</ymin><xmax>600</xmax><ymax>9</ymax>"
         "</bndbox></object></annotation>"
     )
 
 
-def drop_image(folder: Path) -> None:
+def delete_image(folder: Path) -> None:
     (folder / "JPEGImages/000000.jpg").unlink()
 
 
@@ -80,38 +80,40 @@ def truncate_image(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (break_xml, "the annotation cannot be read"),
-        (drop_xml, "the annotation is missing"),
-        (other_class, "it is annotated with 'unicorn', which is no class of VOC"),
-        (no_number, "the annotation cannot be read"),
-        (no_area, "a box has no area within the image"),
-        (drop_image, "the image is missing"),
+        (truncate_xml, "the annotation cannot be read"),
+        (delete_xml, "the annotation is missing"),
+        (rename_class, "it is annotated with 'unicorn', which is not a VOC class"),
+        (replace_number_by_text, "the annotation cannot be read"),
+        (move_box_outside, "a box has no area within the image"),
+        (delete_image, "the image is missing"),
         (truncate_image, "the image cannot be read"),
     ],
 )
-def test_what_cannot_be_used_is_counted(devkit: MakeDevkit, damage: Callable[[Path], None], reason: str) -> None:
-    root = devkit(test=3, one=0)
-    (root / "VOC2007/ImageSets/Main/one.txt").write_text("000000\n")
+def test_unusable_images_are_skipped_and_counted(
+    devkit: MakeDevkit, damage: Callable[[Path], None], reason: str
+) -> None:
+    root = devkit(test=3, single=0)
+    (root / "VOC2007/ImageSets/Main/single.txt").write_text("000000\n")
     damage(root / "VOC2007")
     images = Devkit(root, 2007).with_objects("test")
     assert [image.name for image in images.images] == ["000001", "000002"]
     assert images.summary() == f"VOC2007 test: 2 images (1 skipped: 1 because {reason})"
-    with pytest.raises(UserError, match="no image of VOC2007 one can be used: 1 because"):
-        Devkit(root, 2007).with_objects("one")
+    with pytest.raises(UserError, match="no image of VOC2007 single can be used: 1 because"):
+        Devkit(root, 2007).with_objects("single")
 
 
 @pytest.mark.parametrize(
     ("mask", "reason"),
     [
         (None, "the mask is missing"),
-        (np.zeros((88, 104, 3), np.uint8), "the mask has colours instead of labels"),
-        (np.zeros((88, 103), np.uint8), "the mask has not the size of the image"),
-        (np.full((88, 104), 21, np.uint8), "the mask has labels that VOC does not have"),
-        (np.full((88, 104), 255, np.uint8), "no pixel of the mask counts"),
+        (np.zeros((88, 104, 3), np.uint8), "the mask holds colours instead of labels"),
+        (np.zeros((88, 103), np.uint8), "the mask and the image differ in size"),
+        (np.full((88, 104), 21, np.uint8), "the mask has labels that are not VOC's"),
+        (np.full((88, 104), 255, np.uint8), "every pixel of the mask is labelled 'ignore'"),
         ("broken", "the mask cannot be read"),
     ],
 )
-def test_masks_that_cannot_be_used_are_counted(devkit: MakeDevkit, mask: np.ndarray | str | None, reason: str) -> None:
+def test_unusable_masks_are_skipped_and_counted(devkit: MakeDevkit, mask: np.ndarray | str | None, reason: str) -> None:
     root = devkit(val=2)
     file = root / "VOC2007/SegmentationClass/000000.png"
     if mask is None:
@@ -124,7 +126,7 @@ def test_masks_that_cannot_be_used_are_counted(devkit: MakeDevkit, mask: np.ndar
     assert len(images) == 1 and images.skipped == [("000000", reason)]
 
 
-def test_palette_masks_keep_their_labels(tmp_path: Path) -> None:
+def test_palette_masks_are_read_as_labels(tmp_path: Path) -> None:
     labels = np.array([[0, 1, 20], [255, 3, 0]], np.uint8)
     image = Image.fromarray(labels)
     image.putpalette([value for index in range(256) for value in (index * 7 % 256, 255 - index, index)])
@@ -134,7 +136,7 @@ def test_palette_masks_keep_their_labels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
-def test_grey_images_and_images_in_inks_are_read(devkit: MakeDevkit, mode: str) -> None:
+def test_grayscale_and_cmyk_images_are_read(devkit: MakeDevkit, mode: str) -> None:
     root = devkit(test=1)
     file = root / "VOC2007/JPEGImages/000000.jpg"
     Image.open(file).convert(mode).save(file)
@@ -142,30 +144,30 @@ def test_grey_images_and_images_in_inks_are_read(devkit: MakeDevkit, mode: str) 
     assert image.size == (88, 104) and read_image(image.path).shape == (88, 104, 3)
 
 
-def test_names_of_devkits_and_image_sets(devkit: MakeDevkit, tmp_path: Path) -> None:
+def test_devkits_and_image_sets_are_found_by_name(devkit: MakeDevkit, tmp_path: Path) -> None:
     root = devkit(train=2, val=1)
     (root / "VOC2007/ImageSets/Main/cat_train.txt").write_text("000000 -1\n")
     assert Devkit(root / "VOC2007", 2007).folder == Devkit(root, 2007).folder
-    with pytest.raises(UserError, match="no VOC devkit with the year 2012"):
+    with pytest.raises(UserError, match="no VOC devkit of 2012"):
         Devkit(root, 2012)
-    with pytest.raises(UserError, match=r"no image set 'test' in .*; there are train, val$"):
+    with pytest.raises(UserError, match=r"no image set 'test' in .*; choose one of train, val$"):
         Devkit(root, 2007).with_objects("test")
     names = tmp_path / "seg11valid.txt"
     names.write_text("000001\n\n000002 1\n")
-    chosen = Devkit(root, 2007).with_masks(str(names))
-    assert chosen.name == "VOC2007 seg11valid" and [image.name for image in chosen.images] == ["000001", "000002"]
+    image_set = Devkit(root, 2007).with_masks(str(names))
+    assert image_set.name == "VOC2007 seg11valid" and [image.name for image in image_set.images] == ["000001", "000002"]
     names.write_text("\n")
     with pytest.raises(UserError, match="is empty"):
         Devkit(root, 2007).with_masks(str(names))
     names.write_text("000001\n000001\n")
-    with pytest.raises(UserError, match="names 000001 more than once"):
+    with pytest.raises(UserError, match="lists 000001 more than once"):
         Devkit(root, 2007).with_masks(str(names))
 
 
-def test_limit_and_keep(devkit: MakeDevkit) -> None:
+def test_limited_and_filtered_image_sets(devkit: MakeDevkit) -> None:
     images = Devkit(devkit(test=4), 2007).with_objects("test", limit=3)
     assert len(images) == 3
-    kept = images.keep(lambda image: image.name != "000001", "it is the second")
-    assert len(kept) == 2 and kept.skipped == [("000001", "it is the second")]
+    filtered = images.filtered(lambda image: image.name != "000001", "it is the second")
+    assert len(filtered) == 2 and filtered.skipped == [("000001", "it is the second")]
     with pytest.raises(UserError, match="no image of VOC2007 test can be used: 3 because of nothing"):
-        images.keep(lambda image: False, "of nothing")
+        images.filtered(lambda image: False, "of nothing")

@@ -1,6 +1,6 @@
-"""The PASCAL VOC devkit: image sets, boxes and masks, each file checked before anything is measured.
+"""The PASCAL VOC devkit: image sets with their boxes and masks, each file checked before anything is measured.
 
-A file that cannot be used leaves its image out, and the image set says which, how many and why.
+An image whose files cannot be used is skipped; the image set records which images were skipped, and why.
 """
 
 import os
@@ -24,13 +24,13 @@ CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
     *("horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
 )
-IGNORED = 255
-"""The label of pixels that do not count."""
+IGNORE_INDEX = 255
+"""Label of the pixels that count neither in training nor in the metrics."""
 Mask = npt.NDArray[np.uint8]
 
 
 class BadFile(Exception):
-    """Why an image cannot be used; the same words for the same reason, as they are counted."""
+    """The reason for skipping an image; equal reasons are worded alike, because they are counted."""
 
 
 class VocObject(NamedTuple):
@@ -39,13 +39,13 @@ class VocObject(NamedTuple):
     label: int
     """Index into CLASSES."""
     box: tuple[float, float, float, float]
-    """Left, top, right, bottom from 0; right and bottom are the first pixels outside."""
+    """Left, top, right, bottom in pixels from 0; right and bottom are exclusive."""
     difficult: bool
 
 
 @dataclass(frozen=True)
 class VocImage:
-    """An image with what is known about it."""
+    """An image with its annotation."""
 
     name: str
     path: Path
@@ -57,36 +57,40 @@ class VocImage:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """The images of one split that can be used."""
+    """The usable images of one split, at least one."""
 
     name: str
-    """Such as "VOC2007 test"."""
+    """Year and split, such as "VOC2007 test"."""
     images: Sequence[VocImage]
     skipped: Sequence[Skipped] = ()
-    """Those that were left out, and why."""
+    """The images left out, each with the reason."""
+
+    def __post_init__(self) -> None:
+        if not self.images:
+            raise UserError(f"no image of {self.name} can be used: {self.skip_reasons()}")
 
     def __len__(self) -> int:
         return len(self.images)
 
     def paths(self) -> list[Path]:
-        """Where the images are."""
+        """Return the paths of the image files."""
         return [image.path for image in self.images]
 
     def summary(self) -> str:
-        """How many images there are, and how many were left out for which reason."""
-        skipped = f" ({len(self.skipped)} skipped: {self.reasons()})" if self.skipped else ""
+        """Return one line: the number of images, and of skipped images by reason."""
+        skipped = f" ({len(self.skipped)} skipped: {self.skip_reasons()})" if self.skipped else ""
         return f"{self.name}: {len(self)} images{skipped}"
 
-    def reasons(self) -> str:
-        """How many were left out for each reason."""
+    def skip_reasons(self) -> str:
+        """Return the number of skipped images for each reason, the most frequent first."""
         counts = Counter(reason for _, reason in self.skipped)
         return ", ".join(f"{count} because {reason}" for reason, count in counts.most_common())
 
-    def keep(self, wanted: Callable[[VocImage], bool], reason: str) -> "ImageSet":
-        """The images that a task can use; the others count as skipped."""
-        kept = [image for image in self.images if wanted(image)]
-        lost = [(image.name, reason) for image in self.images if not wanted(image)]
-        return _not_empty(ImageSet(self.name, kept, [*self.skipped, *lost]))
+    def filtered(self, usable: Callable[[VocImage], bool], reason: str) -> "ImageSet":
+        """Return the set without the images that an evaluation cannot use; those are recorded as skipped."""
+        images = [image for image in self.images if usable(image)]
+        rejected = [(image.name, reason) for image in self.images if not usable(image)]
+        return ImageSet(self.name, images, [*self.skipped, *rejected])
 
 
 class Devkit:
@@ -94,49 +98,52 @@ class Devkit:
 
     def __init__(self, root: Path, year: int) -> None:
         root, self.year = root.expanduser(), year
-        places = [root / f"VOC{year}", root / "VOCdevkit" / f"VOC{year}"]
-        if root.name == f"VOC{year}" or not root.name.startswith("VOC2"):  # the folder of another year is none
-            places.append(root)
-        found = [place for place in places if (place / "JPEGImages").is_dir()]
-        if not found:
-            raise UserError(f"{root} is no VOC devkit with the year {year}: there is no VOC{year}/JPEGImages in it")
-        self.folder = found[0]
+        candidates = [root / f"VOC{year}", root / "VOCdevkit" / f"VOC{year}"]
+        if root.name == f"VOC{year}" or not root.name.startswith("VOC2"):  # not the folder of another year
+            candidates.append(root)
+        folder = next((folder for folder in candidates if (folder / "JPEGImages").is_dir()), None)
+        if folder is None:
+            raise UserError(
+                f"no VOC devkit of {year} in {root} (looked for VOC{year}/JPEGImages): check the path and the year"
+            )
+        self.folder = folder
 
     def with_objects(self, name: str, limit: int | None = None) -> ImageSet:
-        """An image set of ImageSets/Main (or a file of names) with its annotated objects."""
+        """Return an image set of ImageSets/Main (or of a file of image names) with its annotated objects."""
         return self._read("Main", name, limit, self._with_objects)
 
     def with_masks(self, name: str, masks: str = "SegmentationClass", limit: int | None = None) -> ImageSet:
-        """An image set of ImageSets/Segmentation (or a file of names) with a mask for each image."""
+        """Return an image set of ImageSets/Segmentation (or of a file of image names) with a mask for each image."""
         return self._read("Segmentation", name, limit, lambda image: self._with_mask(image, self.folder / masks))
 
-    def _read(self, kind: str, name: str, limit: int | None, make: Callable[[str], VocImage]) -> ImageSet:
+    def _read(self, kind: str, name: str, limit: int | None, read: Callable[[str], VocImage]) -> ImageSet:
         names = self._names(kind, name)[:limit]
 
-        def attempt(number: int) -> VocImage | Skipped:
+        def read_or_skip(number: int) -> VocImage | Skipped:
             try:
-                return make(names[number])
+                return read(names[number])
             except BadFile as reason:
                 return names[number], str(reason)
 
-        outcomes = list(Prefetcher(attempt, 0, len(names), os.cpu_count() or 1))
+        outcomes = list(Prefetcher(read_or_skip, 0, len(names), os.cpu_count() or 1))
         images = [outcome for outcome in outcomes if isinstance(outcome, VocImage)]
         skipped = [outcome for outcome in outcomes if not isinstance(outcome, VocImage)]
-        return _not_empty(ImageSet(f"VOC{self.year} {Path(name).stem}", images, skipped))
+        return ImageSet(f"VOC{self.year} {Path(name).stem}", images, skipped)
 
     def _names(self, kind: str, name: str) -> list[str]:
         folder = self.folder / "ImageSets" / kind
         file = next((file for file in (folder / f"{name}.txt", Path(name).expanduser()) if file.is_file()), None)
         if file is None:
-            of_classes = tuple(f"{label}_" for label in CLASSES)
-            plain = sorted(path.stem for path in folder.glob("*.txt") if not path.stem.startswith(of_classes))
-            raise UserError(f"there is no image set '{name}' in {folder}; there are {', '.join(plain) or 'none'}")
+            class_prefixes = tuple(f"{label}_" for label in CLASSES)  # such as cat_train: one class of a split
+            splits = sorted(path.stem for path in folder.glob("*.txt") if not path.stem.startswith(class_prefixes))
+            hint = f"; choose one of {', '.join(splits)}" if splits else ""
+            raise UserError(f"there is no image set '{name}' in {folder}{hint}")
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         names = [line.split()[0] for line in lines if line.strip()]
         if not names:
             raise UserError(f"the image set {file} is empty")
         if len(set(names)) < len(names):
-            raise UserError(f"the image set {file} names {Counter(names).most_common(1)[0][0]} more than once")
+            raise UserError(f"the image set {file} lists {Counter(names).most_common(1)[0][0]} more than once")
         return names
 
     def _image(self, name: str) -> tuple[Path, tuple[int, int]]:
@@ -158,20 +165,14 @@ class Devkit:
         mask = folder / f"{name}.png"
         labels = read_mask(mask)
         if labels.shape != size:
-            raise BadFile("the mask has not the size of the image")
-        if np.all(labels == IGNORED):
-            raise BadFile("no pixel of the mask counts")
+            raise BadFile("the mask and the image differ in size")
+        if np.all(labels == IGNORE_INDEX):
+            raise BadFile("every pixel of the mask is labelled 'ignore'")
         return VocImage(name, path, size, mask=mask)
 
 
-def _not_empty(images: ImageSet) -> ImageSet:
-    if not images.images:
-        raise UserError(f"no image of {images.name} can be used: {images.reasons()}")
-    return images
-
-
 def read_objects(file: Path, size: tuple[int, int]) -> tuple[VocObject, ...]:
-    """The objects of an annotation of an image of that height and width."""
+    """Read the objects of an annotation file; `size` is the height and width of the image."""
     if not file.is_file():
         raise BadFile("the annotation is missing")
     try:
@@ -184,12 +185,12 @@ def read_objects(file: Path, size: tuple[int, int]) -> tuple[VocObject, ...]:
 def _read_object(element: ElementTree.Element, size: tuple[int, int]) -> VocObject:
     name = (element.findtext("name") or "").strip()
     if name not in CLASSES:
-        raise BadFile(f"it is annotated with '{name}', which is no class of VOC")
+        raise BadFile(f"it is annotated with '{name}', which is not a VOC class")
     left, top, right, bottom = (
         float(element.findtext(f"bndbox/{side}", "")) for side in ("xmin", "ymin", "xmax", "ymax")
     )
     height, width = size
-    # files count pixels from 1 and include the last
+    # annotations count pixels from 1, and right and bottom are inclusive
     left, top, right, bottom = max(left - 1, 0.0), max(top - 1, 0.0), min(right, width), min(bottom, height)
     if not (left < right and top < bottom):
         raise BadFile("a box has no area within the image")
@@ -198,16 +199,16 @@ def _read_object(element: ElementTree.Element, size: tuple[int, int]) -> VocObje
 
 
 def read_mask(file: Path) -> Mask:
-    """The labels of a mask: 0 for the background, 1 to 20 for the classes, 255 for what does not count."""
+    """Read the labels of a mask: 0 for background, 1 to 20 for the classes, IGNORE_INDEX for ignored pixels."""
     if not file.is_file():
         raise BadFile("the mask is missing")
     try:
         with Image.open(file) as image:
             if image.mode not in ("P", "L"):
-                raise BadFile("the mask has colours instead of labels")
+                raise BadFile("the mask holds colours instead of labels")
             labels: Mask = np.array(image, np.uint8)
     except (OSError, SyntaxError, ValueError):  # Pillow raises all of them for damaged files
         raise BadFile("the mask cannot be read") from None
-    if np.any((labels > len(CLASSES)) & (labels != IGNORED)):
-        raise BadFile("the mask has labels that VOC does not have")
+    if np.any((labels > len(CLASSES)) & (labels != IGNORE_INDEX)):
+        raise BadFile("the mask has labels that are not VOC's")
     return labels

@@ -1,0 +1,169 @@
+"""Options, backbone and tables that the three VOC evaluations share."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console, Group
+from rich.table import Table
+from torch import Tensor, nn
+
+from unshuffle.accelerator import choose_device
+from unshuffle.console import say
+from unshuffle.data.source import Pixels
+from unshuffle.errors import UserError
+from unshuffle.evaluation.backbones import find_backbone
+from unshuffle.evaluation.coverage import FEW, note, shared_files, sharing, tell_shared
+from unshuffle.evaluation.fine_tuning import Recipe, Workshop
+from unshuffle.evaluation.identity import digest, fingerprint, stamp
+from unshuffle.evaluation.protocol import Evaluation
+from unshuffle.evaluation.skips import skipped_figures, tell_skipped
+from unshuffle.evaluation.voc.devkit import CLASSES, Devkit, ImageSet
+from unshuffle.models import Backbone
+from unshuffle.models.fold import fold_batch_norm
+from unshuffle.randomness import seed_everything
+
+
+@dataclass(frozen=True)
+class VocEvaluation(Evaluation):
+    """Options of every VOC evaluation."""
+
+    voc: Path | None = None
+    """VOC devkit: the folder that holds VOC2007, VOC2012 ..., or the folder of one year."""
+    year: int = 2007
+    """Year of the devkit, such as 2007 or 2012."""
+    train_set: str = "trainval"
+    """Image set to fine-tune on: its name in the devkit, or a text file with one image name per line."""
+    test_set: str = "test"
+    """Image set to test on, given like --train_set."""
+    limit: int | None = None
+    """Use at most this many images of each image set, for a quick test; all if not given."""
+    iterations: int | None = None
+    """Iterations of fine-tuning, instead of the schedule's; the learning-rate drops move in proportion."""
+    lr: float | None = None
+    """Initial learning rate, instead of the schedule's."""
+    hidden: int = 4096
+    """Units of each of the new layers fc6 and fc7; fewer train faster."""
+    init_std: float = 0.005
+    """Standard deviation of the initial weights of fc6 and fc7; raise it for narrow layers. Biases: 0.1."""
+    workers: int = os.cpu_count() or 1
+    """Threads that read images; raise it if the accelerator waits for them."""
+    save_every: int = 1000
+    """Iterations between checkpoints in --out."""
+
+    incidental = Evaluation.incidental | {"proposals_cache"}
+    stated = Evaluation.stated | {"year", "train_set", "test_set", "masks", "schedule", "iterations", "proposals"}
+
+    def devkit(self) -> Devkit:
+        """Return the devkit that --voc and --year name."""
+        if self.voc is None:
+            raise UserError("no VOC devkit given: use --voc with the folder that holds it")
+        return Devkit(self.voc, self.year)
+
+    def prepare_backbone(self) -> tuple[Backbone, str, torch.device]:
+        """Return the backbone to evaluate, with batch normalisation folded, the hash of its weights, and the device.
+
+        Seeds the random generators, which the initial weights of the new layers depend on.
+        """
+        device = choose_device(self.device)
+        backbone = fold_batch_norm(find_backbone(self.weights, self.seed))
+        seed_everything(self.seed)
+        return backbone, fingerprint(backbone), device
+
+    def report_image_sets(self, train: ImageSet, test: ImageSet, console: Console) -> None:
+        """Print the size of both image sets, what was skipped, and what would make the metrics unreliable."""
+        for images in (train, test):
+            say(console, images.summary())
+            tell_skipped(console, images.skipped, images.name)
+        tell_shared(console, len(shared_files(train.paths(), test.paths())))
+        if len(train) < FEW * len(CLASSES):
+            note(console, f"only {len(train)} training images for {len(CLASSES)} classes: too few to learn much from")
+
+    def workshop(self, console: Console, weights: str, train: ImageSet) -> Workshop:
+        """Return what fine-tuning needs besides network and data, such as the folder of its checkpoints."""
+        files = (image.mask or image.path for image in train.images)
+        identity = digest([self.options(), weights, *train.images, *map(stamp, files)])
+        return Workshop(console, self.seed, self.workers, self.folder("checkpoints"), identity, self.save_every)
+
+    def data_statement(self, train: ImageSet, test: ImageSet) -> str:
+        """Return the part of the result's statement that names both image sets."""
+        shared = len(shared_files(train.paths(), test.paths()))
+        remark = f", {sharing(shared)}" if shared else ""
+        return f"trained on {train.name} ({len(train)} images), tested on {test.name} ({len(test)}){remark}"
+
+    def iterations_statement(self, schedule: Recipe) -> str:
+        """Return the part of the result's statement that gives the iterations, beside the schedule's if they differ."""
+        if self.iterations is None or self.iterations == schedule.iterations:
+            return f"{schedule.iterations:,} iterations"
+        return f"{self.iterations:,} instead of {schedule.iterations:,} iterations"
+
+    def uses_paper_data(self) -> bool:
+        """Return whether the image sets are those of the paper, in full."""
+        return self.unchanged("year", "train_set", "test_set", "limit")
+
+    def data_metrics(self, train: ImageSet, test: ImageSet) -> dict[str, Any]:
+        """Return the counts of images that every VOC evaluation adds to its metrics."""
+        return {
+            "train_images": len(train),
+            "test_images": len(test),
+            "shared_files": len(shared_files(train.paths(), test.paths())),
+            "skipped": skipped_figures([*train.skipped, *test.skipped]),
+        }
+
+
+def byte_tensor(pixels: Pixels) -> Tensor:
+    """Return pixels as a tensor; views with negative strides, such as flipped images, are copied."""
+    return torch.from_numpy(np.ascontiguousarray(pixels))
+
+
+def init_layer(layer: nn.Linear | nn.Conv2d, std: float, bias: float) -> nn.Linear | nn.Conv2d:
+    """Initialise a new layer with normal weights and constant biases, and return it."""
+    nn.init.normal_(layer.weight, std=std)
+    assert layer.bias is not None
+    nn.init.constant_(layer.bias, bias)
+    return layer
+
+
+def fc6_and_fc7(inputs: int, hidden: int, init_std: float) -> list[nn.Module]:
+    """Return the new layers fc6 and fc7 with the layers around them, as in CaffeNet."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for width in (inputs, hidden):
+        layers += [init_layer(nn.Linear(width, hidden), init_std, 0.1), nn.ReLU(inplace=True), nn.Dropout()]
+    return layers
+
+
+def mean_percent(values: Sequence[float]) -> float:
+    """Return the mean of the values that are not NaN, in percent."""
+    measured = [value for value in values if not math.isnan(value)]
+    if not measured:
+        raise UserError("nothing to measure: the test images have no objects that count; choose another --test_set")
+    return 100 * sum(measured) / len(measured)
+
+
+def class_percentages(classes: Sequence[str], values: Sequence[float]) -> dict[str, float | None]:
+    """Return the values by class in percent, for JSON: None in place of NaN."""
+    return {name: None if math.isnan(value) else 100 * value for name, value in zip(classes, values, strict=True)}
+
+
+def class_table(classes: Sequence[str], columns: Mapping[str, Sequence[float]]) -> Group:
+    """Return a table with one row per class and one for their mean, in percent; NaN is shown as a dash."""
+    table = Table(box=None, padding=(0, 2))
+    table.add_column("class [%]")
+    for title in columns:
+        table.add_column(title, justify="right")
+    for row, name in enumerate(classes):
+        table.add_row(name, *(_percentage(100 * values[row]) for values in columns.values()))
+    table.add_row("mean", *(_percentage(mean_percent(values)) for values in columns.values()), style="bold")
+    missing = [name for row, name in enumerate(classes) if all(math.isnan(values[row]) for values in columns.values())]
+    if not missing:
+        return Group(table)
+    return Group(table, f"not in the mean, because no test image has them: {', '.join(missing)}")
+
+
+def _percentage(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.1f}"
