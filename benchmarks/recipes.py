@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from table import write_table
 from torch import nn
+from unshuffle.data.prepare import Data, prepare
 
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, preset_config
-from unshuffle.options import merge
 from unshuffle.data.batches import Prefetcher, ahead
-from unshuffle.data.prepare import Data, prepare
+from unshuffle.options import merge
 from unshuffle.policy.sampler import Proposal
 from unshuffle.policy.uniform import Uniform
 from unshuffle.training.trainer import Tally, Trainer

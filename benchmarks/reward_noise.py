@@ -31,11 +31,11 @@ import numpy.typing as npt
 import torch
 from table import write_table
 from torch import nn
+from unshuffle.data.prepare import prepare
 
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, preset_config
 from unshuffle.options import merge
-from unshuffle.data.prepare import prepare
 from unshuffle.policy.sampler import SampleCounts, Sampler, build_sampler
 from unshuffle.policy.state import Validation
 from unshuffle.training.trainer import Tally, Trainer

@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from unshuffle.data.prepare import prepare
 
 from unshuffle.accelerator import choose_device, choose_precision, has_kernels, prefer_speed
 from unshuffle.config import Config, preset_config
 from unshuffle.data import shuffle
 from unshuffle.data.batches import Batch, BatchStream, Prefetcher, ahead
-from unshuffle.data.prepare import prepare
 from unshuffle.data.squares import Squares, make_resident
 from unshuffle.models.registry import Backbone, backbone_features, build_backbone
 from unshuffle.models.weights import save_backbone

@@ -16,12 +16,12 @@ from dataclasses import replace
 import torch
 from table import write_table
 from torch import Tensor
+from unshuffle.models.ordering import OrderingNetwork
 
 from unshuffle.config import paper
 from unshuffle.data.crops import permute
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import build_head
-from unshuffle.models.ordering import OrderingNetwork
 from unshuffle.models.registry import backbone_features
 from unshuffle.permutations import permutation_set
 from unshuffle.policy.state import softmax_ratios, validate

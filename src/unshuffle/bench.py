@@ -13,10 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from unshuffle.accelerator import wait_for
 from unshuffle.config import Config, TaskName, check
-from unshuffle.options import merge
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.batches import Batch, Prefetcher, on_device
 from unshuffle.errors import UserError
+from unshuffle.options import merge
 from unshuffle.tasks import TASKS
 from unshuffle.tasks.prepare import MAX_HELD_OUT, prepare
 from unshuffle.training.step import Step

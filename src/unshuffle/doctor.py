@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 
 from unshuffle.config import Config, TaskName, check
-from unshuffle.options import merge
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.squares import Squares
 from unshuffle.errors import UserError
+from unshuffle.options import merge
 from unshuffle.tasks import TASKS
 from unshuffle.tasks.ordering import OrderingTask
 from unshuffle.tasks.prepare import Data, prepare

@@ -7,8 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from unshuffle.config import Config
-from unshuffle.config import read_config
+from unshuffle.config import Config, read_config
 from unshuffle.errors import UserError
 from unshuffle.models import Backbone
 from unshuffle.models.weights import WEIGHTS_NAME, load_backbone

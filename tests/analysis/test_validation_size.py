@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from unshuffle.data.prepare import prepare
 
 from unshuffle.analysis.result import Analysis
 from unshuffle.analysis.validation_size import Spread, draw, draw_sets, sample_errors, samples_needed, spreads
 from unshuffle.assembly import build_network, stored_permutation_sets
-from unshuffle.options import merge, write_config
-from unshuffle.data.prepare import prepare
 from unshuffle.data.crops import CUTS, render
+from unshuffle.options import merge, write_config
 from unshuffle.run import Run
 from unshuffle.training.checkpoint import load_checkpoint
 

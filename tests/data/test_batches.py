@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unshuffle.data.batches import BatchStream, Prefetcher, Samples, choose_frames, spaced_frames
-from unshuffle.data.squares import RankSlice
-from unshuffle.data.squares import Squares
+from unshuffle.data.squares import RankSlice, Squares
 
 
 class CodedSource:

@@ -13,6 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from unshuffle.data.prepare import prepare
+from unshuffle.data.share import Share
 
 from unshuffle import cli
 from unshuffle.config import Config, DataConfig, ShuffleConfig
@@ -20,10 +22,8 @@ from unshuffle.data import shard_files
 from unshuffle.data.batches import BatchStream, Samples
 from unshuffle.data.decode import EncodedSquares
 from unshuffle.data.pack import pack
-from unshuffle.data.prepare import prepare
 from unshuffle.data.shard_files import _last_use_and_size
 from unshuffle.data.shards import ShardOptions, ShardSource, assign_ranks, open_shards, windowed_order
-from unshuffle.data.share import Share
 from unshuffle.errors import UserError
 
 SIDE = 32

@@ -12,8 +12,8 @@ from rich.console import Console
 from torch import nn
 
 from unshuffle.cli import run as run_command
-from unshuffle.data.pack import pack
 from unshuffle.data.crops import normalise
+from unshuffle.data.pack import pack
 from unshuffle.errors import UserError
 from unshuffle.evaluation.action import ActionRecognition, score
 from unshuffle.evaluation.clips import Clips, ClipStream, open_splits

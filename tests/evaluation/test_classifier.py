@@ -9,7 +9,7 @@ from unshuffle.evaluation.backbones import find_backbone
 from unshuffle.evaluation.classifier import TrainedClassifier
 from unshuffle.evaluation.transfer import FineTuning
 from unshuffle.evaluation.voc.classification import MultiLabelClassifier
-from unshuffle.models.fold import fold_batch_norm
+from unshuffle.models.batch_norm import fold_batch_norm
 from unshuffle.models.weights import load_backbone, write_weights
 
 

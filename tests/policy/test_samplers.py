@@ -11,7 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from unshuffle.policy.choosers import Exp3, Inverse, Ranked
 from unshuffle.policy.pairs import Pick
-from unshuffle.policy.samplers import (
+from unshuffle.policy.trials import one_group_preferred
+
+from unshuffle.config import PolicyConfig
+from unshuffle.policy.reinforce import Actions, Reinforce
+from unshuffle.policy.sampler import (
     ChoosingSampler,
     GroupSampler,
     Observation,
@@ -21,10 +25,6 @@ from unshuffle.policy.samplers import (
     UniformSampler,
     build_sampler,
 )
-from unshuffle.policy.trials import one_group_preferred
-
-from unshuffle.config import PolicyConfig
-from unshuffle.policy.reinforce import Actions, Reinforce
 from unshuffle.policy.state import Validation
 
 Reload = Callable[[dict[str, Any]], dict[str, Any]]

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from unshuffle.models.ordering import OrderingNetwork
 
 from unshuffle.config import HeadConfig
 from unshuffle.models import BACKBONES, build_backbone
 from unshuffle.models.heads import OrderClassifier, build_head
-from unshuffle.models.ordering import OrderingNetwork
 from unshuffle.models.registry import backbone_features
 from unshuffle.permutations import permutation_set
 from unshuffle.policy import state

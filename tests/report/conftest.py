@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from unshuffle.data.prepare import prepare
 
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, demo
-from unshuffle.data.prepare import prepare
 from unshuffle.options import merge
 from unshuffle.pretraining import run_pretraining
 from unshuffle.report.snapshot import Snapshot, hold_out

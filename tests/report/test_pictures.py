@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from unshuffle.data.prepare import prepare
 
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config
-from unshuffle.data.prepare import prepare
 from unshuffle.options import write_config
 from unshuffle.report.pictures import draw_pictures, mosaic
 from unshuffle.report.snapshot import Snapshot, hold_out

@@ -13,8 +13,8 @@ from PIL import Image
 
 from unshuffle.config import Config, DataConfig, SpatialConfig, SyntheticConfig, TemporalConfig
 from unshuffle.data.pack import pack
-from unshuffle.tasks.prepare import Data, prepare, split
 from unshuffle.errors import UserError
+from unshuffle.tasks.prepare import Data, prepare, split
 
 
 @pytest.fixture

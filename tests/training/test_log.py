@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from unshuffle.policy.samplers import Observation
 
+from unshuffle.policy.sampler import Observation
 from unshuffle.policy.state import Validation
 from unshuffle.run import Run
 from unshuffle.training.log import RunLog

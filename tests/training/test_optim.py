@@ -5,11 +5,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unshuffle.models.ordering import OrderingNetwork
 
 from unshuffle.config import GroupConfig, HeadConfig, OptimConfig
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import build_head
-from unshuffle.models.ordering import OrderingNetwork
 from unshuffle.training.optim import Optimisers, rate_factor
 
 TASKS = ["spatial", "temporal"]

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from unshuffle.models.ordering import OrderingNetwork, backbone_features
 from unshuffle.policy.pairs import Choice, Pick, gumbel
-from unshuffle.policy.samplers import Proposal
 
 from unshuffle.config import GroupConfig, HeadConfig, demo
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import build_head
-from unshuffle.models.ordering import OrderingNetwork, backbone_features
+from unshuffle.policy.sampler import Proposal
 from unshuffle.training.optim import Optimisers
 from unshuffle.training.step import GraphedStep, Step
 

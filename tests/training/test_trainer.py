@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from unshuffle.data.prepare import prepare
 from unshuffle.policy.choosers import ByTrial
-from unshuffle.policy.samplers import ChoosingSampler
 
 import unshuffle
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config
-from unshuffle.data.prepare import prepare
 from unshuffle.errors import UserError
 from unshuffle.permutations import permutation_set, save_permutations
 from unshuffle.policy import samplers
+from unshuffle.policy.sampler import ChoosingSampler
 from unshuffle.policy.state import Validation
 from unshuffle.pretraining import run_pretraining
 from unshuffle.run import Run

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from unshuffle.assembly import PermutationSets, build_trainer, stored_permutation_sets
 from unshuffle.config import Config, PolicyConfig
-from unshuffle.options import differences, merge, write_config
 from unshuffle.data.prepare import Data, prepare
 from unshuffle.errors import UserError
+from unshuffle.options import differences, merge, write_config
 from unshuffle.permutations import save_permutations
 from unshuffle.run import Run
 from unshuffle.stopping import Stopped

@@ -20,8 +20,8 @@ from unshuffle.analysis.result import Analysis, Row
 from unshuffle.assembly import build_network, stored_permutation_sets
 from unshuffle.config import ShuffleConfig, Tasks
 from unshuffle.console import progress
-from unshuffle.data.prepare import Data, prepare
 from unshuffle.data.crops import CUTS, render
+from unshuffle.data.prepare import Data, prepare
 from unshuffle.errors import UserError
 from unshuffle.models.ordering import OrderingNetwork
 from unshuffle.policy.state import validate

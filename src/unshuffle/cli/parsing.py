@@ -15,8 +15,7 @@ import tyro
 from tyro.conf import Positional, Suppress
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from unshuffle.config import Config, preset_config
-from unshuffle.config import read_config
+from unshuffle.config import Config, preset_config, read_config
 from unshuffle.errors import UserError
 from unshuffle.files import check_file, check_folder, write_measurement
 from unshuffle.options import check_bounds, field_types, merge, plain_type, typed

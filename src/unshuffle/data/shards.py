@@ -21,8 +21,8 @@ import numpy as np
 from rich.console import Console
 from rich.filesize import decimal
 
-from unshuffle.console import progress as progress_bar
 from unshuffle.accelerator import local_world_size
+from unshuffle.console import progress as progress_bar
 from unshuffle.data.decode import decode
 from unshuffle.data.media import (
     MIN_FRAMES,

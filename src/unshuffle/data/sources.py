@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from unshuffle.config import Config
-from unshuffle.data.shard_files import is_shards
 from unshuffle.data.pack import cached_store
+from unshuffle.data.shard_files import is_shards
 from unshuffle.data.shards import ShardOptions, ShardSource, open_shards
 from unshuffle.data.source import Items, Source
 from unshuffle.data.store import Kind, Store

@@ -12,8 +12,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from unshuffle.data.media import explain
 from unshuffle.data.crops import normalise
+from unshuffle.data.media import explain
 from unshuffle.errors import UserError
 
 _PER_IMAGE = "per image and channel: mean 0, std 1"

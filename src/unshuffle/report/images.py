@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unshuffle.data.held_out import HeldOut, encode_jpeg
 from unshuffle.data.crops import resize
+from unshuffle.data.held_out import HeldOut, encode_jpeg
 from unshuffle.data.source import Pixels
 
 QUALITY = 80

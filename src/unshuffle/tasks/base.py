@@ -17,8 +17,8 @@ from unshuffle.accelerator import has_kernels
 from unshuffle.config import Config, TaskConfig, TaskName
 from unshuffle.data.batches import Samples
 from unshuffle.data.crops import CropPlan, crop, render
-from unshuffle.data.sources import Media
 from unshuffle.data.source import Items, Source
+from unshuffle.data.sources import Media
 from unshuffle.data.squares import WHOLE, RankSlice, Squares
 from unshuffle.errors import UserError
 from unshuffle.models.registry import Backbone, backbone_features

@@ -20,8 +20,8 @@ from unshuffle.evaluation.voc.fast_rcnn import (
     sample_regions,
 )
 from unshuffle.models import build_backbone
+from unshuffle.models.batch_norm import fold_batch_norm
 from unshuffle.models.chain import Geometry, first_convolution, geometry
-from unshuffle.models.fold import fold_batch_norm
 
 Box = tuple[int, int, int, int]
 BOX = st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(1, 20), st.integers(1, 20)).map(

@@ -22,8 +22,8 @@ from unshuffle.evaluation.voc.segmentation import (
     read_image_and_mask,
 )
 from unshuffle.models import build_backbone
+from unshuffle.models.batch_norm import fold_batch_norm
 from unshuffle.models.chain import Geometry
-from unshuffle.models.fold import fold_batch_norm
 
 MakeDevkit = Callable[..., Path]
 

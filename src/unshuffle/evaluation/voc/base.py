@@ -25,7 +25,7 @@ from unshuffle.evaluation.protocol import Evaluation
 from unshuffle.evaluation.skips import skipped_figures, tell_skipped
 from unshuffle.evaluation.voc.devkit import CLASSES, Devkit, ImageSet
 from unshuffle.models import Backbone
-from unshuffle.models.fold import fold_batch_norm
+from unshuffle.models.batch_norm import fold_batch_norm
 from unshuffle.randomness import seed_everything
 
 

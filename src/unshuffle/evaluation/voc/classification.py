@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from unshuffle.console import progress
 from unshuffle.data.batches import Prefetcher
-from unshuffle.data.images import read_image
+from unshuffle.data.media import read_image
 from unshuffle.data.source import Pixels
 from unshuffle.evaluation.classifier import TrainedClassifier
 from unshuffle.evaluation.features import network_input
@@ -33,7 +33,7 @@ from unshuffle.evaluation.voc.base import (
 from unshuffle.evaluation.voc.devkit import CLASSES, ImageSet, VocImage
 from unshuffle.evaluation.voc.metrics import average_precision, precision_recall_curve, voc2007_average_precision
 from unshuffle.models import Backbone
-from unshuffle.models.ordering import backbone_features
+from unshuffle.models.registry import backbone_features
 from unshuffle.randomness import numpy_rng
 
 SCALES = (0.5, 2.0)

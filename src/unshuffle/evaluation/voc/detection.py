@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unshuffle.console import progress, say
 from unshuffle.data.batches import Prefetcher
-from unshuffle.data.images import read_image
+from unshuffle.data.media import read_image
 from unshuffle.errors import UserError
 from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
 from unshuffle.evaluation.protocol import Result

@@ -17,7 +17,7 @@ from torchvision.ops import clip_boxes_to_image
 
 from unshuffle.console import progress
 from unshuffle.data.batches import Prefetcher
-from unshuffle.data.images import read_image
+from unshuffle.data.media import read_image
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.voc.devkit import VocImage

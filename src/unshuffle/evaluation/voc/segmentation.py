@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from unshuffle.console import progress
 from unshuffle.data.batches import Prefetcher
-from unshuffle.data.images import read_image
+from unshuffle.data.media import read_image
 from unshuffle.evaluation.features import to_floats
 from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
 from unshuffle.evaluation.protocol import Result
