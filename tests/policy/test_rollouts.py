@@ -96,9 +96,7 @@ def test_random_differences_are_not_trusted() -> None:
     of_noise, of_differences = reliabilities(0.0), reliabilities(0.1)
     assert np.mean(of_noise == 0) > 0.5 and np.mean(of_noise > 0.5) < 0.15
     assert np.mean(of_differences > 0.9) > 0.9
-    assert 0.75 * np.mean(of_noise**2) < 0.1 < 0.6 < 0.75 * np.mean(of_differences**2), (
-        "the mean square of the advantages"
-    )
+    assert 0.75 * np.mean(of_noise**2) < 0.1 < 0.6 < 0.75 * np.mean(of_differences**2), "mean squares"
 
 
 def test_one_sample_gives_no_advantage() -> None:

@@ -142,9 +142,7 @@ def test_extreme_ratios(logits: list[float], ratio: float) -> None:
 @pytest.mark.parametrize("kind", ["concat", "lstm"])
 @pytest.mark.parametrize("pairs", [1, 7, 24, 100])
 @pytest.mark.parametrize("chunk", [1, 5, 24])
-def test_the_result_does_not_depend_on_the_chunks(
-    kind: str, pairs: int, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_do_not_change_the_result(kind: str, pairs: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     net, parts = network("spatial", kind=kind), crops("spatial", 24)
     whole = validate(net, "spatial", [parts], psi("spatial"))
     monkeypatch.setattr(state, "PAIRS_AT_ONCE", {"cpu": pairs})
