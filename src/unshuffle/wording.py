@@ -19,9 +19,8 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
 def describe_concern(concern: Mapping[str, Any]) -> str:
     """Return the sentence for a sampler's concern, as a `warning` entry of metrics.jsonl holds it."""
     if concern["concern"] == "narrow_sampling":
-        return (
-            f"the sampling has narrowed to {100 * concern['entropy_fraction']:.0f} % of the entropy of uniform sampling"
-        )
+        percent = 100 * concern["entropy_fraction"]
+        return f"the sampling has narrowed to {percent:.0f} % of the entropy of uniform sampling"
     return f"group {concern['group']} of {concern['num_groups']} gets {100 * concern['fraction']:.0f} % of the samples"
 
 

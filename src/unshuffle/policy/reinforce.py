@@ -14,10 +14,12 @@
 
 E_BL extrapolates the last two errors linearly to the iteration of the third (appendix E, state.ErrorHistory): for
 equal intervals it is 2 E_t − E_{t−1}. Eq. 9 is θ ← θ + α (Σ_{t' ≥ t} γ^{t'−t} r_t') ∇ log π(a_t | ŝ_t, θ).
-Later rewards are not known yet at the end of episode t, so each new reward r_t' updates all episodes t ≤ t', weighted by γ^{t'−t}.
-Section 4.1 adds: subtract a moving average from the reward, add the entropy of π to the objective, use Adam.
+Later rewards are not known yet at the end of episode t, so each new reward r_t' updates all episodes t ≤ t', weighted
+by γ^{t'−t}. Section 4.1 adds: subtract a moving average from the reward, add the entropy of π to the objective, and use
+Adam.
 
-What is ours and not the paper's comes last, under its own heading; each part has an option that turns it off.
+What is ours and not the paper's comes last, under its own heading: the size prior (`size_prior`), the form of the
+counts with importance weights (`_score`), and the scale of the rewards (`scale_reward`).
 """
 
 from collections.abc import Sequence
