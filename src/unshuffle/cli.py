@@ -258,8 +258,8 @@ def bench(args: Sequence[str]) -> int:
 def ablate(args: Sequence[str]) -> int:
     """`unshuffle ablate`."""
     command = _parse_run(AblateCommand, args)
-    from unshuffle.analysis.ablation import make_plan, run_ablation
-    from unshuffle.analysis.arms import find_arms, find_evaluations
+    from unshuffle.ablation.ablation import make_plan, run_ablation
+    from unshuffle.ablation.arms import find_arms, find_evaluations
 
     given = {"train": command.train, "test": command.test, "voc": command.voc}
     common = {"preset": command.evaluation_preset, **{key: value for key, value in given.items() if value is not None}}
@@ -415,15 +415,15 @@ def report(args: Sequence[str]) -> int:
     command = _parse(ReportCommand, "report", args)
     if not command.runs:
         raise UserError("name a run folder, or several; see unshuffle report --help")
-    from unshuffle.report.page import write_report
-    from unshuffle.report.subjects import check_page, default_file, find_subjects, find_tables
+    from unshuffle.report.page import check_page, default_file, write_report
+    from unshuffle.runs.folders import find_runs, find_tables
 
     folders = [folder.expanduser() for folder in command.runs]
     out = default_file(folders) if command.out is None else command.out.expanduser()
-    subjects = find_subjects(folders)
+    runs = find_runs(folders)
     check_page(out)
-    write_report(subjects, out, tables=find_tables(folders))
-    print(f"{counted(len(subjects), 'runs')} in {out}, {out.stat().st_size / 1e6:.1f} MB")
+    write_report(runs, out, tables=find_tables(folders))
+    print(f"{counted(len(runs), 'runs')} in {out}, {out.stat().st_size / 1e6:.1f} MB")
     return 0
 
 
@@ -439,31 +439,31 @@ def analyze(args: Sequence[str]) -> int:
     """`unshuffle analyze`."""
     from rich.console import Console
 
-    from unshuffle.analysis.question import find_question
+    from unshuffle.analysis.analysis import find_analysis
 
     if not args or args[0] in HELP:
         print(_analyses())
         return 0 if args else 2
     name, *options = args
-    command = _parse(find_question(name), f"analyze {name}", options, positional=True)
+    command = _parse(find_analysis(name), f"analyze {name}", options, positional=True)
     if command.out is not None:
         check_folder(command.folder, "--out")
     console = Console()
-    analysis = command.answer(console)
-    say(console, analysis.statement)
-    if analysis.summary is not None:
-        console.print(analysis.summary)
-    for path in analysis.write(command.folder, to_dict(command)):
+    result = command.analyse(console)
+    say(console, result.statement)
+    if result.summary is not None:
+        console.print(result.summary)
+    for path in result.write(command.folder, to_dict(command)):
         say(console, f"  {path}")
-    _write_json(command.json, f"analyze {name}", analysis.statement, to_dict(command), analysis.metrics)
+    _write_json(command.json, f"analyze {name}", result.statement, to_dict(command), result.metrics)
     return 0
 
 
 def _analyses() -> str:
-    from unshuffle.analysis.question import QUESTIONS
+    from unshuffle.analysis.analysis import ANALYSES
 
     lines = ["usage: unshuffle analyze NAME ... [OPTIONS] [--out FOLDER] [--json FILE]", ""]
-    lines += [f"  {name:14}{entry.summary}" for name, entry in QUESTIONS.items()]
+    lines += [f"  {name:14}{entry.summary}" for name, entry in ANALYSES.items()]
     return "\n".join([*lines, "", "unshuffle analyze NAME --help lists the options of an analysis."])
 
 

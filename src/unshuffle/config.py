@@ -15,6 +15,7 @@ from unshuffle.permutations import Criterion
 
 Preset = Literal["demo", "small", "paper", "paper-literal"]
 Tasks = Literal["auto", "S", "T", "S+T", "S&T"]
+TaskName = Literal["spatial", "temporal", "rotation"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Small words of the sentences that people read."""
+"""Sentences for the user, made of facts."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 def counted(number: int, things: str) -> str:
@@ -13,3 +14,40 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """` (did you mean ...?)` with the known name nearest to a misspelt one, or nothing if none is near."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f" (did you mean {prefix}{close[0]}?)" if close else ""
+
+
+def plus_minus(mean: float | None, std: float | None, decimals: int = 1) -> str:
+    """`55.0 ± 7.1`: a mean and its standard deviation, as far as there are such."""
+    if mean is None:
+        return "-"
+    return f"{mean:.{decimals}f}" if std is None else f"{mean:.{decimals}f} ± {std:.{decimals}f}"
+
+
+def source_sentence(source: Mapping[str, Any]) -> str:
+    """Return how many items a data source has, where they are and how they are stored; an entry of `sources`."""
+    if source["storage"] == "synthetic":
+        items = counted(source["items"], "images" if source["medium"] == "images" else "clips")
+        return f"{items} of the synthetic world, {source['short_side']} px"
+    skipped = f", {counted(source['skipped'], 'files')} skipped" if source["skipped"] else ""
+    if source["storage"] == "shards":
+        storage = f"read from {counted(source['shards'], 'shards')} at short side {source['short_side']} px"
+    else:
+        storage = f"packed at short side {source['short_side']} px in {source['path']}"
+    return f"{counted(source['items'], source['medium'])} in {source['address']}{skipped}; {storage}"
+
+
+def split_sentence(task: str, split: Mapping[str, Any], medium: str | None = None) -> str | None:
+    """Return what is unexpected about the samples of a task; None if nothing is.
+
+    `split` is an entry of `splits`, and `medium` what the task is made for ("images", "videos").
+    """
+    remarks = []
+    if medium == "images" and split["source"] == "videos":
+        remarks.append("no images were given, so the frames of the videos are used")
+    if split["validation"] < split["requested"]:
+        samples = counted(split["training"] + split["validation"], "samples")
+        remarks.append(
+            f"only {split['validation']} of {samples} are held out for validation (data.val_size is "
+            f"{split['requested']}), as most of so few must be trained on"
+        )
+    return f"{task} task: {'; '.join(remarks)}" if remarks else None

@@ -19,8 +19,8 @@ from unshuffle.files import atomic_write
 from unshuffle.models.fold import absorb
 from unshuffle.models.normalisation import Normalisation
 from unshuffle.models.registry import BACKBONES, Backbone, build_backbone
+from unshuffle.runs.run import WEIGHTS_NAME
 
-WEIGHTS_NAME = "backbone.safetensors"
 METADATA = "unshuffle"
 """Under this name a state dict that `unshuffle export` wrote carries its metadata."""
 _PICKLED = (".pth", ".pt", ".tar", ".bin")

@@ -105,7 +105,7 @@ class UniformSampler:
         """Report the draws; there is nothing to learn."""
         draws = self.draws.cpu().numpy().copy()
         self.draws.zero_()
-        return Observation({"draws": draws})
+        return Observation({"sampled": draws})
 
     def count(self, permutations: Tensor, groups: Tensor) -> None:
         """Its proposals leave no choice, and are counted as they are made."""
@@ -209,7 +209,7 @@ class ChoosingSampler(UniformSampler):
             "group_size": actions.groups.sizes.tolist(),
             "group_median": actions.groups.medians.tolist(),
             "probability": actions.behaviour.tolist(),
-            "drawn": actions.counts.tolist(),
+            "sampled": actions.counts.tolist(),
         }
 
     @property
@@ -230,7 +230,7 @@ class ChoosingSampler(UniformSampler):
         worth = worths(errors, len(self.groups.sizes))
         self.chooser.judge(worth)
         self._choose(self.chooser.probabilities(self.groups))
-        return {"errors": errors.mean(dim=1).tolist(), "worth": worth.tolist(), "probability": self.behaviour.tolist()}
+        return {"errors": errors.mean(dim=1).tolist(), "advantage": worth.tolist(), "probability": self.behaviour.tolist()}
 
     def _arrays(self) -> dict[str, npt.NDArray[Any]]:
         if self.groups is None:

@@ -1,7 +1,9 @@
-"""Checkpoints that hold everything, appear whole or not at all, and are read without pickle."""
+"""Writing checkpoints, which appear whole or not at all, and the state of all random generators.
+
+`unshuffle.runs.checkpoints` lists and reads them.
+"""
 
 import os
-import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -9,18 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
-
-
-def checkpoint_path(folder: Path, iteration: int) -> Path:
-    """The checkpoint after so many iterations."""
-    return folder / f"{iteration:08d}.pt"
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """All checkpoints, the oldest first, by number and not by spelling."""
-    return sorted((path for path in folder.glob("*.pt") if path.stem.isdigit()), key=lambda path: int(path.stem))
+from unshuffle.runs.checkpoints import checkpoint_path, list_checkpoints
 
 
 def save_checkpoint(folder: Path, iteration: int, state: dict[str, Any], keep: int) -> Path:
@@ -46,21 +38,6 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint onto the CPU; nothing in it is executed."""
-    try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError):
-        raise UserError(f"checkpoint {path} is damaged; {_way_out(path)}") from None
-    return state
-
-
-def _way_out(path: Path) -> str:
-    if list_checkpoints(path.parent)[:1] == [path]:
-        return "there is none before it: without it the training starts from the beginning"
-    return "delete it to use the one before"
 
 
 def random_state() -> dict[str, Any]:

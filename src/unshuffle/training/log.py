@@ -10,7 +10,7 @@ import numpy as np
 from unshuffle.files import atomic_write
 from unshuffle.policy.samplers import Observation
 from unshuffle.policy.state import Validation
-from unshuffle.run import Run
+from unshuffle.runs.run import Run
 
 
 class RunLog:

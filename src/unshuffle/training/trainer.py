@@ -27,7 +27,7 @@ from unshuffle.models.ordering import OrderingNetwork
 from unshuffle.policy.samplers import Observation, Proposal, Sampler
 from unshuffle.policy.state import Validation, merge, validate
 from unshuffle.randomness import seed_everything, stream_seed, torch_generator
-from unshuffle.run import Run
+from unshuffle.runs.run import Run
 from unshuffle.stopping import Stopped, stop_requests
 from unshuffle.training import distributed
 from unshuffle.training.checkpoint import random_state, restore_random_state, save_checkpoint
@@ -363,7 +363,7 @@ class Trainer:
             entry = self.samplers[task].judge(torch.stack(errors[task][:count]))
             self._agree(self.samplers[task])
             with together():
-                log.write("trials", self.iteration, task=task, iterations=self.config.policy.trial, **entry)
+                log.write("rollouts", self.iteration, task=task, iterations=self.config.policy.trial, **entry)
 
     def _trial(self, preferred: Mapping[str, int]) -> None:
         """Train on the next batches with some groups preferred."""
