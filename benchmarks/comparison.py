@@ -33,9 +33,9 @@ import torch
 from matplotlib.figure import Figure
 from table import RESULTS, write_table
 
-from unshuffle.analysis.ablation import Ablation, ablate
+from unshuffle.ablation.ablation import Ablation, ablate
+from unshuffle.analysis.cost import total_passes
 from unshuffle.analysis.figures import COLOURS, legend_below, name_axes, panels, save_figure, styled, thousands
-from unshuffle.analysis.forward_passes import total_passes
 from unshuffle.config import PolicyConfig
 
 PAPERS = {**vars(PolicyConfig()), "interval": 100, "batches": 100}

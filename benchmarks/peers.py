@@ -47,7 +47,7 @@ from unshuffle.config import Config, paper
 from unshuffle.data.store import Store
 from unshuffle.options import merge
 from unshuffle.permutations import permutation_set
-from unshuffle.run import Run
+from unshuffle.runs.run import Run
 from unshuffle.training.display import Display
 from unshuffle.training.log import RunLog
 

@@ -16,7 +16,7 @@ from table import write_table
 
 import unshuffle
 from unshuffle.config import paper
-from unshuffle.run import Run
+from unshuffle.runs.run import Run
 
 WARMUP = 100
 

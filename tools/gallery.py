@@ -13,7 +13,7 @@ from PIL import Image
 
 import unshuffle
 from unshuffle.report.page import write_report
-from unshuffle.report.subjects import find_subjects
+from unshuffle.runs.folders import find_runs
 
 OUT = Path(__file__).parents[1] / "docs" / "images" / "gallery"
 DESKTOP, PHONE = 1000, 390
@@ -36,7 +36,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(sys.argv[1]) if len(sys.argv) > 1 else unshuffle.pretrain(out=Path(folder, "demo")).folder
         page_file = Path(folder, "report.html")
-        write_report(find_subjects([run]), page_file)
+        write_report(find_runs([run]), page_file)
         OUT.mkdir(parents=True, exist_ok=True)
         with browse(chromium, Path(folder, "profile")) as page:
             draw(page, page_file)

@@ -20,7 +20,7 @@ from unshuffle.models.weights import load_into
 from unshuffle.permutations import load_permutations, permutation_set
 from unshuffle.policy.sampler import build_sampler
 from unshuffle.randomness import seed_everything, stream_seed
-from unshuffle.run import Run
+from unshuffle.runs.run import Run
 from unshuffle.training.trainer import Monitor, Trainer
 
 PermutationSets = dict[str, npt.NDArray[np.int64]]

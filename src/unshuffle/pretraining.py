@@ -35,12 +35,12 @@ from unshuffle.options import differences, merge, write_config
 from unshuffle.permutations import save_permutations
 from unshuffle.report.page import write_report
 from unshuffle.report.pictures import draw_pictures
+from unshuffle.report.results import error_table, retrieval_table
 from unshuffle.report.snapshot import Snapshot, hold_out
-from unshuffle.report.subjects import find_subjects
-from unshuffle.report.tables import error_table, retrieval_table
-from unshuffle.run import Run
+from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
+from unshuffle.runs.folders import find_runs
+from unshuffle.runs.run import Run
 from unshuffle.training import distributed
-from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
 from unshuffle.training.display import Display
 from unshuffle.training.distributed import is_main, together
 from unshuffle.training.log import NoLog, RunLog
@@ -323,7 +323,7 @@ def _draw(trainer: Trainer, run: Run, console: Console) -> list[Path]:
     pictures = draw_pictures(snapshot, trainer.monitor, run)
     try:
         kept = replace(snapshot, held_out=load_held_out(run.held_out))  # as the run's folder alone would show it
-        write_report(find_subjects([run.folder]), run.report, snapshots={run.folder: kept})
+        write_report(find_runs([run.folder]), run.report, snapshots={run.folder: kept})
     except Exception as error:  # whatever it is: the training is done, and a page can be written again
         again = f"unshuffle report {shlex.quote(str(run.folder))}"
         say(console, f"no report was written ({error}); try again with: {again}")

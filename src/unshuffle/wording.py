@@ -1,4 +1,4 @@
-"""Parts of the sentences in messages: counted nouns, and suggestions for misspelt names."""
+"""Sentences for the user, made of facts."""
 
 import difflib
 from collections.abc import Iterable, Mapping

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from unshuffle.analysis.ablation import HEADLINES
-from unshuffle.analysis.table import numbers
+from unshuffle.ablation.ablation import HEADLINES
+from unshuffle.analysis.analysis import flat_numbers
 from unshuffle.evaluation.protocol import EVALUATIONS, Evaluation, Result
 
 COLOURS = {"aeroplane": (230, 30, 30), "bicycle": (30, 200, 30), "bird": (40, 60, 240)}
@@ -201,7 +201,7 @@ def headlines_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run(self: Evaluation, console: Console) -> Result:
         result = evaluate(self, console)
-        found = numbers(result.metrics)
+        found = flat_numbers(result.metrics)
         assert any(name in found for name in HEADLINES[names[type(self).__name__]]), list(found)
         return result
 

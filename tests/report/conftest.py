@@ -15,10 +15,10 @@ from unshuffle.config import Config, demo
 from unshuffle.options import merge
 from unshuffle.pretraining import run_pretraining
 from unshuffle.report.snapshot import Snapshot, hold_out
-from unshuffle.run import Run
+from unshuffle.runs.run import Run
 
 HOSTILE = "<img src=x onerror=document.title='pwned'>&\"'"
-"""What a file may be called."""
+"""A valid name of a file."""
 
 
 def tiny_config(**changes: object) -> Config:
@@ -64,16 +64,16 @@ def uniform_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="session")
-def trial_run(tmp_path_factory: pytest.TempPathFactory, believing: Any) -> Run:
-    """A finished run whose policy learns from trials."""
-    config = tiny_config(out=tmp_path_factory.mktemp("report") / "trials")
+def rollout_run(tmp_path_factory: pytest.TempPathFactory, believing: Any) -> Run:
+    """A finished run whose policy learns from rollouts."""
+    config = tiny_config(out=tmp_path_factory.mktemp("report") / "rollouts")
     with believing():
         return run_pretraining(replace(config, policy=replace(config.policy, reward="trials", trial=2)))
 
 
 @pytest.fixture(scope="session")
 def pair_run(tmp_path_factory: pytest.TempPathFactory, believing: Any) -> Run:
-    """The same, and it chooses among pairs."""
+    """The same, with groups of pairs."""
     config = tiny_config(out=tmp_path_factory.mktemp("report") / "pairs")
     policy = replace(config.policy, reward="trials", trial=2, grouped="pairs", groups=5, candidates=3)
     with believing():
@@ -82,7 +82,7 @@ def pair_run(tmp_path_factory: pytest.TempPathFactory, believing: Any) -> Run:
 
 @pytest.fixture(scope="session")
 def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A finished run in a folder, and on images, with names that a page must not take for HTML; one cannot be read."""
+    """A finished run whose folder and images have names that look like HTML; one image cannot be read."""
     folder = tmp_path_factory.mktemp("report")
     rng = np.random.default_rng(0)
     images = folder / "images"

@@ -14,7 +14,7 @@ from unshuffle.config import Config
 from unshuffle.options import write_config
 from unshuffle.report.pictures import draw_pictures, mosaic
 from unshuffle.report.snapshot import Snapshot, hold_out
-from unshuffle.run import Run
+from unshuffle.runs.run import Run
 
 
 def test_mosaic_puts_parts_row_by_row_with_gaps() -> None:
@@ -25,7 +25,7 @@ def test_mosaic_puts_parts_row_by_row_with_gaps() -> None:
     assert (picture[11] == 1).all() and (picture[:, 23] == 1).all()
 
 
-def test_a_run_leaves_all_four_pictures(run: Run) -> None:
+def test_a_run_has_all_four_pictures(run: Run) -> None:
     drawn = sorted(run.pictures.iterdir())
     assert [path.name for path in drawn] == ["clips.png", "curves.png", "neighbours.png", "puzzles.png"]
     for path in drawn:
@@ -35,7 +35,7 @@ def test_a_run_leaves_all_four_pictures(run: Run) -> None:
         assert path.stat().st_size < 1_000_000
 
 
-def test_only_what_can_be_drawn(tmp_path: Path, tiny_config: Callable[..., Config]) -> None:
+def test_a_run_with_few_metrics_has_fewer_pictures(tmp_path: Path, tiny_config: Callable[..., Config]) -> None:
     config = tiny_config(tasks="S")
     config = replace(config, data=replace(config.data, val_size=1), shuffle=replace(config.shuffle, grid=2))
     trainer = build_trainer(config, prepare(config))

@@ -14,9 +14,9 @@ import torch
 
 from unshuffle.errors import UserError
 from unshuffle.pretraining import run_pretraining
-from unshuffle.run import Run
+from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
+from unshuffle.runs.run import Run
 from unshuffle.training import distributed
-from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
 
 WORKER = Path(__file__).with_name("worker.py")
 TINY = [

@@ -7,7 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from unshuffle.policy.sampler import Observation
 from unshuffle.policy.state import Validation
-from unshuffle.run import Run
+from unshuffle.runs.run import Run
 from unshuffle.training.log import RunLog
 
 

@@ -21,9 +21,9 @@ from unshuffle.config import Config
 from unshuffle.errors import UserError
 from unshuffle.models.weights import read_weights
 from unshuffle.pretraining import run_pretraining
-from unshuffle.run import Run
+from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
+from unshuffle.runs.run import Run
 from unshuffle.stopping import Stopped
-from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
 from unshuffle.training.trainer import Trainer
 
 

@@ -16,13 +16,14 @@ import unshuffle
 from unshuffle.assembly import build_trainer
 from unshuffle.config import Config
 from unshuffle.errors import UserError
+from unshuffle.models.weights import load_backbone
 from unshuffle.permutations import permutation_set, save_permutations
 from unshuffle.policy import samplers
 from unshuffle.policy.sampler import ChoosingSampler
 from unshuffle.policy.state import Validation
 from unshuffle.pretraining import run_pretraining
-from unshuffle.run import Run
-from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
+from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
+from unshuffle.runs.run import Run
 from unshuffle.training.display import Display
 from unshuffle.training.log import NoLog, RunLog
 from unshuffle.training.step import Outcome, Step
@@ -34,7 +35,7 @@ def make(config: Config) -> Trainer:
 
 
 def assert_same_weights(one: Run, other: Run) -> None:
-    left, right = one.backbone().state_dict(), other.backbone().state_dict()
+    left, right = load_backbone(one.folder).state_dict(), load_backbone(other.folder).state_dict()
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
@@ -111,9 +112,8 @@ def test_the_same_config_gives_the_same_run(small: Any, tmp_path: Path) -> None:
     one, other = (run_pretraining(small(tmp_path / name)) for name in ("one", "other"))
     assert_same_weights(one, other)
     different = run_pretraining(small(tmp_path / "different", seed=1))
-    assert any(
-        not torch.equal(a, b) for a, b in zip(*(run.backbone().parameters() for run in (one, different)), strict=True)
-    )
+    parameters = (load_backbone(run.folder).parameters() for run in (one, different))
+    assert any(not torch.equal(a, b) for a, b in zip(*parameters, strict=True))
 
 
 def test_threads_do_not_change_the_run(small: Any, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_threads_do_not_change_the_run(small: Any, tmp_path: Path) -> None:
 def test_init_starts_from_given_weights(small: Any, tmp_path: Path) -> None:
     first = run_pretraining(small(tmp_path / "first"))
     trainer = make(small(tmp_path / "second", init=str(first.folder), seed=5))
-    for name, value in first.backbone().state_dict().items():
+    for name, value in load_backbone(first.folder).state_dict().items():
         assert torch.equal(trainer.network.backbone.state_dict()[name], value), name
     with pytest.raises(UserError, match="not of caffenet"):
         make(
@@ -351,7 +351,8 @@ def test_pairs_are_counted_as_they_are_chosen(small: Any, tmp_path: Path) -> Non
 def test_a_run_on_a_gpu_saves_and_resumes(small: Any, tmp_path: Path) -> None:
     config = small(tmp_path / "run", device="cuda", optim={"precision": "bf16"})
     run = run_pretraining(config)
-    assert run_pretraining(config, resume=True).backbone().state_dict().keys() == run.backbone().state_dict().keys()
+    weights = load_backbone(run.folder).state_dict()
+    assert load_backbone(run_pretraining(config, resume=True).folder).state_dict().keys() == weights.keys()
 
 
 @pytest.mark.slow

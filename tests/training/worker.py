@@ -30,7 +30,7 @@ from unshuffle.policy import trials
 from unshuffle.policy.sampler import Observation
 from unshuffle.policy.state import Validation
 from unshuffle.pretraining import run_pretraining
-from unshuffle.run import Run
+from unshuffle.runs.run import Run
 from unshuffle.stopping import Stopped
 from unshuffle.training import distributed
 from unshuffle.training.display import Display

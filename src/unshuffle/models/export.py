@@ -14,7 +14,8 @@ from unshuffle.errors import UserError
 from unshuffle.files import atomic_write, check_new_file
 from unshuffle.models.batch_norm import fold_batch_norm
 from unshuffle.models.registry import Backbone
-from unshuffle.models.weights import METADATA, WEIGHTS_NAME, write_weights
+from unshuffle.models.weights import METADATA, write_weights
+from unshuffle.runs.run import WEIGHTS_NAME
 
 Format = Literal["safetensors", "torchvision", "onnx"]
 SUFFIXES: dict[Format, str] = {"safetensors": ".safetensors", "torchvision": ".pth", "onnx": ".onnx"}

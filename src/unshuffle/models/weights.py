@@ -18,8 +18,8 @@ from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
 from unshuffle.models.batch_norm import fold_layers
 from unshuffle.models.registry import BACKBONES, Backbone, Normalisation, build_backbone
+from unshuffle.runs.run import WEIGHTS_NAME
 
-WEIGHTS_NAME = "backbone.safetensors"
 METADATA = "unshuffle"
 """Key under which a state dict written by `unshuffle export` carries its metadata."""
 _PICKLED = (".pth", ".pt", ".tar", ".bin")

@@ -1,4 +1,4 @@
-"""Pictures of a run: what the network does with puzzles and clips, what it finds alike, and how it came to that."""
+"""Pictures of a run as PNG files: puzzles, nearest neighbours and curves."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,52 +13,54 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unshuffle.analysis.figures import (
+    COLOURS,
     INK,
     LEVELS,
     QUIET,
-    TASK_COLOURS,
+    RIGHT,
+    SHEET_DPI,
+    WRONG,
+    Picture,
+    Sheet,
     legend_below,
     name_axes,
     panels,
     styled,
+    task_view,
     thousands,
 )
-from unshuffle.analysis.names import short_names
 from unshuffle.analysis.neighbours import draw as draw_neighbours
-from unshuffle.analysis.sheet import DPI, RIGHT, WRONG, Picture, Sheet
 from unshuffle.evaluation.labelled import Neighbours, one_of_each
 from unshuffle.evaluation.monitor import RetrievalMonitor
 from unshuffle.evaluation.protocol import Result
-from unshuffle.report.attempts import Attempts, attempt
-from unshuffle.report.curves import Chart, charts
+from unshuffle.report.charts import Chart, charts
+from unshuffle.report.puzzles import Puzzles, solve_puzzles
 from unshuffle.report.snapshot import Snapshot
-from unshuffle.report.subjects import find_subjects
-from unshuffle.run import Run
+from unshuffle.runs.folders import find_runs, short_names
+from unshuffle.runs.run import Run
 from unshuffle.training.trainer import Monitor
 
-PUZZLES, CLIPS, QUERIES, NEIGHBOURS = 6, 6, 8, 5
-# In pixels. A block is one sample with what became of it.
+SAMPLES, QUERIES, NEIGHBOURS = 6, 8, 5
+# In pixels. A block shows one sample: true order, shuffled, restored.
 BLOCK, MARGIN, BETWEEN = 648, 32, 56  # width of a block, space around all blocks and between two
-HEAD = 84  # above the first blocks: a title and names of columns
-GUTTER = 15  # between pictures of a block
-LABELS = 126  # names to the left of a clip
-DOTTED = 40  # points of a curve, or fewer, that are marked
+HEAD = 84  # above the first blocks: the title and the headings of columns
+GUTTER = 15  # between the pictures of a block
+LABELS = 126  # names to the left of a strip
+MAX_MARKERS = 40  # points of a curve that are marked, if there are no more
+SERIES_COLOURS = {f"t{number}": colour for number, colour in enumerate(COLOURS)}  # of tasks
 
 
 def draw_pictures(snapshot: Snapshot, monitor: Monitor | None, run: Run) -> list[Path]:
-    """Draw what can be drawn of a run into its folder of pictures; returns the files."""
+    """Draw all pictures of a run into its folder of pictures, and return the files."""
     run.pictures.mkdir(parents=True, exist_ok=True)
-    figures = {
-        "puzzles": _puzzles(snapshot) if "spatial" in snapshot.permutations else None,
-        "clips": _clips(snapshot) if "temporal" in snapshot.permutations else None,
-        "neighbours": _neighbours(snapshot, monitor) if isinstance(monitor, RetrievalMonitor) else None,
-        "curves": draw_charts(drawn) if (drawn := charts(find_subjects([run.folder]))) else None,
-    }
-    paths = []
-    for name, figure in figures.items():
-        if figure is not None:
-            paths.append(run.pictures / f"{name}.png")
-            figure.savefig(paths[-1], dpi=DPI)
+    figures = {task_view(task).picture_name: _draw_puzzles(snapshot, task) for task in snapshot.permutations}
+    if isinstance(monitor, RetrievalMonitor):
+        figures["neighbours"] = _draw_monitor(snapshot, monitor)
+    if run_charts := charts(find_runs([run.folder])):
+        figures["curves"] = draw_charts(run_charts)
+    paths = [run.pictures / f"{name}.png" for name in figures]
+    for path, figure in zip(paths, figures.values(), strict=True):
+        figure.savefig(path, dpi=SHEET_DPI)
     return paths
 
 
@@ -66,7 +68,7 @@ def draw_pictures(snapshot: Snapshot, monitor: Monitor | None, run: Run) -> list
 
 
 def mosaic(parts: Tensor, columns: int, width: int, gap: int = 3) -> Picture:
-    """(P, 3, S, S) parts on a white grid, row by row, about `width` pixels wide."""
+    """Return (P, 3, S, S) parts on a white grid, row by row, about `width` pixels wide."""
     side = (width - gap * (columns - 1)) // columns
     cells = _resize(parts, side)
     rows = len(parts) // columns
@@ -78,21 +80,21 @@ def mosaic(parts: Tensor, columns: int, width: int, gap: int = 3) -> Picture:
 
 
 def _resize(parts: Tensor, side: int) -> Picture:
-    """(N, 3, S, S) in [0, 1] to (N, side, side, 3): enlarged here because matplotlib would blur the gaps as well."""
+    """Resize (N, 3, S, S) in [0, 1] to (N, side, side, 3); matplotlib would blur the gaps as well."""
     shrinks = parts.shape[-1] > side
-    sized = F.interpolate(parts.cpu().float(), (side, side), mode="bicubic", align_corners=False, antialias=shrinks)
-    # 64 levels look the same, and the files are a third smaller.
-    pixels: Picture = sized.clamp(0, 1).mul(63).round().div(63).permute(0, 2, 3, 1).numpy()
+    resized = F.interpolate(parts.cpu().float(), (side, side), mode="bicubic", align_corners=False, antialias=shrinks)
+    # 64 levels look the same and make the files a third smaller
+    pixels: Picture = resized.clamp(0, 1).mul(63).round().div(63).permute(0, 2, 3, 1).numpy()
     return pixels
 
 
-def _whole(images: Tensor | npt.NDArray[np.uint8], side: int) -> Picture:
-    """(N, H, W, 3) bytes to (N, side, side, 3)."""
+def _resize_images(images: Tensor | npt.NDArray[np.uint8], side: int) -> Picture:
+    """Resize (N, H, W, 3) bytes to (N, side, side, 3)."""
     return _resize(torch.as_tensor(images).permute(0, 3, 1, 2).float() / 255, side)
 
 
 def _sheet(title: str, block_height: int, count: int, head: int = HEAD) -> tuple[Sheet, Iterator[tuple[int, int, int]]]:
-    """A titled sheet for `count` blocks in two columns, and (sample, left, top) of each block."""
+    """Return a titled sheet for `count` blocks in two columns, and (sample, left, top) of each block."""
     columns = min(2, count)
     rows = math.ceil(count / columns)
     sheet = Sheet(2 * MARGIN + columns * (BLOCK + BETWEEN) - BETWEEN, head + rows * block_height)
@@ -104,82 +106,83 @@ def _sheet(title: str, block_height: int, count: int, head: int = HEAD) -> tuple
     return sheet, corners
 
 
-# ---- the sheets
+# ---- puzzles
 
 
-def _puzzles(snapshot: Snapshot) -> Figure:
-    attempts = attempt(snapshot, "spatial", PUZZLES)
-    title = f"Validation images, each in one of {_orders(snapshot, 'spatial')}"
-    sheet, corners = _sheet(title, _third() + 50, len(attempts))
+def _draw_puzzles(snapshot: Snapshot, task: str) -> Figure:
+    view, puzzles = task_view(task), solve_puzzles(snapshot, task, SAMPLES)
+    title = (
+        f"Validation {view.media_noun}, each shuffled by one of {len(snapshot.permutations[task]):,} permutations, "
+        f"after {snapshot.iteration:,} iterations"
+    )
+    return _draw_grids(puzzles, title, view.noun) if view.in_grid else _draw_strips(puzzles, title)
+
+
+def _draw_grids(puzzles: Puzzles, title: str, noun: str) -> Figure:
+    sheet, corners = _sheet(title, _third() + 50, len(puzzles))
     for sample, left, top in corners:
-        _puzzle(sheet, attempts, sample, snapshot.config.shuffle.grid, left, top)
+        _draw_grid(sheet, puzzles, sample, noun, left, top)
         if top == HEAD:
-            for i, words in enumerate(("image", "shuffled", "put together by the network")):
-                sheet.text(words, left + i * (_third() + GUTTER), top - 18)
+            for i, heading in enumerate(("image", "shuffled", "restored by the network")):
+                sheet.text(heading, left + i * (_third() + GUTTER), top - 18)
     return sheet.figure
 
 
-def _colour(right: bool) -> str:
-    return RIGHT if right else WRONG
+def _verdict_colour(puzzles: Puzzles, sample: int) -> str:
+    return RIGHT if puzzles.is_solved(sample) else WRONG
 
 
 def _third() -> int:
     return (BLOCK - 2 * GUTTER) // 3
 
 
-def _puzzle(sheet: Sheet, attempts: Attempts, sample: int, grid: int, left: int, top: int) -> None:
-    """Image, shuffled tiles and restored tiles side by side."""
-    tiles = attempts.parts[sample]
-    words, colour = attempts.verdict(sample, "tiles "), _colour(attempts.recognised(sample))
-    shuffled = mosaic(tiles[attempts.shown[sample]], grid, _third())
-    restored = mosaic(tiles[attempts.restored[sample]], grid, _third())
+def _draw_grid(sheet: Sheet, puzzles: Puzzles, sample: int, noun: str, left: int, top: int) -> None:
+    """Draw the image, its shuffled tiles and the restored tiles side by side."""
+    tiles = puzzles.parts[sample]
+    columns, colour = math.isqrt(len(tiles)), _verdict_colour(puzzles, sample)
+    shuffled = mosaic(tiles[puzzles.shown[sample]], columns, _third())
+    restored = mosaic(tiles[puzzles.restored[sample]], columns, _third())
     step = _third() + GUTTER
-    sheet.picture(_whole(attempts.pixels[sample, :1], len(shuffled))[0], left, top)
+    sheet.picture(_resize_images(puzzles.pixels[sample, :1], len(shuffled))[0], left, top)
     sheet.picture(shuffled, left + step, top)
     sheet.picture(restored, left + 2 * step, top, colour)
-    sheet.text(words, left + 2 * step, top + len(restored) + 16, colour)
+    sheet.text(puzzles.verdict(sample, noun), left + 2 * step, top + len(restored) + 16, colour)
 
 
-def _orders(snapshot: Snapshot, task: str) -> str:
-    return f"{len(snapshot.permutations[task]):,} orders, after {snapshot.iteration:,} iterations"
-
-
-def _clips(snapshot: Snapshot) -> Figure:
-    attempts = attempt(snapshot, "temporal", CLIPS)
-    height = len(mosaic(attempts.parts[0], attempts.shown.shape[1], BLOCK - LABELS))
-    title = f"Validation clips, each in one of {_orders(snapshot, 'temporal')}"
-    sheet, corners = _sheet(title, 3 * (height + 26) + 22, len(attempts), head=66)
+def _draw_strips(puzzles: Puzzles, title: str) -> Figure:
+    height = len(mosaic(puzzles.parts[0], puzzles.shown.shape[1], BLOCK - LABELS))
+    sheet, corners = _sheet(title, 3 * (height + 26) + 22, len(puzzles), head=66)
     for sample, left, top in corners:
-        _clip(sheet, attempts, sample, left, top, height)
+        _draw_clip(sheet, puzzles, sample, left, top, height)
     return sheet.figure
 
 
-def _clip(sheet: Sheet, attempts: Attempts, sample: int, left: int, top: int, height: int) -> None:
-    """A clip in its true order, shuffled and restored, one below the other."""
-    words, colour = attempts.verdict(sample), _colour(attempts.recognised(sample))
-    true = torch.arange(attempts.shown.shape[1])
-    orders = (true, attempts.shown[sample], attempts.restored[sample])
-    names = (("true order", QUIET), ("shuffled", QUIET), ("put together", QUIET), (words, colour))
+def _draw_clip(sheet: Sheet, puzzles: Puzzles, sample: int, left: int, top: int, height: int) -> None:
+    """Draw a clip in its true order, shuffled and restored, one below the other."""
+    colour = _verdict_colour(puzzles, sample)
+    identity = torch.arange(puzzles.shown.shape[1])
+    arrangements = (identity, puzzles.shown[sample], puzzles.restored[sample])
+    names = (("true order", QUIET), ("shuffled", QUIET), ("restored", QUIET), (puzzles.verdict(sample), colour))
     tops = [top + i * (height + 26) for i in range(3)]
-    for order, strip_top, frame in zip(orders, tops, (None, None, colour), strict=True):
-        _strip(sheet, attempts.parts[sample], order, left + LABELS, strip_top, frame)
+    for arrangement, strip_top, frame in zip(arrangements, tops, (None, None, colour), strict=True):
+        _draw_strip(sheet, puzzles.parts[sample], arrangement, left + LABELS, strip_top, frame)
     middles = (tops[0], tops[1], tops[2] - 9, tops[2] + 9)
     for (name, ink), middle in zip(names, middles, strict=True):
         sheet.text(name, left, middle + height / 2, ink)
 
 
-def _strip(sheet: Sheet, frames: Tensor, order: Tensor, left: int, top: int, frame: str | None) -> None:
-    """Frames of a clip in an order, each with its number in the true order below it."""
-    strip = mosaic(frames[order], len(order), BLOCK - LABELS)
+def _draw_strip(sheet: Sheet, frames: Tensor, arrangement: Tensor, left: int, top: int, frame: str | None) -> None:
+    """Draw the rearranged frames of a clip, each above the number of its true position."""
+    strip = mosaic(frames[arrangement], len(arrangement), BLOCK - LABELS)
     sheet.picture(strip, left, top, frame)
-    step = strip.shape[1] / len(order)
-    if step < 20:  # the numbers would run into one another
+    step = strip.shape[1] / len(arrangement)
+    if step < 20:  # the numbers would overlap
         return
-    for position, number in enumerate(order.tolist()):
+    for position, number in enumerate(arrangement.tolist()):
         sheet.text(str(number + 1), left + step * (position + 0.5), top + len(strip) + 12, ha="center", fontsize=8)
 
 
-def _neighbours(snapshot: Snapshot, monitor: RetrievalMonitor) -> Figure:
+def _draw_monitor(snapshot: Snapshot, monitor: RetrievalMonitor) -> Figure:
     nearest = monitor.neighbours(snapshot.network.backbone).cpu()[:, :NEIGHBOURS]
     chosen = one_of_each(monitor.queries.labels, QUERIES)
     shown = Neighbours(monitor.queries.some(chosen), monitor.gallery.some(nearest[chosen].flatten().tolist()))
@@ -187,12 +190,12 @@ def _neighbours(snapshot: Snapshot, monitor: RetrievalMonitor) -> Figure:
 
 
 def draw_evaluation(result: Result, weights: str, folder: Path) -> list[Path]:
-    """Draw what can be drawn of an evaluation of some weights into a folder; returns the files."""
+    """Draw the neighbours of a retrieval evaluation, if it has any, into a folder, and return the files."""
     if result.neighbours is None:
         return []
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "neighbours.png"
-    draw_neighbours({short_names([weights])[0]: result.neighbours}).savefig(path, dpi=DPI)
+    draw_neighbours({short_names([weights])[0]: result.neighbours}).savefig(path, dpi=SHEET_DPI)
     return [path]
 
 
@@ -200,22 +203,22 @@ def draw_evaluation(result: Result, weights: str, folder: Path) -> list[Path]:
 
 
 @styled
-def draw_charts(drawn: Sequence[Chart]) -> Figure:
-    """The report's charts, two beside each other."""
-    figure, grid = panels(math.ceil(len(drawn) / 2), min(2, len(drawn)))
-    for axes, chart in zip(grid.flat, drawn, strict=False):
+def draw_charts(run_charts: Sequence[Chart]) -> Figure:
+    """Draw the report's charts in two columns."""
+    figure, grid = panels(math.ceil(len(run_charts) / 2), min(2, len(run_charts)))
+    for axes, chart in zip(grid.flat, run_charts, strict=False):
         _draw_chart(axes, chart)
-    for axes in grid.flat[len(drawn) :]:
+    for axes in grid.flat[len(run_charts) :]:
         axes.remove()
     return figure
 
 
 def _draw_chart(axes: Axes, chart: Chart) -> None:
     for series in chart.series:
-        marker = "o" if len(series.points) <= DOTTED else None
+        marker = "o" if len(series.points) <= MAX_MARKERS else None
         axes.plot(
             *zip(*series.points, strict=True),
-            color=TASK_COLOURS.get(series.name, INK),
+            color=SERIES_COLOURS.get(series.colour, INK),
             marker=marker,
             label=series.name,
         )
