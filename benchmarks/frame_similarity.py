@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from table import write_table
 from torch import Tensor
+from unshuffle.assembly import build_trainer
 from unshuffle.data.prepare import prepare
 
-from unshuffle.assembly import build_trainer
 from unshuffle.config import preset_config
 from unshuffle.data.crops import resize
 from unshuffle.data.squares import Squares

@@ -19,10 +19,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from table import RESULTS, write_table
+from unshuffle.assembly import build_trainer
 from unshuffle.data.prepare import Data
 
 from unshuffle import bench
-from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, paper
 from unshuffle.data.batches import Samples
 from unshuffle.data.synthetic import SyntheticSource

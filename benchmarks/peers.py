@@ -38,11 +38,11 @@ from peer_networks import Forever, Pictures, PillowTiles, Sample, Step, TensorTi
 from rich.console import Console
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from unshuffle.assembly import build_trainer
 from unshuffle.data.prepare import prepare
 
 import unshuffle
 from unshuffle.accelerator import wait_for
-from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, paper
 from unshuffle.data.store import Store
 from unshuffle.options import merge

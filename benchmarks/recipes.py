@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from table import write_table
 from torch import nn
+from unshuffle.assembly import build_trainer
 from unshuffle.data.prepare import Data, prepare
 
-from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, preset_config
 from unshuffle.data.batches import Prefetcher, ahead
 from unshuffle.options import merge

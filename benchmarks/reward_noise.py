@@ -31,9 +31,9 @@ import numpy.typing as npt
 import torch
 from table import write_table
 from torch import nn
+from unshuffle.assembly import build_trainer
 from unshuffle.data.prepare import prepare
 
-from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, preset_config
 from unshuffle.options import merge
 from unshuffle.policy.sampler import SampleCounts, Sampler, build_sampler

@@ -51,7 +51,7 @@ def believing() -> Callable[[], AbstractContextManager[object]]:
 def tiny_run(folder: Path, **changes: Any) -> Run:
     """Train twelve iterations on 6 spatial and 5 temporal permutations, with an episode every 2 iterations."""
     from unshuffle.config import demo
-    from unshuffle.config_file import merge
+    from unshuffle.options import merge
     from unshuffle.pretraining import run_pretraining
 
     values: dict[str, Any] = {

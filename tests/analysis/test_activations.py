@@ -13,7 +13,7 @@ from PIL import Image
 from unshuffle import cli
 from unshuffle.analysis.activations import OUTLINE, conv5, outlined, selective_units, selectivities
 from unshuffle.analysis.analysis import AnalysisResult
-from unshuffle.data.images import read_image
+from unshuffle.data.media import read_image
 from unshuffle.evaluation.backbones import find_backbone
 
 Analyse = Callable[..., AnalysisResult]

@@ -4,7 +4,7 @@ import pytest
 
 from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.analysis.baseline import baseline_rows, extrapolate, reward_statistics
-from unshuffle.config_file import merge, write_config
+from unshuffle.options import merge, write_config
 from unshuffle.runs.run import Run
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from unshuffle.assembly import build_monitor
 
 from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.analysis.convergence import first_reached, speed
-from unshuffle.assembly import build_monitor
 from unshuffle.config import MonitorConfig
 from unshuffle.models.weights import load_backbone
 from unshuffle.runs.run import Run

@@ -15,7 +15,7 @@ from unshuffle.analysis.difficulty import (
     pair_rows,
     sampled_fractions,
 )
-from unshuffle.config_file import merge, write_config
+from unshuffle.options import merge, write_config
 from unshuffle.runs.history import History
 from unshuffle.runs.run import Run
 

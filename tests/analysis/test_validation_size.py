@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from unshuffle.assembly import build_network, stored_permutation_sets
+from unshuffle.data.prepare import prepare
 
 from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.analysis.validation_size import Spread, draw, sample_errors, sample_sets, samples_needed, set_spreads
-from unshuffle.assembly import build_network, stored_permutation_sets
-from unshuffle.config_file import merge, write_config
-from unshuffle.data.prepare import prepare
-from unshuffle.data.shuffle import CUTS, render
+from unshuffle.data.crops import CUTS, render
+from unshuffle.options import merge, write_config
 from unshuffle.runs.checkpoints import load_checkpoint
 from unshuffle.runs.run import Run
 

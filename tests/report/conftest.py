@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from unshuffle.assembly import build_trainer
 from unshuffle.data.prepare import prepare
 
-from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, demo
 from unshuffle.options import merge
 from unshuffle.pretraining import run_pretraining

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from unshuffle.config import Config
-from unshuffle.config_file import write_config
 from unshuffle.errors import UserError
+from unshuffle.options import write_config
 from unshuffle.pretraining import run_pretraining
 from unshuffle.report import page as page_module
 from unshuffle.report.page import check_page, differing, write_report

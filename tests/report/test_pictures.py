@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from unshuffle.assembly import build_trainer
 from unshuffle.data.prepare import prepare
 
-from unshuffle.assembly import build_trainer
 from unshuffle.config import Config
 from unshuffle.options import write_config
 from unshuffle.report.pictures import draw_pictures, mosaic

@@ -9,8 +9,8 @@ import torch
 
 from unshuffle.cli import PretrainCommand, _config_of, _parse_run
 from unshuffle.config import Config, preset_config
-from unshuffle.config_file import merge
 from unshuffle.evaluation.features import extract
+from unshuffle.options import merge
 from unshuffle.report.snapshot import Snapshot
 from unshuffle.report.views import (
     add_pictures,

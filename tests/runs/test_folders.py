@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from unshuffle.config import demo
-from unshuffle.config_file import write_config
 from unshuffle.errors import UserError
+from unshuffle.options import write_config
 from unshuffle.report.charts import run_colours
 from unshuffle.report.page import default_file
 from unshuffle.runs.folders import find_runs, find_tables, folder_name, read_table, run_labels, short_names

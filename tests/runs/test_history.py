@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 from unshuffle.policy.pairs import Choice, Pick, gumbel
+
 from unshuffle.runs.history import (
     Rollouts,
     SamplingState,

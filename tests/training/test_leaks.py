@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from unshuffle.assembly import build_trainer
 from unshuffle.data.prepare import Data, prepare
 
-from unshuffle.assembly import build_trainer
 from unshuffle.data.source import Pixels
 from unshuffle.data.synthetic import SyntheticSource
 from unshuffle.training.trainer import Tally

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from unshuffle.assembly import build_trainer
 from unshuffle.data.prepare import prepare
 from unshuffle.policy.choosers import ByTrial
 
 import unshuffle
-from unshuffle.assembly import build_trainer
 from unshuffle.config import Config
 from unshuffle.errors import UserError
 from unshuffle.models.weights import load_backbone

@@ -15,12 +15,12 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from unshuffle.assembly import build_trainer
 from unshuffle.data.prepare import prepare
 from unshuffle.data.share import Share
 from unshuffle.models.ordering import OrderingNetwork
 
 from conftest import small_config
-from unshuffle.assembly import build_trainer
 from unshuffle.config import Config
 from unshuffle.console import ResilientConsole
 from unshuffle.data.batches import BatchStream

@@ -23,11 +23,11 @@ from unshuffle.ablation.table import Cell, Table
 from unshuffle.accelerator import choose_device
 from unshuffle.analysis.analysis import Row, flat_numbers, write_rows
 from unshuffle.config import Config, preset_config
-from unshuffle.config_file import merge
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.prepare import prepare
 from unshuffle.errors import UserError
 from unshuffle.evaluation.published import published
+from unshuffle.options import merge
 from unshuffle.pretraining import try_backbone
 from unshuffle.runs.folders import PUBLISHED
 

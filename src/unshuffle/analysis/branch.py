@@ -8,18 +8,19 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from unshuffle.assembly import PermutationSets, build_trainer, stored_permutation_sets
-from unshuffle.config import Config
-from unshuffle.config_file import differences, write_config
-from unshuffle.data.prepare import Data, prepare
+from unshuffle.config import Config, PolicyConfig
 from unshuffle.errors import UserError
+from unshuffle.options import differences, write_config
 from unshuffle.permutations import save_permutations
 from unshuffle.runs.checkpoints import checkpoint_iterations, checkpoint_path, load_checkpoint
+from unshuffle.runs.history import stored_permutations
 from unshuffle.runs.run import Run
 from unshuffle.stopping import Stopped
+from unshuffle.tasks import PermutationSets
+from unshuffle.tasks.prepare import Data, prepare
 from unshuffle.training.display import Display
 from unshuffle.training.log import RunLog
-from unshuffle.training.trainer import Trainer
+from unshuffle.training.trainer import Trainer, build_trainer
 
 Sampler = Literal["policy", "uniform", "inverse"]
 
@@ -44,7 +45,7 @@ class BranchTrainer:
     @cached_property
     def permutations(self) -> PermutationSets:
         """The run's permutation sets."""
-        return stored_permutation_sets(self.run, list(self.data.training))
+        return stored_permutations(self.run)
 
     def train(
         self, checkpoint: int, sampler: Sampler, iterations: int, folder: Path, console: Console, *, keep_policy: bool
@@ -54,14 +55,14 @@ class BranchTrainer:
         `keep_policy` continues with the run's trained policy; otherwise the sampler is new. A finished branch that
         exists already is not trained again.
         """
-        config = replace(self.config, out=folder, policy=replace(self.config.policy, sampler=sampler))
+        config = replace(self.config, out=folder, policy=_policy(self.config.policy, sampler))
         file, branch = self._checkpoint_file(checkpoint), Run(folder)
         origin = {"checkpoint": str(file), "written": file.stat().st_mtime, "keep_policy": keep_policy}
         if _is_finished(branch, config, origin, checkpoint + iterations):
             return branch
         trainer, state = build_trainer(config, self.data, self.permutations), load_checkpoint(file)
         if not keep_policy:
-            state["samplers"] = {task: sampler.state_dict() for task, sampler in trainer.samplers.items()}
+            state["tasks"] = trainer.state_dict()["tasks"]
         trainer.load_state_dict(state)
         trainer.first, trainer.last = checkpoint, checkpoint + iterations
         _start_folder(branch, config, self.permutations)
@@ -74,6 +75,14 @@ class BranchTrainer:
             existing = ", ".join(map(str, checkpoint_iterations(self.run.checkpoints))) or "none"
             raise UserError(f"{self.run.folder} has no checkpoint at iteration {iteration}; there are: {existing}")
         return path
+
+
+def _policy(policy: PolicyConfig, sampler: Sampler) -> PolicyConfig:
+    """Return a run's policy, its inverse or uniform sampling; a run without a policy gets the paper's."""
+    if sampler == "uniform":
+        return replace(policy, sampler="uniform", inverse=False)
+    learned = policy.sampler if policy.sampler in ("reinforce", "rollouts") else "reinforce"
+    return replace(policy, sampler=learned, inverse=sampler == "inverse")
 
 
 def _is_finished(branch: Run, config: Config, origin: dict[str, Any], last: int) -> bool:

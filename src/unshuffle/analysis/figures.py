@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from unshuffle.tasks import TASKS
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -56,46 +58,9 @@ STYLE: Any = {
 }
 
 
-@dataclass(frozen=True)
-class TaskView:
-    """How a task is named and shown."""
-
-    noun: str
-    """The parts of a sample, in the plural."""
-    media_noun: str
-    """The samples, in the plural."""
-    medium: str
-    """The kind of data that the task is made for: images or videos."""
-    in_grid: bool
-    """Whether the parts form a square grid; otherwise a strip."""
-    pictured_samples: int
-    """Samples shown in a report."""
-    picture_side: int
-    """Side of a part in a report in pixels; a multiple of 16, so that no JPEG block spans two parts."""
-    picture_name: str
-    """Name of the PNG of its samples in a run's folder of pictures."""
-    colour: int
-    """Number of its colour, in COLOURS and in the report's style."""
-
-    def columns(self, parts: int) -> int:
-        """Return how many of so many parts are shown side by side."""
-        return round(parts**0.5) if self.in_grid else parts
-
-
-TASK_VIEWS = {
-    "spatial": TaskView("tiles", "images", "images", True, 6, 80, "puzzles", 0),
-    "temporal": TaskView("frames", "clips", "videos", False, 4, 64, "clips", 1),
-}
-
-
-def task_view(task: str) -> TaskView:
-    """Return how a task is named and shown; the only place outside of the tasks that distinguishes them by name."""
-    return TASK_VIEWS.get(task) or TaskView("parts", "images", "images", False, 4, 64, task, 2)
-
-
 def task_colour(task: str) -> str:
     """Return the colour of a task in figures."""
-    return COLOURS[task_view(task).colour % len(COLOURS)]
+    return COLOURS[list(TASKS).index(task) % len(COLOURS)]  # type: ignore[arg-type]
 
 
 def styled(draw: Callable[P, "Figure"]) -> Callable[P, "Figure"]:

@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
+from unshuffle.tasks import TASKS
+from unshuffle.tasks.base import TaskView
 from unshuffle.analysis.analysis import Analysis, AnalysisResult
-from unshuffle.analysis.figures import INK, MAP, TaskView, name_axes, styled, task_view
+from unshuffle.analysis.figures import INK, MAP, name_axes, styled
 from unshuffle.config import TaskName
-from unshuffle.data.images import read_image
+from unshuffle.data.media import read_image
 from unshuffle.data.synthetic import draw_clip, draw_image
 from unshuffle.errors import UserError
 from unshuffle.evaluation.labelled import centre_square
@@ -188,7 +190,7 @@ class TaskPanel:
     @property
     def view(self) -> TaskView:
         """How the task is shown."""
-        return task_view(self.task)
+        return TASKS[self.task].view
 
     @property
     def columns(self) -> int:

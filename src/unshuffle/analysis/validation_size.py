@@ -15,18 +15,19 @@ from torch import Tensor
 from unshuffle.accelerator import choose_device
 from unshuffle.analysis.analysis import Analysis, AnalysisResult, Row
 from unshuffle.analysis.figures import COLOURS, QUIET, name_axes, panels, styled, thousands
-from unshuffle.assembly import build_network, stored_permutation_sets
-from unshuffle.config import ShuffleConfig, Tasks
+from unshuffle.config import TaskName
 from unshuffle.console import progress
-from unshuffle.data.crops import CUTS, render
-from unshuffle.data.prepare import Data, prepare
+from unshuffle.data.squares import Squares
 from unshuffle.errors import UserError
-from unshuffle.models.ordering import OrderingNetwork
-from unshuffle.policy.state import validate
+from unshuffle.models import build_backbone
 from unshuffle.randomness import numpy_rng
 from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
-from unshuffle.runs.history import open_run, ordering_tasks
+from unshuffle.runs.history import open_run, ordering_tasks, stored_permutations
 from unshuffle.runs.run import Run
+from unshuffle.tasks import build_tasks
+from unshuffle.tasks.base import Network
+from unshuffle.tasks.ordering import OrderingTask
+from unshuffle.tasks.prepare import Data, prepare
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,17 +69,10 @@ def set_spreads(sample_errors: npt.NDArray[np.float64], sets: dict[int, list[lis
     return spreads
 
 
-def sample_errors(
-    network: OrderingNetwork, task: str, pixels: Tensor, permutations: Tensor, config: ShuffleConfig
-) -> npt.NDArray[np.float64]:
+def sample_errors(task: OrderingTask, network: Network, pixels: Tensor) -> npt.NDArray[np.float64]:
     """Return the validation error of each sample of (N, frames, side, side, 3) bytes in validation form."""
-    errors = []
-    for sample in pixels.split(1):
-        squares = sample.flatten(0, 1).to(permutations.device)
-        cuts = CUTS[task](1, squares.shape[1], config, squares.device)
-        crops = render(squares, cuts, config.crop_size)
-        errors.append(validate(network, task, [crops], permutations).error)
-    return np.array(errors)
+    crops = (task.crops(Squares.of(sample).to(task.device)) for sample in pixels.split(1))
+    return np.array([task.validate(network, [sample]).error for sample in crops])
 
 
 def samples_needed(spread: Spread, std: float = TARGET_STD) -> int:
@@ -119,7 +113,7 @@ class ValidationSize(Analysis):
         if not checkpoints:
             raise UserError(f"{run.folder} has no checkpoint")
         data, origin = self._data(run)
-        pools = {task: self._pool(task, data) for task in ordering_tasks(run) if task in data.training}
+        pools = {task: self._pool(task, data) for task in data.training if task in ordering_tasks(run)}
         if not pools:
             raise UserError("there is no data for any task of the run: give --images or --videos")
         device = choose_device(self.device)
@@ -136,8 +130,7 @@ class ValidationSize(Analysis):
         """Return the data to sample from, and its description."""
         config = run.config
         if self.images is not None or self.videos is not None:
-            tasks: Tasks = "S+T" if self.images and self.videos else "auto" if self.videos else "S"
-            given = replace(config, images=self.images, videos=self.videos, tasks=tasks)
+            given = replace(config, images=self.images, videos=self.videos, tasks="auto")
             return prepare(replace(given, data=replace(config.data, val_size=1))), "of the given data"
         if config.images is None and config.videos is None:
             world = replace(config.synthetic, images=self.pool + 1, clips=self.pool + 1)
@@ -147,7 +140,7 @@ class ValidationSize(Analysis):
         held_out = " and ".join(str(size) for size in sorted({len(samples) for samples in data.validation.values()}))
         return data, f"of the run's own data, of which only {held_out} were held out from training"
 
-    def _pool(self, task: str, data: Data) -> Tensor:
+    def _pool(self, task: TaskName, data: Data) -> Tensor:
         """Return samples in their validation form."""
         training, held_out = data.training[task], data.validation[task]
         same = held_out.source is training.source  # or X_val came from a folder of its own
@@ -164,15 +157,16 @@ class ValidationSize(Analysis):
         return sample_sets(samples, self.sizes, self.sets, numpy_rng(self.seed, "sets", task))
 
     def _errors(
-        self, run: Run, checkpoints: Sequence[Path], task: str, pixels: Tensor, device: torch.device, console: Console
+        self, run: Run, checkpoints: Sequence[Path], task: TaskName, pixels: Tensor, device: torch.device, console: Console
     ) -> Iterator[tuple[Path, npt.NDArray[np.float64]]]:
-        permutations = stored_permutation_sets(run, ordering_tasks(run))
-        network = build_network(replace(run.config, init=None), permutations).to(device)
+        config = replace(run.config, init=None)
+        tasks = build_tasks(config, config.task_names, device, stored_permutations(run))
+        network, ordering = Network(build_backbone(config.model.backbone), tasks).to(device), tasks[task]
+        assert isinstance(ordering, OrderingTask)
         with progress(console, f"validating {task}", len(checkpoints)) as advance:
             for number, path in enumerate(checkpoints):
                 network.load_state_dict(load_checkpoint(path)["network"])
-                rows = torch.from_numpy(permutations[task]).to(device)
-                yield path, sample_errors(network, task, pixels, rows, run.config.shuffle)
+                yield path, sample_errors(ordering, network, pixels)
                 advance(number + 1)
 
     def _result(self, spreads: Spreads, pools: Mapping[str, int], origin: str) -> AnalysisResult:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unshuffle.tasks import TASKS
 from unshuffle.analysis.difficulty import Division
-from unshuffle.analysis.figures import task_view
 from unshuffle.runs.folders import NamedRun
 from unshuffle.runs.history import tasks_of
 from unshuffle.runs.run import Run
@@ -64,7 +64,7 @@ def run_colours(runs: Sequence[NamedRun]) -> list[str]:
 
 def task_colour_name(task: str) -> str:
     """Return the name of a task's colour in the page's style."""
-    return f"t{task_view(task).colour}"
+    return f"t{list(TASKS).index(task)}"
 
 
 def difficulty_chart(division: Division) -> Chart:

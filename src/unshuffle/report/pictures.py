@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 
+from unshuffle.tasks import TASKS
 from unshuffle.analysis.figures import (
     COLOURS,
     INK,
@@ -26,7 +27,6 @@ from unshuffle.analysis.figures import (
     name_axes,
     panels,
     styled,
-    task_view,
     thousands,
 )
 from unshuffle.analysis.neighbours import draw as draw_neighbours
@@ -53,7 +53,7 @@ SERIES_COLOURS = {f"t{number}": colour for number, colour in enumerate(COLOURS)}
 def draw_pictures(snapshot: Snapshot, monitor: Monitor | None, run: Run) -> list[Path]:
     """Draw all pictures of a run into its folder of pictures, and return the files."""
     run.pictures.mkdir(parents=True, exist_ok=True)
-    figures = {task_view(task).picture_name: _draw_puzzles(snapshot, task) for task in snapshot.permutations}
+    figures = {TASKS[task].view.picture_name: _draw_puzzles(snapshot, task) for task in snapshot.ordering_tasks}
     if isinstance(monitor, RetrievalMonitor):
         figures["neighbours"] = _draw_monitor(snapshot, monitor)
     if run_charts := charts(find_runs([run.folder])):
@@ -110,9 +110,9 @@ def _sheet(title: str, block_height: int, count: int, head: int = HEAD) -> tuple
 
 
 def _draw_puzzles(snapshot: Snapshot, task: str) -> Figure:
-    view, puzzles = task_view(task), solve_puzzles(snapshot, task, SAMPLES)
+    view, puzzles = TASKS[task].view, solve_puzzles(snapshot, task, SAMPLES)
     title = (
-        f"Validation {view.media_noun}, each shuffled by one of {len(snapshot.permutations[task]):,} permutations, "
+        f"Validation {view.media_noun}, each shuffled by one of {len(snapshot.ordering_tasks[task].permutations):,} permutations, "
         f"after {snapshot.iteration:,} iterations"
     )
     return _draw_grids(puzzles, title, view.noun) if view.in_grid else _draw_strips(puzzles, title)

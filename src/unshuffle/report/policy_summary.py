@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from unshuffle.tasks import TASKS
 from unshuffle.analysis.difficulty import divide_samples
 from unshuffle.analysis.error_map import by_mean_error
-from unshuffle.analysis.figures import task_view
 from unshuffle.permutations import load_permutations
 from unshuffle.report.charts import difficulty_chart
 from unshuffle.report.puzzles import highest_contrast, strip
@@ -110,7 +110,7 @@ def policy_data(run: Run, task: str, states: Sequence[SamplingState], snapshot: 
     rewards = {entry["iteration"]: entry["reward"] for entry in run.metrics("episode") if entry["task"] == task}
     active = [state if state.is_active else None for state in states]
     percent = np.stack([state.errors for state in states]) * 100
-    view = task_view(task)
+    view = TASKS[task].view
     return {
         "permutations": permutations.tolist(),
         "columns": view.columns(permutations.shape[1]),
@@ -154,5 +154,5 @@ def _sample(snapshot: Snapshot | None, task: str) -> dict[str, str] | None:
         return None
     samples = snapshot.held_out[task]
     index = highest_contrast(samples)
-    parts = snapshot.parts(task, samples.pixels[[index]], task_view(task).picture_side)
+    parts = snapshot.parts(task, samples.pixels[[index]], TASKS[task].view.picture_side)
     return {"strip": strip(parts[0]), "name": samples.names[index]}

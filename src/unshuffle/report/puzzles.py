@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unshuffle.data.crops import resize
 from unshuffle.data.held_out import HeldOut, encode_jpeg
-from unshuffle.data.shuffle import resize
 from unshuffle.data.source import Pixels
+from unshuffle.data.squares import Squares
 from unshuffle.permutations import inverse
 from unshuffle.randomness import torch_generator
 from unshuffle.report.snapshot import Snapshot
@@ -66,21 +67,18 @@ class Puzzles:
         return f"{correct} of {self.shown.shape[1]} {noun} in place".replace("  ", " ")
 
 
-@torch.no_grad()
 def solve_puzzles(snapshot: Snapshot, task: str, count: int) -> Puzzles:
     """Let the network order up to `count` of the samples, each shuffled by a random permutation of Ψ."""
-    samples, permutations = snapshot.held_out[task], snapshot.permutations[task]
+    samples, ordering = snapshot.held_out[task], snapshot.ordering_tasks[task]
+    permutations = ordering.permutations
     # sampled on the CPU, so that every device shows the same puzzles
     generator = torch_generator(torch.device("cpu"), snapshot.config.seed, "pictures", task)
     chosen = torch.randperm(len(samples), generator=generator)[:count]
     pixels = samples.pixels[chosen]
     labels = torch.randint(len(permutations), (len(pixels),), generator=generator).to(permutations.device)
-    was_training = snapshot.network.training
-    snapshot.network.eval()
-    logits = snapshot.network({task: snapshot.crops(task, pixels)}, {task: permutations[labels][:, None]})[task]
-    snapshot.network.train(was_training)
-    predicted = permutations[logits[:, 0].argmax(dim=1)]
-    parts = snapshot.parts(task, pixels, snapshot.config.shuffle.crop_size)
+    crops = ordering.crops(Squares.of(pixels).to(snapshot.device))
+    predicted = permutations[ordering.recognise(snapshot.network, crops, labels)]
+    parts = snapshot.parts(task, pixels, ordering.settings.crop_size)
     names = [samples.names[position] for position in chosen.tolist()]
     return Puzzles(names, pixels, parts, permutations[labels].cpu(), predicted.cpu())
 

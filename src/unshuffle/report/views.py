@@ -11,12 +11,12 @@ from typing import Any
 import yaml
 from torch import Tensor
 
+from unshuffle.tasks import TASKS
 from unshuffle.analysis.cost import training_seconds
-from unshuffle.analysis.figures import task_view
 from unshuffle.config import Config, preset_config
-from unshuffle.config_file import differences, to_dict
 from unshuffle.evaluation.features import extract, raw_pixels
 from unshuffle.evaluation.search import nearest
+from unshuffle.options import differences, to_dict
 from unshuffle.report.charts import task_colour_name
 from unshuffle.report.policy_summary import policy_data, summarise_policy
 from unshuffle.report.puzzles import solve_puzzles, strip, thumbnails
@@ -71,7 +71,7 @@ def describe_run(named: NamedRun, colour: str) -> View:
 
 
 def _describe_task(run: Run, task: str) -> dict[str, Any]:
-    view = task_view(task)
+    view = TASKS[task].view
     return {
         "noun": view.noun,
         "media_noun": view.media_noun,
@@ -95,7 +95,7 @@ def _seconds(run: Run) -> float | None:
 
 
 def _split_remarks(splits: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    remarks = (split_sentence(task, split, task_view(task).medium) for task, split in splits.items())
+    remarks = (split_sentence(task, split, TASKS[task].medium) for task, split in splits.items())
     return [remark for remark in remarks if remark is not None]
 
 
@@ -159,7 +159,7 @@ def add_pictures(view: View, run: Run, snapshot: Snapshot | None) -> None:
             view["data"]["tasks"][task] = policy_data(run, task, states, snapshot)
     if snapshot is None:
         return
-    view["puzzles"] = {task: _puzzles(snapshot, task) for task in snapshot.held_out if task in snapshot.permutations}
+    view["puzzles"] = {task: _puzzles(snapshot, task) for task in snapshot.held_out if task in snapshot.ordering_tasks}
     neighbours = find_neighbours(snapshot)
     if neighbours is not None:
         view["data"]["neighbours"] = {
@@ -171,7 +171,7 @@ def add_pictures(view: View, run: Run, snapshot: Snapshot | None) -> None:
 
 def _puzzles(snapshot: Snapshot, task: str) -> dict[str, Any]:
     """Return held-out samples that the network has put back in order."""
-    view = task_view(task)
+    view = TASKS[task].view
     puzzles = solve_puzzles(snapshot, task, view.pictured_samples)
     parts = snapshot.parts(task, puzzles.pixels, view.picture_side)
     samples = [

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from unshuffle.config_file import read_yaml
 from unshuffle.errors import UserError
+from unshuffle.options import read_yaml
 from unshuffle.runs.run import Run
 from unshuffle.wording import plus_minus
 

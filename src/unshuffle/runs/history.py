@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from unshuffle.config import Config
 from unshuffle.errors import UserError
+from unshuffle.permutations import load_permutations
 from unshuffle.runs.run import Run
 
 Floats = npt.NDArray[np.float64]
@@ -42,6 +43,11 @@ def permutation_file(run: Run, task: str) -> Path:
 def ordering_tasks(run: Run) -> list[str]:
     """Return the tasks that the run validates and that have a permutation set."""
     return [task for task in tasks_of(run) if permutation_file(run, task).is_file()]
+
+
+def stored_permutations(run: Run) -> dict[str, npt.NDArray[np.int64]]:
+    """Return the permutation sets that the run folder keeps, by task."""
+    return {file.stem: load_permutations(file) for file in sorted(run.permutations.glob("*.npy"))}
 
 
 def choose_tasks(run: Run, task: str | None) -> list[str]:

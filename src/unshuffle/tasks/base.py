@@ -128,6 +128,28 @@ class Network(nn.Module):
         self.train(was_training)
 
 
+@dataclass(frozen=True)
+class TaskView:
+    """How a task is named and shown in reports and figures."""
+
+    noun: str
+    """The parts of a sample, in the plural."""
+    media_noun: str
+    """The samples, in the plural."""
+    picture_name: str
+    """Name of the PNG of its samples in a run's folder of pictures."""
+    in_grid: bool = False
+    """Whether the parts form a square grid; otherwise a strip."""
+    pictured_samples: int = 4
+    """Samples shown in a report."""
+    picture_side: int = 64
+    """Side of a part in a report in pixels; a multiple of 16, so that no JPEG block spans two parts."""
+
+    def columns(self, parts: int) -> int:
+        """Return how many of so many parts are shown side by side."""
+        return round(parts**0.5) if self.in_grid else parts
+
+
 class Task(ABC):
     """A pretext task."""
 
@@ -136,8 +158,7 @@ class Task(ABC):
     """P: crops of a sample that pass the backbone."""
     medium: ClassVar[Literal["images", "videos"]] = "images"
     """What the task is made for; tasks on images also take frames of videos."""
-    samples_noun: ClassVar[str] = "images"
-    """What the task's samples are called in tables and pictures."""
+    view: ClassVar[TaskView]
     held_out_samples: ClassVar[int] = 100
     """Validation samples that a run folder keeps for the report."""
 

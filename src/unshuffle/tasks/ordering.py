@@ -5,7 +5,7 @@ Axes: B samples, P parts of a sample (tiles or frames), M permutations of a samp
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +30,6 @@ class OrderingTask(Task):
     """Recognises which permutation of Ψ was applied to the parts of a sample."""
 
     settings: OrderingConfig
-    parts_noun: ClassVar[str]
-    """What the parts of a sample are called."""
-    pictured_samples: ClassVar[int]
-    """Samples that the report shows shuffled and restored."""
-    picture_side: ClassVar[int]
-    """Side in pixels of a part in the report; a multiple of 16, so that no JPEG block covers two parts."""
 
     def __init__(
         self,
@@ -47,11 +41,6 @@ class OrderingTask(Task):
         super().__init__(config, device)
         self.parts = self.settings.parts
         self._given = permutations
-
-    @property
-    def columns(self) -> int:
-        """Parts in a row of a picture."""
-        return self.parts
 
     @cached_property
     def permutations(self) -> Tensor:

@@ -12,7 +12,7 @@ from unshuffle.data.batches import Samples
 from unshuffle.data.crops import CropPlan, Jitter, uniform_table
 from unshuffle.data.sources import Media
 from unshuffle.data.squares import WHOLE, RankSlice, Squares
-from unshuffle.tasks.base import Network, Outcome, SampleErrors, Task, image_samples, image_validation_samples
+from unshuffle.tasks.base import Network, Outcome, SampleErrors, Task, TaskView, image_samples, image_validation_samples
 
 ROTATIONS = 4  # by 0°, 90°, 180° and 270°
 
@@ -22,6 +22,7 @@ class RotationTask(Task):
 
     name: ClassVar[TaskName] = "rotation"
     settings: RotationConfig
+    view = TaskView("rotations", "images", "rotations")
     parts = ROTATIONS
     chance = 1 - 1 / ROTATIONS
 

@@ -9,7 +9,7 @@ from unshuffle.data.batches import Samples
 from unshuffle.data.crops import CropPlan, Jitter, uniform_table
 from unshuffle.data.sources import Media
 from unshuffle.errors import UserError
-from unshuffle.tasks.base import image_samples, image_validation_samples
+from unshuffle.tasks.base import TaskView, image_samples, image_validation_samples
 from unshuffle.tasks.ordering import OrderingTask
 
 MIN_TILE = 4  # pixels
@@ -20,14 +20,7 @@ class SpatialTask(OrderingTask):
 
     name: ClassVar[TaskName] = "spatial"
     settings: SpatialConfig
-    parts_noun = "tiles"
-    pictured_samples = 6
-    picture_side = 80
-
-    @property
-    def columns(self) -> int:
-        """Tiles in a row."""
-        return self.settings.grid
+    view = TaskView("tiles", "images", "puzzles", in_grid=True, pictured_samples=6, picture_side=80)
 
     def samples(self, media: Media) -> Samples:
         """Images, or frames of videos."""

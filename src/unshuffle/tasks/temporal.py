@@ -10,6 +10,7 @@ from unshuffle.data.crops import NO_JITTER, CropPlan, Jitter, uniform_table
 from unshuffle.data.source import Items, Source
 from unshuffle.data.sources import Media
 from unshuffle.errors import UserError
+from unshuffle.tasks.base import TaskView
 from unshuffle.tasks.ordering import OrderingTask
 
 
@@ -19,11 +20,8 @@ class TemporalTask(OrderingTask):
     name: ClassVar[TaskName] = "temporal"
     settings: TemporalConfig
     medium = "videos"
-    samples_noun = "clips"
-    parts_noun = "frames"
+    view = TaskView("frames", "clips", "clips")
     held_out_samples = 12  # a clip takes as much space as many images
-    pictured_samples = 4
-    picture_side = 64
 
     @property
     def min_frames(self) -> int:
