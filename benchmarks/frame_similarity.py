@@ -28,7 +28,7 @@ from unshuffle.config_file import merge
 from unshuffle.data.prepare import prepare
 from unshuffle.data.shuffle import resize
 from unshuffle.data.squares import Squares
-from unshuffle.evaluation.backbones import find_backbone
+from unshuffle.evaluation.features import find_backbone
 from unshuffle.training.trainer import Trainer
 
 SHARES = (0.7, 0.875)

@@ -6,11 +6,11 @@ import torch
 
 from unshuffle.accelerator import choose_device
 from unshuffle.config import Config
+from unshuffle.data.dataset import Square, load_images, open_dataset, synthetic_dataset
 from unshuffle.data.prepare import Data
 from unshuffle.data.synthetic import synthetic_images
 from unshuffle.errors import UserError
-from unshuffle.evaluation.labelled import from_folder, from_synthetic
-from unshuffle.evaluation.monitor import RetrievalMonitor
+from unshuffle.evaluation.retrieval import RetrievalMonitor
 from unshuffle.models import Backbone, build_backbone
 from unshuffle.models.heads import build_head
 from unshuffle.models.norm import synchronise
@@ -101,17 +101,21 @@ def stored_permutation_sets(run: Run, tasks: list[str]) -> PermutationSets:
 
 
 def build_monitor(config: Config) -> RetrievalMonitor | None:
-    """Retrieval on the given labelled folders, on the synthetic world when that is trained on, or none."""
-    device, folders = choose_device(config.device), config.monitor
-    if folders.gallery is not None and folders.queries is not None:
-        side = build_backbone(config.model.backbone).eval_size
-        gallery = from_folder(folders.gallery.expanduser(), side, folders.limit)
-        queries = from_folder(folders.queries.expanduser(), side, folders.limit, gallery.classes)
+    """Return retrieval on the given labelled data, or on the synthetic world if that is trained on, or None."""
+    device, monitor = choose_device(config.device), config.monitor
+    if monitor.gallery is not None and monitor.queries is not None:
+        square, cache = Square(build_backbone(config.model.backbone).eval_size), config.data.cache
+        gallery = load_images(open_dataset(monitor.gallery, square=square, frames=1, cache=cache), monitor.limit)
+        queries = load_images(
+            open_dataset(monitor.queries, square=square, frames=1, cache=cache, classes=gallery.classes), monitor.limit
+        )
         return RetrievalMonitor(gallery, queries, device)
     if config.images is not None or config.videos is not None:
         return None
     gallery, queries = (
-        from_synthetic(synthetic_images(count, config.synthetic.image_size, _seed(config, "monitor", name)))
+        load_images(
+            synthetic_dataset(synthetic_images(count, config.synthetic.image_size, _seed(config, "monitor", name)))
+        )
         for name, count in (("gallery", config.synthetic.gallery), ("queries", config.synthetic.queries))
     )
     return RetrievalMonitor(gallery, queries, device)

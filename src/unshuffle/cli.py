@@ -81,9 +81,9 @@ class AblateCommand(Config):
     """Names as in `unshuffle evaluate`, and .yaml files with options: NAME: {evaluation: retrieval, train: ...}."""
     evaluation_preset: Literal["quick", "paper"] = "quick"
     """Preset of the evaluations: paper is the full schedules."""
-    train: Path | None = None
+    train: str | None = None
     """--train of the evaluations that have one."""
-    test: Path | None = None
+    test: str | None = None
     """--test of the evaluations that have one."""
     voc: Path | None = None
     """--voc of the evaluations that have one."""
@@ -181,8 +181,8 @@ class ExportCommand:
 class EmbedCommand:
     """Write the features of all images or videos of a folder; run again, it goes on where it was broken off."""
 
-    data: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
-    """A folder, flat or nested, or a packed store."""
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
+    """A folder, flat or nested, a packed store, or tar shards."""
     out: Path
     """The file to write: .npy (with the names beside it), .parquet or .csv."""
     weights: str
@@ -340,7 +340,7 @@ def _print_skipped(skipped: Sequence[tuple[str, str]], listed: Path) -> None:
 def export(args: Sequence[str]) -> int:
     """`unshuffle export`."""
     command = _parse(ExportCommand, "export", args)
-    from unshuffle.evaluation.backbones import find_backbone
+    from unshuffle.evaluation.features import find_backbone
     from unshuffle.models import export as exporting
 
     out = command.out or exporting.default_file(command.weights, command.format, fold=command.fold)
@@ -356,19 +356,18 @@ def embed(args: Sequence[str]) -> int:
     """`unshuffle embed`."""
     command = _parse(EmbedCommand, "embed", args)
     from unshuffle.accelerator import choose_device
+    from unshuffle.data.dataset import Square, open_dataset
     from unshuffle.evaluation import embed as embedding
-    from unshuffle.evaluation.backbones import find_backbone
-    from unshuffle.evaluation.collection import open_collection
-    from unshuffle.evaluation.feature_file import skipped_file
+    from unshuffle.evaluation.features import find_backbone
 
     backbone, out = find_backbone(command.weights, command.seed), command.out.expanduser()
     size = command.size or backbone.eval_size
     embedder = embedding.Embedder(backbone, size, choose_device(command.device), command.batch)
-    data = open_collection(command.data.expanduser(), size, command.frames, command.kind)
+    data = open_dataset(command.data, kind=command.kind, labelled=False, square=Square(size), frames=command.frames)
     done = embedding.embed(embedder, data, out, workers=command.workers)
     rows, skipped = counted(done.rows, data.kind), counted(len(done.skipped), "files")
     print(f"{rows}, {done.dimensions} features each, in {out}; {skipped} skipped")
-    _print_skipped(done.skipped, skipped_file(out))
+    _print_skipped(done.skipped, embedding.skipped_file(out))
     _write_json(command.json, "embed", f"pool5 at {size} px", to_dict(command), to_dict(done))
     return 0
 

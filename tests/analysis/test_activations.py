@@ -14,7 +14,7 @@ from unshuffle import cli
 from unshuffle.analysis.activations import OUTLINE, conv5, outlined, selectivities, telling_units
 from unshuffle.analysis.result import Analysis
 from unshuffle.data.images import read_image
-from unshuffle.evaluation.backbones import find_backbone
+from unshuffle.evaluation.features import find_backbone
 
 Ask = Callable[..., Analysis]
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from unshuffle import cli
 from unshuffle.analysis.neighbours import rows
 from unshuffle.analysis.result import Analysis
-from unshuffle.evaluation.labelled import LabelledImages, Neighbours
-from unshuffle.evaluation.retrieval import Retrieval
+from unshuffle.data.dataset import LabelledImages
+from unshuffle.evaluation.retrieval import Neighbours, Retrieval
 
 Ask = Callable[..., Analysis]
 

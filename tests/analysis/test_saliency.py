@@ -10,8 +10,8 @@ from torch import nn
 from unshuffle import cli
 from unshuffle.analysis.result import Analysis
 from unshuffle.analysis.saliency import half_area, saliency, shades
-from unshuffle.evaluation.backbones import find_backbone
-from unshuffle.evaluation.classifier import TrainedClassifier
+from unshuffle.evaluation.features import find_backbone
+from unshuffle.evaluation.finetuning import TrainedClassifier
 from unshuffle.evaluation.voc import CLASSES as VOC_CLASSES
 
 Ask = Callable[..., Analysis]

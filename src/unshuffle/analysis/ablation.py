@@ -20,7 +20,7 @@ from unshuffle.config_file import merge
 from unshuffle.console import ResilientConsole
 from unshuffle.data.prepare import prepare
 from unshuffle.errors import UserError
-from unshuffle.evaluation.published import published
+from unshuffle.evaluation.protocol import published
 from unshuffle.pretraining import try_backbone
 
 __all__ = ["PAPER_ARMS", "Ablation", "ablate", "make_plan", "run_ablation"]

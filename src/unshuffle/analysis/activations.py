@@ -1,8 +1,7 @@
 """What excites the units of conv5: the images with the highest activations, over several datasets (appendix I.1)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -16,13 +15,11 @@ from unshuffle.analysis.figures import INK
 from unshuffle.analysis.names import chosen_names
 from unshuffle.analysis.question import Question
 from unshuffle.analysis.result import Analysis, Row
+from unshuffle.data.dataset import LabelledDataset, Square, open_dataset
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
-from unshuffle.evaluation.backbones import find_backbone
-from unshuffle.evaluation.features import network_input
-from unshuffle.evaluation.items import Items, any_folder
-from unshuffle.evaluation.skips import tell_skipped
-from unshuffle.evaluation.streaming import WORKERS, stream
+from unshuffle.evaluation.features import WORKERS, extract_features, find_backbone, merge_chunks, network_input
+from unshuffle.evaluation.protocol import note_skipped
 from unshuffle.models import Backbone
 from unshuffle.randomness import numpy_rng
 
@@ -32,15 +29,15 @@ if TYPE_CHECKING:
 OUTLINE = (255, 221, 0)
 
 
-class Dataset(NamedTuple):
-    """Images, and how much each unit is excited by each."""
+class Responses(NamedTuple):
+    """The images of a dataset, and how much each unit is excited by each."""
 
     name: str
-    items: Items
+    images: LabelledDataset
     maxima: Tensor
     """(N, units) highest activation anywhere in an image."""
-    owners: Tensor
-    """(N,) which item each row is of."""
+    items: Tensor
+    """(N,) index of the item that each row is of."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +118,9 @@ class Activations(Question):
 
     weights: str
     """A run folder, a weights file, a torchvision model name, or random (random:ARCHITECTURE)."""
-    data: tuple[Path, ...]
-    """Folders of images or of videos, flat or nested; of a video the middle frame is taken."""
+    data: tuple[str, ...]
+    """Folders of images or of videos, flat or nested, packed stores or tar shards; of a video the middle frame is
+    taken."""
     names: tuple[str, ...] = ()
     """What to call the datasets; by default the names of the folders."""
     units: tuple[int, ...] = ()
@@ -148,9 +146,9 @@ class Activations(Question):
             raise UserError("say which folders to look into: give one or more after the weights")
         names, device = chosen_names(self.names, self.data), choose_device(self.device)
         backbone = find_backbone(self.weights, self.seed).to(device)
-        folders = [self._items(folder, backbone) for folder in self.data]
+        sampled = [self._sampled(address, backbone) for address in self.data]
         datasets = [
-            self._look(backbone, name, items, device, console) for name, items in zip(names, folders, strict=True)
+            self._look(backbone, name, images, device, console) for name, images in zip(names, sampled, strict=True)
         ]
         total = datasets[0].maxima.shape[1]
         if any(not 0 <= unit < total for unit in self.units):
@@ -161,22 +159,24 @@ class Activations(Question):
         found = [excited(backbone, some, unit, self.top, device) for unit in units for some in datasets]
         return self._analysis(found, {some.name: len(some.maxima) for some in datasets}, total)
 
-    def _items(self, folder: Path, backbone: Backbone) -> Items:
-        items = replace(any_folder(folder), side=backbone.eval_size, frames=1)
-        if not 0 < self.limit < len(items):
-            return items
-        chosen = sorted(numpy_rng(self.seed, "activations").permutation(len(items))[: self.limit].tolist())
-        return replace(items, items=[items.items[place] for place in chosen])
+    def _sampled(self, address: str, backbone: Backbone) -> LabelledDataset:
+        images = open_dataset(address, labelled=False, square=Square(backbone.eval_size), frames=1)
+        if not images.exceeds(self.limit):
+            return images
+        return images.subset(
+            sorted(numpy_rng(self.seed, "activations").permutation(len(images))[: self.limit].tolist())
+        )
 
-    def _look(self, backbone: Backbone, name: str, items: Items, device: torch.device, console: Console) -> Dataset:
+    def _look(
+        self, backbone: Backbone, name: str, images: LabelledDataset, device: torch.device, console: Console
+    ) -> Responses:
         def highest(pixels: Tensor) -> Tensor:
             return conv5(backbone, pixels).amax((2, 3)).cpu()
 
-        chunks = list(stream(items, highest, device, console, name, workers=self.workers))
-        tell_skipped(console, items.skipped, name)
-        return Dataset(
-            name, items, torch.cat([chunk.values for chunk in chunks]), torch.cat([chunk.items for chunk in chunks])
-        )
+        chunks = list(extract_features(images, highest, device, console, name, workers=self.workers))
+        note_skipped(console, images.skipped, name)
+        maxima, items, _ = merge_chunks(chunks)
+        return Responses(name, images, maxima, items)
 
     def _analysis(self, found: list[Excited], sizes: Mapping[str, int], total: int) -> Analysis:
         images = ", ".join(f"{size:,} of {name}" for name, size in sizes.items())
@@ -200,16 +200,16 @@ class Activations(Question):
         return Analysis("activations", statement, metrics, rows(found), lambda: draw(found, list(sizes)))
 
 
-def excited(backbone: Backbone, dataset: Dataset, unit: int, top: int, device: torch.device) -> Excited:
+def excited(backbone: Backbone, dataset: Responses, unit: int, top: int, device: torch.device) -> Excited:
     """The images that excite a unit most, read and seen again."""
     best = dataset.maxima[:, unit].topk(min(top, len(dataset.maxima)))
-    chosen, items = dataset.owners[best.indices].tolist(), dataset.items
-    pixels = [items.read(place)[0] for place in chosen]
+    chosen, images = dataset.items[best.indices].tolist(), dataset.images
+    pixels = [images.load(index)[0] for index in chosen]
     maps = conv5(backbone, torch.from_numpy(np.stack(pixels)).to(device))[:, unit].cpu()
     return Excited(
         unit,
         dataset.name,
-        [str(items.items[place].path) for place in chosen],
+        [images.location(index) for index in chosen],
         best.values.tolist(),
         float(selectivities(dataset.maxima[:, [unit]], top)),
         [outlined(*pair) for pair in zip(pixels, maps, strict=True)],

@@ -9,11 +9,11 @@ from typing import Any
 from unshuffle.config import Tasks
 from unshuffle.config_file import merge, read_yaml
 from unshuffle.errors import UserError
-from unshuffle.evaluation.protocol import PLACES, Evaluation, find_evaluation
+from unshuffle.evaluation.protocol import DATA_OPTIONS, Evaluation, find_evaluation
 
 Values = dict[str, Any]
 """Keys and values as a YAML file has them; sections are dicts."""
-DATA = sorted(PLACES - {"weights"})
+DATA = sorted(DATA_OPTIONS - {"weights"})
 """Options that name what an evaluation measures on."""
 PLAN = "ablation.yaml"
 """The file of an ablation's folder that names its arms."""

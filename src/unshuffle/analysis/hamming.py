@@ -16,10 +16,10 @@ from unshuffle.analysis.history import Floats, History, choose_tasks, open_run, 
 from unshuffle.analysis.moments import Moment, chooses_pairs, read_moments, spread
 from unshuffle.analysis.question import Question
 from unshuffle.analysis.result import Analysis
+from unshuffle.data.dataset import centre_square
 from unshuffle.data.images import read_image
 from unshuffle.data.synthetic import draw_clip, draw_image
 from unshuffle.errors import UserError
-from unshuffle.evaluation.labelled import centre_square
 from unshuffle.permutations import load_permutations
 from unshuffle.run import Run
 

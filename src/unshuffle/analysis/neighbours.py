@@ -11,11 +11,11 @@ from unshuffle.analysis.figures import INK
 from unshuffle.analysis.names import chosen_names
 from unshuffle.analysis.question import Question
 from unshuffle.analysis.result import Analysis, Row
+from unshuffle.data.dataset import LabelledImages
 from unshuffle.errors import UserError
-from unshuffle.evaluation.labelled import LabelledImages, Neighbours
+from unshuffle.evaluation.features import WORKERS
 from unshuffle.evaluation.protocol import Result
-from unshuffle.evaluation.retrieval import Retrieval
-from unshuffle.evaluation.streaming import WORKERS
+from unshuffle.evaluation.retrieval import Neighbours, Retrieval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,10 +34,10 @@ class NearestNeighbours(Question):
     """Run folders, weights files, torchvision model names, or random (random:ARCHITECTURE): one for each model."""
     names: tuple[str, ...] = ()
     """What to call them; by default the names of the folders."""
-    train: Path | None = None
-    """The gallery: images, or videos, in a folder for each class."""
-    test: Path | None = None
-    """The queries, in the same classes."""
+    train: str | None = None
+    """The gallery: labelled images or videos, as for `evaluate retrieval`."""
+    test: str | None = None
+    """The queries, with the same classes."""
     voc: Path | None = None
     """Instead of the two: a VOC devkit, whose objects are cut out and compared."""
     year: int = 2007

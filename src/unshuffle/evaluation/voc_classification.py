@@ -17,11 +17,9 @@ from unshuffle.data.batches import Prefetcher
 from unshuffle.data.images import read_image
 from unshuffle.data.source import Pixels
 from unshuffle.evaluation.average_precision import eleven_point, ranked_curve, step_area
-from unshuffle.evaluation.classifier import TrainedClassifier
 from unshuffle.evaluation.features import network_input
-from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
-from unshuffle.evaluation.protocol import Result
-from unshuffle.evaluation.published import published_table
+from unshuffle.evaluation.finetuning import Recipe, TrainedClassifier, TrainingSetup, batch_items, fine_tune
+from unshuffle.evaluation.protocol import Result, published_table
 from unshuffle.evaluation.voc import CLASSES, ImageSet, VocImage
 from unshuffle.evaluation.voc_task import (
     VocTask,
@@ -67,18 +65,18 @@ class VocClassification(VocTask):
         train = devkit.with_objects(self.train_set, self.limit)
         test = devkit.with_objects(self.test_set, self.limit)
         self.check_sets(train, test, console)
-        self._train(network, train, self.workshop(console, weights, train), device)
+        self._train(network, train, self.training_setup(console, weights, train), device)
         if self.out is not None:
             TrainedClassifier(network.backbone, network.head, CLASSES).save(self.out.expanduser())
         scores = self._scores(network, test, console, device)
         return self._result(scores, train, test)
 
-    def _train(self, network: "Classifier", train: ImageSet, workshop: Workshop, device: torch.device) -> None:
+    def _train(self, network: "Classifier", train: ImageSet, setup: TrainingSetup, device: torch.device) -> None:
         truth = presence(train.images)
 
         def batch(step: int) -> tuple[Tensor, Tensor]:
             rng = numpy_rng(self.seed, "crops", step)
-            items = drawn(self.seed, len(train), step, self.batch_size)
+            items = batch_items(self.seed, len(train), step, self.batch_size)
             crops = [random_crop(read_image(train.images[item].path), network.size, rng) for item in items]
             return torch.from_numpy(np.stack(crops)), truth[items]
 
@@ -86,7 +84,7 @@ class VocClassification(VocTask):
             crops, some = (tensor.to(device) for tensor in crops_and_truth)
             return presence_loss(network(crops), some)
 
-        fine_tune(network, RECIPE.changed(self.iterations, self.lr), batch, loss, workshop)
+        fine_tune(network, RECIPE.changed(self.iterations, self.lr), batch, loss, setup)
 
     @torch.no_grad()
     def _scores(self, network: "Classifier", test: ImageSet, console: Console, device: torch.device) -> Tensor:

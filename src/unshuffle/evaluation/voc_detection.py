@@ -19,10 +19,9 @@ from unshuffle.evaluation.average_precision import eleven_point, envelope_area, 
 from unshuffle.evaluation.boxes import mirror
 from unshuffle.evaluation.detection_precision import Truth, count_objects, mark_hits
 from unshuffle.evaluation.fast_rcnn import Detections, FastRcnn, Targets, detect, detection_loss, sample_regions
-from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
+from unshuffle.evaluation.finetuning import Recipe, TrainingSetup, batch_items, fine_tune
 from unshuffle.evaluation.proposals import Boxes, cleaned, read_proposals, search_proposals
-from unshuffle.evaluation.protocol import Result
-from unshuffle.evaluation.published import published_table
+from unshuffle.evaluation.protocol import Result, published_table
 from unshuffle.evaluation.voc import CLASSES, ImageSet, VocImage
 from unshuffle.evaluation.voc_task import VocTask, as_tensor, class_figures, class_table, percent
 from unshuffle.randomness import numpy_rng
@@ -92,7 +91,7 @@ class VocDetection(VocTask):
         test = devkit.with_objects(self.test_set, self.limit)
         self.check_sets(train, test, console)
         proposals = self._proposals([*train.images, *test.images], console)
-        self._train(network, train, proposals, self.workshop(console, weights, train), device)
+        self._train(network, train, proposals, self.training_setup(console, weights, train), device)
         found = self._detect(network, test, proposals, console, device)
         return self._result(found, train, test)
 
@@ -126,13 +125,18 @@ class VocDetection(VocTask):
         return search_proposals(images, None if folder is None else folder.expanduser(), console)
 
     def _train(
-        self, network: FastRcnn, train: ImageSet, proposals: dict[str, Tensor], workshop: Workshop, device: torch.device
+        self,
+        network: FastRcnn,
+        train: ImageSet,
+        proposals: dict[str, Tensor],
+        setup: TrainingSetup,
+        device: torch.device,
     ) -> None:
         schedule = self._schedule()
 
         def batch(step: int) -> "list[Scene]":
             rng = numpy_rng(self.seed, "regions", step)
-            items = drawn(self.seed, len(train), step, self.batch_size).tolist()
+            items = batch_items(self.seed, len(train), step, self.batch_size).tolist()
             scenes = [train.images[item] for item in items]
             return [draw_scene(scene, proposals[scene.name], schedule, self.regions, rng) for scene in scenes]
 
@@ -142,7 +146,7 @@ class VocDetection(VocTask):
             logits, offsets = network([scene.pixels.to(device) for scene in scenes], boxes)
             return detection_loss(logits, offsets, targets)
 
-        fine_tune(network, schedule.recipe, batch, loss, workshop)
+        fine_tune(network, schedule.recipe, batch, loss, setup)
 
     @torch.no_grad()
     def _detect(

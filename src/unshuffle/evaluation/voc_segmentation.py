@@ -13,9 +13,8 @@ from unshuffle.data.batches import Prefetcher
 from unshuffle.data.images import read_image
 from unshuffle.evaluation.confusion import class_ious, confusion_matrix, pixel_accuracy
 from unshuffle.evaluation.fcn import LABELS, Fcn32
-from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
-from unshuffle.evaluation.protocol import Result
-from unshuffle.evaluation.published import published_table
+from unshuffle.evaluation.finetuning import Recipe, TrainingSetup, batch_items, fine_tune
+from unshuffle.evaluation.protocol import Result, published_table
 from unshuffle.evaluation.voc import CLASSES, IGNORED, ImageSet, VocImage, read_mask
 from unshuffle.evaluation.voc_task import VocTask, as_tensor, class_figures, class_table, percent
 
@@ -58,21 +57,21 @@ class VocSegmentation(VocTask):
         train = devkit.with_masks(self.train_set, self.masks, self.limit)
         test = devkit.with_masks(self.test_set, self.masks, self.limit)
         self.check_sets(train, test, console)
-        self._train(network, train, self.workshop(console, weights, train), device)
+        self._train(network, train, self.training_setup(console, weights, train), device)
         confusion = self._confusion(network, test, console, device)
         return self._result(confusion, train, test)
 
-    def _train(self, network: Fcn32, train: ImageSet, workshop: Workshop, device: torch.device) -> None:
+    def _train(self, network: Fcn32, train: ImageSet, setup: TrainingSetup, device: torch.device) -> None:
         recipe = SCHEDULES[self.schedule].changed(self.iterations, self.lr, self.accumulate)
 
         def batch(step: int) -> tuple[Tensor, Tensor]:
-            return read_pair(train.images[int(drawn(self.seed, len(train), step, 1)[0])])
+            return read_pair(train.images[int(batch_items(self.seed, len(train), step, 1)[0])])
 
         def loss(pair: tuple[Tensor, Tensor]) -> Tensor:
             pixels, truth = (tensor.to(device) for tensor in pair)
             return F.cross_entropy(network(pixels)[None], truth.long()[None], ignore_index=IGNORED)
 
-        fine_tune(network, recipe, batch, loss, workshop)
+        fine_tune(network, recipe, batch, loss, setup)
 
     @torch.no_grad()
     def _confusion(self, network: Fcn32, test: ImageSet, console: Console, device: torch.device) -> Tensor:

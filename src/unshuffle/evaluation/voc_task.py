@@ -15,14 +15,20 @@ from torch import Tensor, nn
 
 from unshuffle.accelerator import choose_device
 from unshuffle.console import say
+from unshuffle.data.dataset import digest, file_stamp, shared_files
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
-from unshuffle.evaluation.backbones import find_backbone
-from unshuffle.evaluation.coverage import FEW, note, shared_files, sharing, tell_shared
-from unshuffle.evaluation.fine_tuning import Recipe, Workshop
-from unshuffle.evaluation.identity import digest, fingerprint, stamp
-from unshuffle.evaluation.protocol import Evaluation
-from unshuffle.evaluation.skips import skipped_figures, tell_skipped
+from unshuffle.evaluation.features import find_backbone, weights_digest
+from unshuffle.evaluation.finetuning import Recipe, TrainingSetup
+from unshuffle.evaluation.protocol import (
+    FEW_PER_CLASS,
+    Evaluation,
+    note,
+    note_shared,
+    note_skipped,
+    shared_sentence,
+    skipped_figures,
+)
 from unshuffle.evaluation.voc import CLASSES, Devkit, ImageSet
 from unshuffle.models import Backbone
 from unshuffle.models.fold import fold_batch_norm
@@ -73,27 +79,27 @@ class VocTask(Evaluation):
         device = choose_device(self.device)
         backbone = fold_batch_norm(find_backbone(self.weights, self.seed))
         seed_everything(self.seed)
-        return backbone, fingerprint(backbone), device
+        return backbone, weights_digest(backbone), device
 
     def check_sets(self, train: ImageSet, test: ImageSet, console: Console) -> None:
         """Say what there is, what was left out, and what would make the figures doubtful."""
         for images in (train, test):
             say(console, images.summary())
-            tell_skipped(console, images.skipped, images.name)
-        tell_shared(console, len(shared_files(train.paths(), test.paths())))
-        if len(train) < FEW * len(CLASSES):
+            note_skipped(console, images.skipped, images.name)
+        note_shared(console, len(shared_files(train.paths(), test.paths())))
+        if len(train) < FEW_PER_CLASS * len(CLASSES):
             note(console, f"only {len(train)} training images for {len(CLASSES)} classes: little to learn from")
 
-    def workshop(self, console: Console, weights: str, train: ImageSet) -> Workshop:
+    def training_setup(self, console: Console, weights: str, train: ImageSet) -> TrainingSetup:
         """Where and how the fine-tuning goes on."""
         files = (image.mask or image.path for image in train.images)
-        identity = digest([self.options(), weights, *train.images, *map(stamp, files)])
-        return Workshop(console, self.seed, self.workers, self.folder("checkpoints"), identity, self.save_every)
+        identity = digest([self.options(), weights, *train.images, *map(file_stamp, files)])
+        return TrainingSetup(console, self.seed, self.workers, self.folder("checkpoints"), identity, self.save_every)
 
     def sides(self, train: ImageSet, test: ImageSet) -> str:
         """What is learned from and measured on, for the statement."""
         shared = len(shared_files(train.paths(), test.paths()))
-        remark = f", {sharing(shared)}" if shared else ""
+        remark = f", {shared_sentence(shared)}" if shared else ""
         return f"trained on {train.name} ({len(train)} images), tested on {test.name} ({len(test)}){remark}"
 
     def has_usual_images(self) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from unshuffle.evaluation.features import extract, raw_pixels
-from unshuffle.evaluation.search import nearest
+from unshuffle.evaluation.retrieval import nearest
 from unshuffle.report.snapshot import Snapshot
 
 NEIGHBOURS = 6

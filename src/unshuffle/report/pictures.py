@@ -26,9 +26,9 @@ from unshuffle.analysis.figures import (
 from unshuffle.analysis.names import short_names
 from unshuffle.analysis.neighbours import draw as draw_neighbours
 from unshuffle.analysis.sheet import DPI, RIGHT, WRONG, Picture, Sheet
-from unshuffle.evaluation.labelled import Neighbours, one_of_each
-from unshuffle.evaluation.monitor import RetrievalMonitor
+from unshuffle.data.dataset import one_per_class
 from unshuffle.evaluation.protocol import Result
+from unshuffle.evaluation.retrieval import Neighbours, RetrievalMonitor
 from unshuffle.report.attempts import Attempts, attempt
 from unshuffle.report.curves import Chart, charts
 from unshuffle.report.snapshot import Snapshot
@@ -181,8 +181,8 @@ def _strip(sheet: Sheet, frames: Tensor, order: Tensor, left: int, top: int, fra
 
 def _neighbours(snapshot: Snapshot, monitor: RetrievalMonitor) -> Figure:
     nearest = monitor.neighbours(snapshot.network.backbone).cpu()[:, :NEIGHBOURS]
-    chosen = one_of_each(monitor.queries.labels, QUERIES)
-    shown = Neighbours(monitor.queries.some(chosen), monitor.gallery.some(nearest[chosen].flatten().tolist()))
+    chosen = one_per_class(monitor.queries.labels, QUERIES)
+    shown = Neighbours(monitor.queries.subset(chosen), monitor.gallery.subset(nearest[chosen].flatten().tolist()))
     return draw_neighbours({f"this network, after {snapshot.iteration:,} iterations": shown})
 
 
