@@ -114,8 +114,6 @@ def test_videos_are_found_where_people_put_them(ucf: Path, tmp_path: Path, place
     videos = touch(tmp_path / "mine", [place(name) for name in UCF_TRAIN + UCF_TEST])
     expected = [(place(name), label) for name, label in zip(UCF_TEST, [0, 0, 1, 1], strict=True)]
     assert pairs(read_split_list(ucf, videos, 2, "test")) == expected
-        (place(name), label) for name, label in zip(UCF_TEST, [0, 0, 1, 1], strict=True)
-    ]
 
 
 def test_a_video_of_another_class_is_not_taken_for_an_absent_one(ucf: Path) -> None:

@@ -93,7 +93,7 @@ def test_boxes_are_the_13_places_of_10_shapes() -> None:
                 expected.add((down * top // 4, right * left // 4, tall, wide))
     assert len({(tall, wide) for _, _, tall, wide in expected}) == 10
     assert set(map(tuple, np.hstack([boxes.corners, boxes.sides]).tolist())) == expected
-    assert 0.45 < boxes.mirrored.mean() < 0.55
+    assert 0.45 < boxes.hflip.mean() < 0.55
 
 
 def test_boxes_follow_the_size_of_each_video() -> None:

@@ -14,6 +14,7 @@ from unshuffle.data.batches import Samples
 from unshuffle.data.pack import cached_store
 from unshuffle.data.shards import ShardOptions, ShardSource, open_shards
 from unshuffle.data.source import Items, Source
+from unshuffle.data.splits import find_split_list
 from unshuffle.data.store import Kind, Store
 from unshuffle.data.synthetic import synthetic_clips, synthetic_images
 from unshuffle.errors import UserError
@@ -148,7 +149,7 @@ def _open(kind: Kind, address: str, short_side: int, config: DataConfig, data: D
         source = shards = _open_shards(kind, address, short_side, config, progress)
         how = f"{counted(len(shards.files), 'shards')}, read at short side {short_side}"
     else:
-        source = store = _open_folder(kind, Path(address), short_side, config, progress)
+        source = store = _open_folder(kind, Path(address).expanduser(), short_side, config, progress)
         how = f"packed at short side {store.header.short_side} in {store.path}"
     data.skipped.extend(source.skipped)
     found, skipped = counted(len(source), kind), counted(len(source.skipped), "files")
@@ -165,13 +166,17 @@ def _open_shards(kind: Kind, address: str, short_side: int, config: DataConfig, 
 
 
 def _open_folder(kind: Kind, folder: Path, short_side: int, config: DataConfig, progress: bool) -> Store:
+    split = find_split_list(folder) if kind == "videos" else None
+    if split is not None and Store.is_store(split.folder):
+        raise UserError(f"{folder} lists videos of the packed store {split.folder}: give the folder of video files")
     return cached_store(
         kind,
-        folder.expanduser(),
+        folder if split is None else split.folder,
         config.cache.expanduser(),
         short_side=short_side,
         encoding=config.encoding,
         every=config.frame_every,
+        only=None if split is None else split.names,
         progress=progress,
     )
 

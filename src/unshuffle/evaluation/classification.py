@@ -109,7 +109,7 @@ class Classification(Evaluation):
         """Return the backbone on its device and the images to train and to test on, and seed all random numbers."""
         if self.train is None or self.test is None:
             raise UserError(
-                "there are no images to classify: give --train and --test, folders with a subfolder for each class"
+                "there is nothing to classify: give --train and --test, folders with a subfolder for each class"
             )
         if self.batch_size < 2:
             raise UserError(f"batch_size is {self.batch_size}, but batch normalisation needs two images or more")

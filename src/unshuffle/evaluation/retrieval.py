@@ -268,9 +268,7 @@ class Retrieval(Evaluation):
             )
             return gallery, queries
         if self.train is None or self.test is None:
-            raise UserError(
-                "there is no gallery and there are no queries: give --train and --test (class folders), or --voc"
-            )
+            raise UserError("there is nothing to retrieve: give --train and --test (class folders), or --voc")
         return open_pair(self.train, self.test, square=Square(size), frames=self.frames)
 
     def _prepared(self, dataset: LabelledDataset, size: int) -> LabelledDataset:
