@@ -27,7 +27,7 @@ from unshuffle.data.prepare import prepare
 from unshuffle.config import preset_config
 from unshuffle.data.crops import resize
 from unshuffle.data.squares import Squares
-from unshuffle.evaluation.backbones import find_backbone
+from unshuffle.evaluation.features import find_backbone
 from unshuffle.options import merge
 from unshuffle.training.trainer import Trainer
 

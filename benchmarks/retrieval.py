@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unshuffle.evaluation.search import Search
+from unshuffle.evaluation.retrieval import Search
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -127,4 +128,95 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(exist_ok=True)
         low = 128 * (number % 2)
         Image.fromarray(rng.integers(low, low + 128, (48, 48, 3), dtype=np.uint8)).save(path)
+    return folder
+
+
+# ---- class folders: stripes that run across or down, or a chessboard, each with its own phase and noise
+
+
+def texture(name: str, rng: np.random.Generator, side: int = 96) -> np.ndarray:
+    row, column = np.mgrid[:side, :side] + rng.integers(0, 12, 2)[:, None, None]
+    waves = {"across": row // 6, "chess": row // 6 + column // 6, "down": column // 6}
+    pixels = 60 + 130 * (waves[name] % 2)[:, :, None] + rng.integers(-30, 30, (side, side, 3))
+    return pixels.astype(np.uint8)
+
+
+def write_classes(root: Path, count: int, seed: int) -> Path:
+    rng = np.random.default_rng(seed)
+    for name in ("across", "chess", "down"):
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            Image.fromarray(texture(name, rng)).save(root / name / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="session")
+def classes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Class folders train and test; in each one file is broken, one is grayscale and one is CMYK."""
+    root = tmp_path_factory.mktemp("classes")
+    train, test = write_classes(root / "train", 8, 0), write_classes(root / "test", 5, 1)
+    for folder in (train, test):
+        (folder / "down" / "broken.jpg").write_bytes(b"\xff\xd8\xff no image")
+        Image.open(folder / "across" / "1.png").convert("L").save(folder / "across" / "1.png")
+        Image.open(folder / "chess" / "1.png").convert("CMYK").save(folder / "chess" / "1.jpg")
+        (folder / "chess" / "1.png").unlink()
+    return train, test
+
+
+@pytest.fixture(scope="session")
+def class_clips(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same classes as videos."""
+    av = pytest.importorskip("av")
+    root = tmp_path_factory.mktemp("clips")
+    for side, count, seed in (("train", 3, 2), ("test", 2, 3)):
+        rng = np.random.default_rng(seed)
+        for name in ("across", "chess", "down"):
+            (root / side / name).mkdir(parents=True)
+            for number in range(count):
+                with av.open(str(root / side / name / f"{number}.mp4"), "w") as container:
+                    stream = container.add_stream("mpeg4", rate=25, width=96, height=96, pix_fmt="yuv420p")
+                    for _ in range(12):
+                        frame = av.VideoFrame.from_ndarray(texture(name, rng), format="rgb24")
+                        container.mux(stream.encode(frame))
+                    container.mux(stream.encode())
+        (root / side / "down" / "broken.mp4").write_text("no video")
+    return root / "train", root / "test"
+
+
+def make_clip(path: Path, frames: int) -> Path:
+    """A clip whose frames get brighter from left to right, the later the more."""
+    av = pytest.importorskip("av")
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+        for number in range(frames):
+            ramp = np.linspace(0, 20 + 9 * number, 48, dtype=np.uint8)
+            frame = av.VideoFrame.from_ndarray(np.tile(ramp[None, :, None], (32, 1, 3)), format="rgb24")
+            frame.pts, frame.time_base = number, Fraction(1, 25)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Seven images, flat and nested, and two files that only look like images."""
+    folder = tmp_path / "pictures"
+    (folder / "in").mkdir(parents=True)
+    for number, name in enumerate(["a.png", "b.jpg", "in/c.png", "in/d, e.png", "f.png", "g.png", "z.png"]):
+        coarse = np.random.default_rng(number).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+        Image.fromarray(coarse).resize((40 + number, 50), Image.Resampling.BICUBIC).save(folder / name)
+    (folder / "broken.jpg").write_text("not an image")
+    (folder / "in" / "empty.png").write_bytes(b"")
+    return folder
+
+
+@pytest.fixture
+def clips(tmp_path: Path) -> Path:
+    """Three clips of 4, 9 and 14 frames, and a file that only looks like a clip."""
+    folder = tmp_path / "clips"
+    folder.mkdir()
+    for frames in (4, 9, 14):
+        make_clip(folder / f"{frames:02}.mp4", frames)
+    (folder / "broken.mp4").write_text("not a clip")
     return folder

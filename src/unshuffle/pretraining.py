@@ -27,7 +27,7 @@ from unshuffle.console import ResilientConsole, say
 from unshuffle.data.held_out import KEPT, load_held_out, save_held_out
 from unshuffle.data.prepare import Data, prepare
 from unshuffle.errors import UserError
-from unshuffle.evaluation.monitor import RetrievalMonitor
+from unshuffle.evaluation.retrieval import RetrievalMonitor
 from unshuffle.files import check_folder, locked
 from unshuffle.models.registry import backbone_features
 from unshuffle.models.weights import save_backbone

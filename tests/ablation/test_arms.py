@@ -4,7 +4,7 @@ import pytest
 
 from unshuffle.ablation.arms import PAPER_ARMS, build_evaluation, check_data, find_arms, find_evaluations
 from unshuffle.errors import UserError
-from unshuffle.evaluation.published import published
+from unshuffle.evaluation.protocol import published
 from unshuffle.evaluation.retrieval import Retrieval
 
 

@@ -8,12 +8,12 @@ from PIL import Image
 from rich.console import Console
 
 from unshuffle import cli
-from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.analysis.neighbours import rows
-from unshuffle.evaluation.labelled import LabelledImages, Neighbours
-from unshuffle.evaluation.retrieval import Retrieval
+from unshuffle.analysis.result import Analysis
+from unshuffle.data.dataset import LabelledImages
+from unshuffle.evaluation.retrieval import Neighbours, Retrieval
 
-Analyse = Callable[..., AnalysisResult]
+Ask = Callable[..., Analysis]
 
 
 @pytest.fixture
@@ -43,10 +43,10 @@ def test_rows_by_hand() -> None:
     ]
 
 
-def test_each_model_is_a_retrieval(sides: dict[str, Path], analyse: Analyse) -> None:
+def test_each_model_is_a_retrieval(sides: dict[str, Path], ask: Ask) -> None:
     options = {**sides, "device": "cpu", "workers": 1}
     models = ("random:tiny", "random:resnet18")
-    analysis = analyse("neighbours", weights=models, count=1, **options)
+    analysis = ask("neighbours", weights=models, count=1, **options)
     assert [*analysis.metrics] == [*models]
     alone = Retrieval(weights="random:tiny", **options).run(Console(quiet=True))
     assert analysis.metrics["random:tiny"] == alone.metrics

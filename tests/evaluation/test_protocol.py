@@ -1,12 +1,26 @@
 import subprocess
 import sys
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 from rich.console import Console
 
 from unshuffle.errors import UserError
-from unshuffle.evaluation.protocol import EVALUATIONS, Evaluation, find_evaluation, rounded
+from unshuffle.evaluation.protocol import (
+    EVALUATIONS,
+    LISTED,
+    Evaluation,
+    check_covered,
+    find_evaluation,
+    note_few,
+    note_shared,
+    note_skipped,
+    published,
+    published_table,
+    rounded,
+    skipped_figures,
+)
 
 
 def test_help_lists_all_without_importing_torch() -> None:
@@ -85,3 +99,72 @@ def test_only_whole_image_sets_stand_beside_the_papers(name: str) -> None:
 def test_rounded() -> None:
     figures = {"a": 33.33333333, "b": {"c": [1.000001, None]}, "n": 7, "s": "x"}
     assert rounded(figures) == {"a": 33.3333, "b": {"c": [1.0, None]}, "n": 7, "s": "x"}
+
+
+def test_all_tables_are_there() -> None:
+    assert [len(published(table)) for table in "12345"] == [4, 12, 8, 9, 7]
+    assert sum(len(figures) for table in "1234" for figures in published(table).values()) == 40 + 20 + 14 + 25
+    assert published("1")["Büchler et al."]["UCF-101 top1"] == 25.7
+    assert published("4")["Büchler et al."] == {"classification": 74.2, "detection": 52.8, "segmentation": 42.8}
+    assert "linear" not in published("2")["NAT"]
+    assert published("5")["S&T"] == {"classification": 69.8, "UCF-101": 54.2}
+    assert published("5")["S+T+P"]["classification"] == published("4")["Büchler et al."]["classification"]
+
+
+def test_ours_stand_above_theirs() -> None:
+    said = StringIO()
+    theirs = {"top 1": "VOC 2007 top1"}
+    ours = {"this network": {"top 1": 33.333, "mine": 1.0}, "chance": {"mine": 0.5}}
+    Console(file=said, width=200).print(published_table("1", ours, "VOC 2007", theirs))
+    lines = [line.split() for line in said.getvalue().splitlines() if line.strip()]
+    assert lines[0] == ["[%]", "top", "1", "mine"] and lines[1] == ["this", "network", "33.3", "1.0"]
+    assert lines.pop(2) == ["chance", "-", "0.5"]
+    assert " ".join(lines[2]) == "published, other data (VOC 2007)"
+    assert lines[3] == ["Random", "17.6", "-"] and len(lines) == 7
+    Console(file=said, width=200).print(published_table("1", ours, "VOC 2007", theirs, same=True))
+    assert "published, VOC 2007 " in said.getvalue()
+
+
+def test_a_table_that_the_paper_does_not_have() -> None:
+    assert published_table("3", {"this network": {"top 1": 1.0}}, "UCF-101").row_count == 1
+
+
+def test_the_count_is_exact_and_the_list_is_not_endless() -> None:
+    assert skipped_figures([]) == {"count": 0, "files": []}
+    figures = skipped_figures([(f"{number}.png", "bad") for number in range(250)])
+    assert figures["count"] == 250 and len(figures["files"]) == LISTED
+    assert figures["files"][7] == {"file": "7.png", "reason": "bad"}
+
+
+def test_the_first_ones_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    note_skipped(Console(), [], "images")
+    assert capsys.readouterr().out == ""
+    note_skipped(Console(), [(f"[{number}].png", "bad") for number in range(5)], "images")
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["images: 5 skipped", *(f"  [{n}].png: bad" for n in range(3)), "  and 2 more; --json lists them"]
+
+
+def test_a_class_without_a_file_is_refused() -> None:
+    check_covered([0, 1, 1], [0, 1], ["a", "b", "c"], "image")
+    with pytest.raises(UserError, match="the class b has no readable image"):
+        check_covered([0, 2], [0, 1, 2], ["a", "b", "c"], "image")
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ([0] * 10 + [1] * 10, ""),
+        ([0] * 9 + [1] * 9, "note: only 18 images for 2 classes, 9 of each: little to train on\n"),
+        ([1] * 3, "note: only 3 images for 2 classes, 0 to 3 of each: little to train on\n"),
+    ],
+)
+def test_a_note_about_few_files(labels: list[int], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    note_few(Console(), labels, ["a", "b"], "images")
+    assert capsys.readouterr().out == said
+
+
+def test_a_note_about_shared_files(capsys: pytest.CaptureFixture[str]) -> None:
+    note_shared(Console(), 0)
+    assert capsys.readouterr().out == ""
+    note_shared(Console(), 3)
+    assert "3 of the test files are training files too" in capsys.readouterr().out

@@ -308,3 +308,15 @@ def test_the_two_tasks_hold_out_the_same_clips(config: Config, videos: Path, wri
 def test_a_group_that_does_not_take_part_in_the_match_is_no_family() -> None:
     training, validation = split(["a1", "b1", "b2", "b3"], 1, "(a)|b", seed=0)
     assert len(training) + len(validation) == 4
+
+
+def test_a_split_list_is_trained_on_alone(config: Config, tmp_path: Path, write_video: Callable[..., Path]) -> None:
+    lists, train = tmp_path / "ucfTrainTestlist", [f"run/v_run_g0{number}_c01.avi" for number in range(5)]
+    lists.mkdir()
+    for name in (*train, "run/v_run_g09_c01.avi"):
+        write_video((tmp_path / "UCF-101" / name).with_suffix(".mp4"), frames=5)
+    (lists / "classInd.txt").write_text("1 run\n")
+    (lists / "trainlist01.txt").write_text("".join(f"{name} 1\n" for name in train))
+    data = prepare(replace(config, videos=str(lists / "trainlist01.txt"), tasks="T"), progress=False)
+    names = {Path(name).stem for name in data.training["temporal"].source.names}
+    assert names == {Path(name).stem for name in train}, "the test video is left out"

@@ -26,7 +26,7 @@ from unshuffle.config import Config, preset_config
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.prepare import prepare
 from unshuffle.errors import UserError
-from unshuffle.evaluation.published import published
+from unshuffle.evaluation.protocol import published
 from unshuffle.options import merge
 from unshuffle.pretraining import try_backbone
 from unshuffle.runs.folders import PUBLISHED

@@ -1,8 +1,7 @@
 """Appendix I.1: the images with the highest activations of conv5 units, in several datasets."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,13 +13,11 @@ from torch.nn import functional as F
 from unshuffle.accelerator import choose_device
 from unshuffle.analysis.analysis import Analysis, AnalysisResult, Row, chosen_names
 from unshuffle.analysis.figures import INK, Sheet, shortened, title_width
+from unshuffle.data.dataset import LabelledDataset, Square, open_dataset
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
-from unshuffle.evaluation.backbones import find_backbone
-from unshuffle.evaluation.features import network_input
-from unshuffle.evaluation.items import Items, any_folder
-from unshuffle.evaluation.skips import tell_skipped
-from unshuffle.evaluation.streaming import WORKERS, stream
+from unshuffle.evaluation.features import WORKERS, extract_features, find_backbone, merge_chunks, network_input
+from unshuffle.evaluation.protocol import note_skipped
 from unshuffle.models import Backbone
 from unshuffle.randomness import numpy_rng
 
@@ -34,11 +31,11 @@ class DatasetActivations(NamedTuple):
     """The highest activation of each unit in each image of a dataset."""
 
     name: str
-    items: Items
+    images: LabelledDataset
     maxima: Tensor
     """(N, units) highest activation over the positions of an image."""
-    owners: Tensor
-    """(N,) the item of each row."""
+    items: Tensor
+    """(N,) index of the item of each row."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +116,8 @@ class Activations(Analysis):
 
     weights: str
     """A run folder, a weights file, a torchvision model name, or random (random:ARCHITECTURE)."""
-    data: tuple[Path, ...]
-    """Folders of images or videos, flat or nested; the middle frame of a video is used."""
+    data: tuple[str, ...]
+    """Folders of images or videos, flat or nested, packed stores or tar shards; the middle frame of a video is used."""
     names: tuple[str, ...] = ()
     """Names of the datasets; by default those of the folders."""
     units: tuple[int, ...] = ()
@@ -146,10 +143,10 @@ class Activations(Analysis):
             raise UserError("give one or more folders of images or videos after the weights")
         names, device = chosen_names(self.names, self.data), choose_device(self.device)
         backbone = find_backbone(self.weights, self.seed).to(device)
-        folders = [self._items(folder, backbone) for folder in self.data]
+        sampled = [self._sampled(address, backbone) for address in self.data]
         datasets = [
-            self._activations(backbone, name, items, device, console)
-            for name, items in zip(names, folders, strict=True)
+            self._activations(backbone, name, images, device, console)
+            for name, images in zip(names, sampled, strict=True)
         ]
         total = datasets[0].maxima.shape[1]
         if any(not 0 <= unit < total for unit in self.units):
@@ -160,24 +157,24 @@ class Activations(Analysis):
         images = [top_images(backbone, dataset, unit, self.top, device) for unit in units for dataset in datasets]
         return self._result(images, {dataset.name: len(dataset.maxima) for dataset in datasets}, total)
 
-    def _items(self, folder: Path, backbone: Backbone) -> Items:
-        items = replace(any_folder(folder), side=backbone.eval_size, frames=1)
-        if not 0 < self.limit < len(items):
-            return items
-        chosen = sorted(numpy_rng(self.seed, "activations").permutation(len(items))[: self.limit].tolist())
-        return replace(items, items=[items.items[place] for place in chosen])
+    def _sampled(self, address: str, backbone: Backbone) -> LabelledDataset:
+        images = open_dataset(address, labelled=False, square=Square(backbone.eval_size), frames=1)
+        if not images.exceeds(self.limit):
+            return images
+        return images.subset(
+            sorted(numpy_rng(self.seed, "activations").permutation(len(images))[: self.limit].tolist())
+        )
 
     def _activations(
-        self, backbone: Backbone, name: str, items: Items, device: torch.device, console: Console
+        self, backbone: Backbone, name: str, images: LabelledDataset, device: torch.device, console: Console
     ) -> DatasetActivations:
         def highest(pixels: Tensor) -> Tensor:
             return conv5(backbone, pixels).amax((2, 3)).cpu()
 
-        chunks = list(stream(items, highest, device, console, name, workers=self.workers))
-        tell_skipped(console, items.skipped, name)
-        return DatasetActivations(
-            name, items, torch.cat([chunk.values for chunk in chunks]), torch.cat([chunk.items for chunk in chunks])
-        )
+        chunks = list(extract_features(images, highest, device, console, name, workers=self.workers))
+        note_skipped(console, images.skipped, name)
+        maxima, items, _ = merge_chunks(chunks)
+        return DatasetActivations(name, images, maxima, items)
 
     def _result(self, top: list[TopImages], sizes: Mapping[str, int], total: int) -> AnalysisResult:
         images = ", ".join(f"{size:,} of {name}" for name, size in sizes.items())
@@ -204,13 +201,13 @@ class Activations(Analysis):
 def top_images(backbone: Backbone, dataset: DatasetActivations, unit: int, top: int, device: torch.device) -> TopImages:
     """Return the images with the highest activations of a unit."""
     best = dataset.maxima[:, unit].topk(min(top, len(dataset.maxima)))
-    chosen, items = dataset.owners[best.indices].tolist(), dataset.items
-    pixels = [items.read(place)[0] for place in chosen]
+    chosen, images = dataset.items[best.indices].tolist(), dataset.images
+    pixels = [images.load(index)[0] for index in chosen]
     maps = conv5(backbone, torch.from_numpy(np.stack(pixels)).to(device))[:, unit].cpu()
     return TopImages(
         unit,
         dataset.name,
-        [str(items.items[place].path) for place in chosen],
+        [images.location(index) for index in chosen],
         best.values.tolist(),
         float(selectivities(dataset.maxima[:, [unit]], top)),
         [outlined(*pair) for pair in zip(pixels, maps, strict=True)],

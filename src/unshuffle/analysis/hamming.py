@@ -16,9 +16,9 @@ from unshuffle.analysis.analysis import Analysis, AnalysisResult
 from unshuffle.analysis.figures import INK, MAP, name_axes, styled
 from unshuffle.config import TaskName
 from unshuffle.data.media import read_image
+from unshuffle.data.dataset import centre_square
 from unshuffle.data.synthetic import draw_clip, draw_image
 from unshuffle.errors import UserError
-from unshuffle.evaluation.labelled import centre_square
 from unshuffle.permutations import load_permutations
 from unshuffle.runs.history import (
     Floats,

@@ -9,11 +9,11 @@ from rich.console import Console
 
 from unshuffle.analysis.analysis import Analysis, AnalysisResult, Row, chosen_names
 from unshuffle.analysis.figures import INK, RIGHT, WRONG, Sheet, shortened, title_width
+from unshuffle.data.dataset import LabelledImages
 from unshuffle.errors import UserError
-from unshuffle.evaluation.labelled import LabelledImages, Neighbours
+from unshuffle.evaluation.features import WORKERS
 from unshuffle.evaluation.protocol import Result
-from unshuffle.evaluation.retrieval import Retrieval
-from unshuffle.evaluation.streaming import WORKERS
+from unshuffle.evaluation.retrieval import Neighbours, Retrieval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,10 +30,10 @@ class NearestNeighbours(Analysis):
     """Run folders, weights files, torchvision model names, or random (random:ARCHITECTURE): one per model."""
     names: tuple[str, ...] = ()
     """Names of the models; by default those of the folders."""
-    train: Path | None = None
-    """The gallery: class folders of images or videos."""
-    test: Path | None = None
-    """The queries: class folders of the same classes."""
+    train: str | None = None
+    """The gallery: labelled images or videos, as for `evaluate retrieval`."""
+    test: str | None = None
+    """The queries, with the same classes."""
     voc: Path | None = None
     """Instead of the two: a VOC devkit, whose cropped objects are compared."""
     year: int = 2007

@@ -1,7 +1,7 @@
 """Appendix I.2: saliency maps of fine-tuned networks, side by side."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,14 +15,13 @@ from torch import Tensor
 from unshuffle.accelerator import choose_device
 from unshuffle.analysis.analysis import Analysis, AnalysisResult, Row, chosen_names
 from unshuffle.analysis.figures import INK, QUIET, RIGHT, WRONG, Picture, Sheet, shortened, title_width
+from unshuffle.data.dataset import FileSource, LabelledDataset, Square, one_per_class, open_dataset
 from unshuffle.data.media import BadMedia
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.classification import MARGIN
-from unshuffle.evaluation.classifier import TrainedClassifier
 from unshuffle.evaluation.features import network_input
-from unshuffle.evaluation.items import Item, Items, class_folders
-from unshuffle.evaluation.labelled import one_of_each
+from unshuffle.evaluation.finetuning import TrainedClassifier
 from unshuffle.evaluation.voc.devkit import CLASSES, Devkit, ImageSet
 
 if TYPE_CHECKING:
@@ -81,8 +80,9 @@ def half_area(saliency_map: Tensor) -> float:
 class Saliency(Analysis):
     """Saliency maps of fine-tuned networks, side by side (appendix I.2)."""
 
-    images: Path
-    """Class folders of images, such as the test images of the fine-tuning; or a VOC devkit."""
+    images: str
+    """Labelled images, such as the --test of the fine-tuning: class folders, a packed store, tar shards; or a VOC
+    devkit."""
     classifiers: tuple[Path, ...]
     """The --out folders of `evaluate finetune` or `evaluate voc-classification`, or their classifier.safetensors."""
     names: tuple[str, ...] = ()
@@ -106,20 +106,20 @@ class Saliency(Analysis):
         for name, model in models.items():
             if list(model.classes) != list(classes):
                 raise UserError(f"{name} was trained on other classes than {names[0]}: they cannot be compared")
-        chosen = readable_images(self._items(classes), self.count)
+        chosen = readable_images(self._open(classes), self.count)
         maps = [image for name, model in models.items() for image in saliency_maps(model, name, chosen, device)]
         return self._result(maps, names)
 
-    def _items(self, classes: Sequence[str]) -> Items:
+    def _open(self, classes: Sequence[str]) -> LabelledDataset:
         if self.year is None:
-            items = class_folders(self.images, classes)
+            images = open_dataset(self.images, classes=classes)
         elif list(classes) == list(CLASSES):
-            items = voc_images(Devkit(self.images, self.year).with_objects(self.image_set))
+            images = voc_images(Devkit(Path(self.images), self.year).with_objects(self.image_set))
         else:
             raise UserError("the classifiers were not trained on the classes of VOC")
-        if items.kind != "images":
-            raise UserError(f"{self.images} contains {items.kind}, but saliency needs images")
-        return items
+        if images.kind != "images":
+            raise UserError(f"{self.images} contains {images.kind}, but saliency needs images")
+        return images
 
     def _result(self, maps: list[SaliencyMap], names: Sequence[str]) -> AnalysisResult:
         files = {image.file for image in maps}
@@ -139,55 +139,59 @@ class Saliency(Analysis):
         return AnalysisResult("saliency", statement, metrics, rows(maps), lambda: draw(maps, names))
 
 
-def voc_images(images: ImageSet) -> Items:
-    """Return the images of VOC, each with the class of its largest object."""
-    items = []
+def voc_images(images: ImageSet) -> LabelledDataset:
+    """Return images of VOC, each with the class of its largest object."""
+    paths, labels = [], []
     for image in images.images:
         if image.objects:
-            largest = max(image.objects, key=lambda one: (one.box[2] - one.box[0]) * (one.box[3] - one.box[1]))
-            items.append(Item(image.path, largest.label))
-    return Items(items, CLASSES, "images")
+            areas = [(right - left) * (bottom - top) for _, (left, top, right, bottom), _ in image.objects]
+            paths.append(image.path)
+            labels.append(image.objects[areas.index(max(areas))].label)
+    source = FileSource(images.images[0].path.parent, paths, "images")
+    return LabelledDataset(images.name, source, range(len(paths)), labels, CLASSES, "images")
 
 
-def readable_images(items: Items, count: int) -> Items:
+def readable_images(images: LabelledDataset, count: int) -> LabelledDataset:
     """Return one readable image of each of at most `count` classes."""
-    chosen: list[Item] = []
-    for first in one_of_each(torch.tensor(items.labels), count):
-        same = (place for place, item in enumerate(items.items) if item.label == items.labels[first])
-        chosen += [items.items[place] for place in islice((place for place in same if _can_read(items, place)), 1)]
+    chosen: list[int] = []
+    for first in one_per_class(torch.tensor(images.labels), count):
+        same = (index for index, label in enumerate(images.labels) if label == images.labels[first])
+        chosen += islice((index for index in same if _can_read(images, index)), 1)
     if not chosen:
-        raise UserError(f"none of the {len(items)} images can be read")
-    return replace(items, items=chosen)
+        raise UserError(f"none of the {len(images)} images can be read")
+    return images.subset(chosen)
 
 
-def _can_read(items: Items, place: int) -> bool:
+def _can_read(images: LabelledDataset, index: int) -> bool:
     try:
-        items.read(place)
+        images.load(index)
     except BadMedia:
         return False
     return True
 
 
-def saliency_maps(model: TrainedClassifier, name: str, items: Items, device: torch.device) -> list[SaliencyMap]:
+def saliency_maps(
+    model: TrainedClassifier, name: str, images: LabelledDataset, device: torch.device
+) -> list[SaliencyMap]:
     """Return the saliency of images for a network, cropped as in the test of the fine-tuning."""
     backbone = model.backbone.to(device)
     model.head.to(device)
-    items = replace(items, side=backbone.eval_size, margin=MARGIN)
-    pixels = np.concatenate([items.read(place) for place in range(len(items))])
-    labels = torch.tensor(items.labels, device=device)
+    images = images.with_square(Square(backbone.eval_size, margin=MARGIN))
+    pixels = np.concatenate([images.load(index) for index in range(len(images))])
+    labels = torch.tensor(images.labels, device=device)
     maps, scores = saliency(model, network_input(backbone, torch.from_numpy(pixels).to(device)), labels)
     return [
         SaliencyMap(
             name,
-            str(items.items[place].path),
-            model.classes[items.labels[place]],
-            model.classes[int(scores[place].argmax())],
-            float(scores[place, labels[place]]),
-            half_area(maps[place]),
-            maps[place].cpu().numpy(),
-            pixels[place],
+            images.location(index),
+            model.classes[images.labels[index]],
+            model.classes[int(scores[index].argmax())],
+            float(scores[index, labels[index]]),
+            half_area(maps[index]),
+            maps[index].cpu().numpy(),
+            pixels[index],
         )
-        for place in range(len(items))
+        for index in range(len(images))
     ]
 
 

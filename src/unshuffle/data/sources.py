@@ -13,6 +13,7 @@ from unshuffle.data.pack import cached_store
 from unshuffle.data.shard_files import is_shards
 from unshuffle.data.shards import ShardOptions, ShardSource, open_shards
 from unshuffle.data.source import Items, Source
+from unshuffle.data.splits import find_split_list
 from unshuffle.data.store import Kind, Store
 from unshuffle.data.synthetic import synthetic_clips, synthetic_images
 from unshuffle.errors import UserError
@@ -111,7 +112,7 @@ class Media:
                 shards=len(shards.files),
             )
         else:
-            source = store = self._open_folder(medium, Path(address), short_side)
+            source = store = self._open_folder(medium, Path(address).expanduser(), short_side)
             facts = SourceFacts(
                 medium,
                 address,
@@ -135,13 +136,17 @@ class Media:
 
     def _open_folder(self, medium: Kind, folder: Path, short_side: int) -> Store:
         data = self.config.data
+        split = find_split_list(folder) if medium == "videos" else None
+        if split is not None and Store.is_store(split.folder):
+            raise UserError(f"{folder} lists videos of the packed store {split.folder}: give the folder of video files")
         return cached_store(
             medium,
-            folder.expanduser(),
+            folder if split is None else split.folder,
             data.cache.expanduser(),
             short_side=short_side,
             encoding=data.encoding,
             every=data.frame_every,
+            only=None if split is None else split.names,
             progress=self.progress,
         )
 

@@ -30,9 +30,9 @@ from unshuffle.analysis.figures import (
     thousands,
 )
 from unshuffle.analysis.neighbours import draw as draw_neighbours
-from unshuffle.evaluation.labelled import Neighbours, one_of_each
-from unshuffle.evaluation.monitor import RetrievalMonitor
+from unshuffle.data.dataset import one_per_class
 from unshuffle.evaluation.protocol import Result
+from unshuffle.evaluation.retrieval import Neighbours, RetrievalMonitor
 from unshuffle.report.charts import Chart, charts
 from unshuffle.report.puzzles import Puzzles, solve_puzzles
 from unshuffle.report.snapshot import Snapshot
@@ -184,8 +184,8 @@ def _draw_strip(sheet: Sheet, frames: Tensor, arrangement: Tensor, left: int, to
 
 def _draw_monitor(snapshot: Snapshot, monitor: RetrievalMonitor) -> Figure:
     nearest = monitor.neighbours(snapshot.network.backbone).cpu()[:, :NEIGHBOURS]
-    chosen = one_of_each(monitor.queries.labels, QUERIES)
-    shown = Neighbours(monitor.queries.some(chosen), monitor.gallery.some(nearest[chosen].flatten().tolist()))
+    chosen = one_per_class(monitor.queries.labels, QUERIES)
+    shown = Neighbours(monitor.queries.subset(chosen), monitor.gallery.subset(nearest[chosen].flatten().tolist()))
     return draw_neighbours({f"this network, after {snapshot.iteration:,} iterations": shown})
 
 

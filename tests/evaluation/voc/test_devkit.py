@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from unshuffle.data.dataset import Square
 from unshuffle.data.media import read_image
 from unshuffle.errors import UserError
-from unshuffle.evaluation.voc.devkit import CLASSES, Devkit, read_mask
+from unshuffle.evaluation.voc.devkit import CLASSES, Devkit, is_image_set, open_image_set, read_mask, voc_objects
 
 MakeDevkit = Callable[..., Path]
 
@@ -171,3 +172,37 @@ def test_limited_and_filtered_image_sets(devkit: MakeDevkit) -> None:
     assert len(filtered) == 2 and filtered.skipped == [("000001", "it is the second")]
     with pytest.raises(UserError, match="no image of VOC2007 test can be used: 3 because of nothing"):
         images.filtered(lambda image: False, "of nothing")
+
+
+def test_objects_are_cut_out(devkit: Callable[..., Path], annotate: Callable) -> None:
+    root = devkit(test=2)
+    boxes = [("cat", (11, 21, 50, 60), True), ("dog", (1, 1, 30, 30), False), ("cow", (1, 1, 4, 4), False)]
+    annotate(root / "VOC2007/Annotations/000000.xml", boxes)
+    (root / "VOC2007/Annotations/000001.xml").write_text("<annotation>")
+    objects = voc_objects(root, 2007, "test", min_pixels=900)
+    assert [CLASSES[label] for label in objects.labels] == ["cat", "dog"] and objects.kind == "objects"
+    assert objects.skipped == [("000001", "the annotation cannot be read")]
+    whole = read_image(objects.paths()[0])
+    assert (objects.with_square(Square(40, "squash")).load(0)[0] == whole[20:60, 10:50]).all()
+    easy = voc_objects(root, 2007, "test", min_pixels=900, difficult=False)
+    assert list(easy.labels) == [CLASSES.index("dog")]
+    with pytest.raises(UserError, match="no object of VOC2007 test has 10000 pixels"):
+        voc_objects(root, 2007, "test")
+
+
+def test_objects_too_small_to_be_read_are_left_out_before(devkit: Callable[..., Path], annotate: Callable) -> None:
+    root = devkit(test=1)
+    annotate(root / "VOC2007/Annotations/000000.xml", [("cat", (1, 1, 15, 40), False), ("dog", (1, 1, 16, 40), False)])
+    assert list(voc_objects(root, 2007, "test", min_pixels=1).labels) == [CLASSES.index("dog")]
+
+
+def test_an_image_set_is_an_address_of_its_objects(devkit: Callable[..., Path], annotate: Callable) -> None:
+    root = devkit(test=1)
+    Image.new("RGB", (300, 200)).save(root / "VOC2007/JPEGImages/000000.jpg")
+    annotate(
+        root / "VOC2007/Annotations/000000.xml", [("cat", (1, 1, 150, 150), False), ("dog", (1, 1, 50, 50), False)]
+    )
+    file = root / "VOC2007/ImageSets/Main/test.txt"
+    assert is_image_set(file) and not is_image_set(root) and not is_image_set(file.with_name("other.txt"))
+    objects = open_image_set(file, Square(32))
+    assert list(objects.labels) == [CLASSES.index("cat")] and objects.load(0).shape == (1, 32, 32, 3)

@@ -13,16 +13,22 @@ from rich.console import Console, Group
 from rich.table import Table
 from torch import Tensor, nn
 
+from unshuffle.data.dataset import digest, file_stamp, shared_files
 from unshuffle.accelerator import choose_device
 from unshuffle.console import say
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
-from unshuffle.evaluation.backbones import find_backbone
-from unshuffle.evaluation.coverage import FEW, note, shared_files, sharing, tell_shared
-from unshuffle.evaluation.fine_tuning import Recipe, Workshop
-from unshuffle.evaluation.identity import digest, fingerprint, stamp
-from unshuffle.evaluation.protocol import Evaluation
-from unshuffle.evaluation.skips import skipped_figures, tell_skipped
+from unshuffle.evaluation.features import find_backbone, weights_digest
+from unshuffle.evaluation.finetuning import Recipe, TrainingSetup
+from unshuffle.evaluation.protocol import (
+    FEW_PER_CLASS,
+    Evaluation,
+    note,
+    note_shared,
+    note_skipped,
+    shared_sentence,
+    skipped_figures,
+)
 from unshuffle.evaluation.voc.devkit import CLASSES, Devkit, ImageSet
 from unshuffle.models import Backbone
 from unshuffle.models.batch_norm import fold_batch_norm
@@ -73,27 +79,27 @@ class VocEvaluation(Evaluation):
         device = choose_device(self.device)
         backbone = fold_batch_norm(find_backbone(self.weights, self.seed))
         seed_everything(self.seed)
-        return backbone, fingerprint(backbone), device
+        return backbone, weights_digest(backbone), device
 
     def report_image_sets(self, train: ImageSet, test: ImageSet, console: Console) -> None:
         """Print the size of both image sets, what was skipped, and what would make the metrics unreliable."""
         for images in (train, test):
             say(console, images.summary())
-            tell_skipped(console, images.skipped, images.name)
-        tell_shared(console, len(shared_files(train.paths(), test.paths())))
-        if len(train) < FEW * len(CLASSES):
+            note_skipped(console, images.skipped, images.name)
+        note_shared(console, len(shared_files(train.paths(), test.paths())))
+        if len(train) < FEW_PER_CLASS * len(CLASSES):
             note(console, f"only {len(train)} training images for {len(CLASSES)} classes: too few to learn much from")
 
-    def workshop(self, console: Console, weights: str, train: ImageSet) -> Workshop:
+    def training_setup(self, console: Console, weights: str, train: ImageSet) -> TrainingSetup:
         """Return what fine-tuning needs besides network and data, such as the folder of its checkpoints."""
         files = (image.mask or image.path for image in train.images)
-        identity = digest([self.options(), weights, *train.images, *map(stamp, files)])
-        return Workshop(console, self.seed, self.workers, self.folder("checkpoints"), identity, self.save_every)
+        identity = digest([self.options(), weights, *train.images, *map(file_stamp, files)])
+        return TrainingSetup(console, self.seed, self.workers, self.folder("checkpoints"), identity, self.save_every)
 
     def data_statement(self, train: ImageSet, test: ImageSet) -> str:
         """Return the part of the result's statement that names both image sets."""
         shared = len(shared_files(train.paths(), test.paths()))
-        remark = f", {sharing(shared)}" if shared else ""
+        remark = f", {shared_sentence(shared)}" if shared else ""
         return f"trained on {train.name} ({len(train)} images), tested on {test.name} ({len(test)}){remark}"
 
     def iterations_statement(self, schedule: Recipe) -> str:

@@ -17,11 +17,11 @@ from unshuffle.console import progress
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.media import read_image
 from unshuffle.data.source import Pixels
-from unshuffle.evaluation.classifier import TrainedClassifier
+from unshuffle.evaluation.finetuning import TrainedClassifier
 from unshuffle.evaluation.features import network_input
-from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
+from unshuffle.evaluation.finetuning import Recipe, TrainingSetup, batch_items, fine_tune
 from unshuffle.evaluation.protocol import Result
-from unshuffle.evaluation.published import published_table
+from unshuffle.evaluation.protocol import published_table
 from unshuffle.evaluation.voc.base import (
     VocEvaluation,
     class_percentages,
@@ -69,20 +69,20 @@ class VocClassification(VocEvaluation):
         train = devkit.with_objects(self.train_set, self.limit)
         test = devkit.with_objects(self.test_set, self.limit)
         self.report_image_sets(train, test, console)
-        self._train(network, train, self.workshop(console, weights, train), device)
+        self._train(network, train, self.training_setup(console, weights, train), device)
         if self.out is not None:
             TrainedClassifier(network.backbone, network.head, CLASSES).save(self.out.expanduser())
         scores = self._scores(network, test, console, device)
         return self._result(scores, train, test)
 
     def _train(
-        self, network: "MultiLabelClassifier", train: ImageSet, workshop: Workshop, device: torch.device
+        self, network: "MultiLabelClassifier", train: ImageSet, setup: TrainingSetup, device: torch.device
     ) -> None:
         labels = image_labels(train.images)
 
         def batch(step: int) -> tuple[Tensor, Tensor]:
             rng = numpy_rng(self.seed, "crops", step)
-            items = drawn(self.seed, len(train), step, self.batch_size)
+            items = batch_items(self.seed, len(train), step, self.batch_size)
             crops = [random_crop(read_image(train.images[item].path), network.size, rng) for item in items]
             return torch.from_numpy(np.stack(crops)), labels[items]
 
@@ -90,7 +90,7 @@ class VocClassification(VocEvaluation):
             crops, targets = (tensor.to(device) for tensor in crops_and_labels)
             return multi_label_loss(network(crops), targets)
 
-        fine_tune(network, RECIPE.changed(self.iterations, self.lr), batch, loss, workshop)
+        fine_tune(network, RECIPE.changed(self.iterations, self.lr), batch, loss, setup)
 
     @torch.no_grad()
     def _scores(

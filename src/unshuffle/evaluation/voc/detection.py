@@ -15,9 +15,9 @@ from unshuffle.console import progress, say
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.media import read_image
 from unshuffle.errors import UserError
-from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
+from unshuffle.evaluation.finetuning import Recipe, TrainingSetup, batch_items, fine_tune
 from unshuffle.evaluation.protocol import Result
-from unshuffle.evaluation.published import published_table
+from unshuffle.evaluation.protocol import published_table
 from unshuffle.evaluation.voc.base import VocEvaluation, byte_tensor, class_percentages, class_table, mean_percent
 from unshuffle.evaluation.voc.devkit import CLASSES, ImageSet, VocImage
 from unshuffle.evaluation.voc.fast_rcnn import FastRCNN, RegionTargets, detect, detection_loss, sample_regions
@@ -94,7 +94,7 @@ class VocDetection(VocEvaluation):
         test = devkit.with_objects(self.test_set, self.limit)
         self.report_image_sets(train, test, console)
         proposals = self._proposals([*train.images, *test.images], console)
-        self._train(network, train, proposals, self.workshop(console, weights, train), device)
+        self._train(network, train, proposals, self.training_setup(console, weights, train), device)
         detections = self._detect(network, test, proposals, console, device)
         return self._result(detections, train, test)
 
@@ -131,13 +131,13 @@ class VocDetection(VocEvaluation):
         return search_proposals(images, None if folder is None else folder.expanduser(), console)
 
     def _train(
-        self, network: FastRCNN, train: ImageSet, proposals: dict[str, Tensor], workshop: Workshop, device: torch.device
+        self, network: FastRCNN, train: ImageSet, proposals: dict[str, Tensor], setup: TrainingSetup, device: torch.device
     ) -> None:
         schedule = self._schedule()
 
         def batch(step: int) -> "list[TrainingSample]":
             rng = numpy_rng(self.seed, "regions", step)
-            items = drawn(self.seed, len(train), step, self.batch_size).tolist()
+            items = batch_items(self.seed, len(train), step, self.batch_size).tolist()
             images = [train.images[item] for item in items]
             return [training_sample(image, proposals[image.name], schedule, self.regions, rng) for image in images]
 
@@ -148,7 +148,7 @@ class VocDetection(VocEvaluation):
             logits, offsets = network([sample.pixels.to(device) for sample in samples], boxes)
             return detection_loss(logits, offsets, targets)
 
-        fine_tune(network, schedule.recipe, batch, loss, workshop)
+        fine_tune(network, schedule.recipe, batch, loss, setup)
 
     @torch.no_grad()
     def _detect(

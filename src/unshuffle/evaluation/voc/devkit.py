@@ -16,9 +16,9 @@ import numpy.typing as npt
 from PIL import Image
 
 from unshuffle.data.batches import Prefetcher
-from unshuffle.data.media import BadMedia, read_image
+from unshuffle.data.dataset import Box, FileSource, LabelledDataset, Skipped, Square
+from unshuffle.data.media import BadMedia, check_sides, read_image
 from unshuffle.errors import UserError
-from unshuffle.evaluation.skips import Skipped
 
 CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
@@ -212,3 +212,69 @@ def read_mask(file: Path) -> Mask:
     if np.any((labels > len(CLASSES)) & (labels != IGNORE_INDEX)):
         raise BadFile("the mask has labels that are not VOC's")
     return labels
+
+
+# ---- objects as a dataset
+
+
+def voc_objects(
+    devkit: Path,
+    year: int,
+    split: str,
+    *,
+    min_pixels: int = 10_000,
+    difficult: bool = True,
+    square: Square | None = None,
+) -> LabelledDataset:
+    """Open the objects of an image set, cut out along their boxes, without the small and, if wanted, the difficult."""
+    kit = Devkit(devkit, year)
+    images = kit.with_objects(split)
+    boxes = [
+        (image.path, annotated.label, _whole_pixels(annotated.box))
+        for image in images.images
+        for annotated in image.objects
+        if difficult or not annotated.difficult
+    ]
+    large = [(path, label, box) for path, label, box in boxes if _is_large(box, min_pixels)]
+    if not large:
+        raise UserError(f"no object of {images.name} has {min_pixels} pixels")
+    paths, labels, kept = zip(*large, strict=True)
+    return LabelledDataset(
+        str(kit.folder),
+        FileSource(kit.folder, paths, "objects", kept),
+        range(len(large)),
+        labels,
+        CLASSES,
+        "objects",
+        square or Square(fit="squash"),
+        skipped=list(images.skipped),
+    )
+
+
+def is_image_set(address: str | Path) -> bool:
+    """Return whether an address is an image set of a devkit, such as VOC2007/ImageSets/Main/trainval.txt."""
+    file = Path(address).expanduser()
+    return file.parts[-3:-1] == ("ImageSets", "Main") and file.is_file()
+
+
+def open_image_set(address: str | Path, square: Square | None = None) -> LabelledDataset:
+    """Open the objects of an image set by its file."""
+    file = Path(address).expanduser().absolute()
+    year = file.parents[2].name.removeprefix("VOC")
+    if not year.isdecimal():
+        raise UserError(f"{file} is not in a folder VOC2007 or of another year")
+    return voc_objects(file.parents[2], int(year), file.stem, square=square)
+
+
+def _whole_pixels(box: tuple[float, ...]) -> Box:
+    left, top, right, bottom = map(round, box)
+    return left, top, right, bottom
+
+
+def _is_large(box: Box, min_pixels: int) -> bool:
+    left, top, right, bottom = box
+    try:
+        check_sides(right - left, bottom - top)
+    except BadMedia:
+        return False
+    return (right - left) * (bottom - top) >= min_pixels

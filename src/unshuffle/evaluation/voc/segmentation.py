@@ -12,9 +12,9 @@ from unshuffle.console import progress
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.media import read_image
 from unshuffle.evaluation.features import to_floats
-from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
+from unshuffle.evaluation.finetuning import Recipe, TrainingSetup, batch_items, fine_tune
 from unshuffle.evaluation.protocol import Result
-from unshuffle.evaluation.published import published_table
+from unshuffle.evaluation.protocol import published_table
 from unshuffle.evaluation.voc.base import (
     VocEvaluation,
     byte_tensor,
@@ -71,21 +71,21 @@ class VocSegmentation(VocEvaluation):
         train = devkit.with_masks(self.train_set, self.masks, self.limit)
         test = devkit.with_masks(self.test_set, self.masks, self.limit)
         self.report_image_sets(train, test, console)
-        self._train(network, train, self.workshop(console, weights, train), device)
+        self._train(network, train, self.training_setup(console, weights, train), device)
         confusion = self._confusion(network, test, console, device)
         return self._result(confusion, train, test)
 
-    def _train(self, network: "FCN32s", train: ImageSet, workshop: Workshop, device: torch.device) -> None:
+    def _train(self, network: "FCN32s", train: ImageSet, setup: TrainingSetup, device: torch.device) -> None:
         recipe = SCHEDULES[self.schedule].changed(self.iterations, self.lr, self.accumulate)
 
         def batch(step: int) -> tuple[Tensor, Tensor]:
-            return read_image_and_mask(train.images[int(drawn(self.seed, len(train), step, 1)[0])])
+            return read_image_and_mask(train.images[int(batch_items(self.seed, len(train), step, 1)[0])])
 
         def loss(image_and_mask: tuple[Tensor, Tensor]) -> Tensor:
             image, mask = (tensor.to(device) for tensor in image_and_mask)
             return F.cross_entropy(network(image)[None], mask.long()[None], ignore_index=IGNORE_INDEX)
 
-        fine_tune(network, recipe, batch, loss, workshop)
+        fine_tune(network, recipe, batch, loss, setup)
 
     @torch.no_grad()
     def _confusion(self, network: "FCN32s", test: ImageSet, console: Console, device: torch.device) -> Tensor:

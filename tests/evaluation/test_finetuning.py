@@ -8,7 +8,12 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from unshuffle.errors import UserError
-from unshuffle.evaluation.fine_tuning import Recipe, Workshop, build_sgd, drawn, fine_tune
+from unshuffle.evaluation.classification import FineTuning
+from unshuffle.evaluation.features import find_backbone
+from unshuffle.evaluation.finetuning import Recipe, TrainedClassifier, TrainingSetup, batch_items, build_sgd, fine_tune
+from unshuffle.evaluation.voc_classification import Classifier
+from unshuffle.models.fold import fold_batch_norm
+from unshuffle.models.weights import load_backbone, write_weights
 from unshuffle.stopping import Stopped
 
 QUIET = Console(quiet=True)
@@ -33,16 +38,16 @@ def train(recipe: Recipe, folder: Path | None = None, options: str = "", stop: i
             raise KeyboardInterrupt
         return (model(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean()
 
-    fine_tune(model, recipe, batch, loss, Workshop(QUIET, 0, 2, folder, options, save_every=5))
+    fine_tune(model, recipe, batch, loss, TrainingSetup(QUIET, 0, 2, folder, options, save_every=5))
     return model
 
 
 def test_the_last_loss_is_told(tmp_path: Path) -> None:
-    losses, workshop = iter((3.0, 2.0, 1.5)), Workshop(QUIET, 0, 1, tmp_path)
+    losses, setup = iter((3.0, 2.0, 1.5)), TrainingSetup(QUIET, 0, 1, tmp_path)
     model = network()
 
     def run() -> float:
-        return fine_tune(model, Recipe(3, 0.1), batch, lambda x: 0 * model(x).sum() + next(losses), workshop)
+        return fine_tune(model, Recipe(3, 0.1), batch, lambda x: 0 * model(x).sum() + next(losses), setup)
 
     assert run() == 1.5
     assert np.isnan(run()), "nothing was left to do"
@@ -50,15 +55,15 @@ def test_the_last_loss_is_told(tmp_path: Path) -> None:
 
 def test_the_rate_drops_where_the_recipe_says_and_moves_with_its_length() -> None:
     recipe = Recipe(80, lr=1.0, milestones=(10, 40), decay=0.5)
-    assert [recipe.rate(at) for at in (0, 9, 10, 39, 40, 79)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
+    assert [recipe.learning_rate(at) for at in (0, 9, 10, 39, 40, 79)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
     short = recipe.changed(iterations=8, lr=2.0)
-    assert short.milestones == (1, 4) and short.rate(0) == 2 and recipe.changed() == recipe
+    assert short.milestones == (1, 4) and short.learning_rate(0) == 2 and recipe.changed() == recipe
 
 
 def test_biases_learn_twice_as_fast_and_do_not_decay() -> None:
     model, recipe = network(), Recipe(1, lr=0.1, momentum=0.0, weight_decay=0.5)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    fine_tune(model, recipe, batch, lambda inputs: sum(p.sum() for p in model.parameters()), Workshop(QUIET, 0, 1))
+    fine_tune(model, recipe, batch, lambda inputs: sum(p.sum() for p in model.parameters()), TrainingSetup(QUIET, 0, 1))
     for name, parameter in model.named_parameters():
         step = 0.2 if name.endswith("bias") else 0.1 * (1 + 0.5 * before[name])
         torch.testing.assert_close(parameter.detach(), before[name] - step)
@@ -76,9 +81,9 @@ def test_accumulation_is_one_step_on_the_mean() -> None:
     both = [batch(0), batch(1)]
     recipe = Recipe(1, lr=0.1, accumulate=2)
     one[1], other[1] = nn.Identity(), nn.Identity()
-    fine_tune(one, recipe, batch, lambda x: one(x).square().mean(), Workshop(QUIET, 0, 1))
+    fine_tune(one, recipe, batch, lambda x: one(x).square().mean(), TrainingSetup(QUIET, 0, 1))
     whole = Recipe(1, lr=0.1)
-    fine_tune(other, whole, lambda _: torch.cat(both), lambda x: other(x).square().mean(), Workshop(QUIET, 0, 1))
+    fine_tune(other, whole, lambda _: torch.cat(both), lambda x: other(x).square().mean(), TrainingSetup(QUIET, 0, 1))
     torch.testing.assert_close(one.state_dict(), other.state_dict())
 
 
@@ -86,7 +91,7 @@ def test_the_gradient_is_clipped() -> None:
     model = nn.Linear(3, 1, bias=False)
     before = model.weight.detach().clone()
     recipe = Recipe(1, lr=1.0, momentum=0, weight_decay=0, clip=0.5)
-    fine_tune(model, recipe, batch, lambda _: 100 * model.weight.sum(), Workshop(QUIET, 0, 1))
+    fine_tune(model, recipe, batch, lambda _: 100 * model.weight.sum(), TrainingSetup(QUIET, 0, 1))
     assert float((model.weight.detach() - before).norm()) == pytest.approx(0.5, rel=1e-4)
 
 
@@ -108,14 +113,14 @@ def test_checkpoints_of_something_else_are_refused(tmp_path: Path) -> None:
 def test_a_loss_that_explodes_is_said() -> None:
     model = network()
     with pytest.raises(UserError, match="lower the learning rate"):
-        fine_tune(model, Recipe(20, lr=1.0), batch, lambda x: model(x).mean() / 0, Workshop(QUIET, 0, 1))
+        fine_tune(model, Recipe(20, lr=1.0), batch, lambda x: model(x).mean() / 0, TrainingSetup(QUIET, 0, 1))
 
 
 def test_every_item_once_in_each_epoch() -> None:
-    items = np.concatenate([drawn(3, 7, step, 4) for step in range(7)])  # 28 draws: four epochs of seven
+    items = np.concatenate([batch_items(3, 7, step, 4) for step in range(7)])  # 28 draws: four epochs of seven
     assert all(sorted(epoch) == list(range(7)) for epoch in items.reshape(4, 7))
     assert len({tuple(epoch) for epoch in items.reshape(4, 7)}) > 1
-    assert np.array_equal(drawn(3, 7, 2, 4), drawn(3, 7, 2, 4))
+    assert np.array_equal(batch_items(3, 7, 2, 4), batch_items(3, 7, 2, 4))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -131,7 +136,7 @@ def test_a_signal_is_heeded_after_the_step_and_saves(tmp_path: Path, signum: int
         return (model(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean()
 
     with pytest.raises(Stopped, match="at iteration 8 of 13") as stop:
-        fine_tune(model, recipe, batch, loss, Workshop(QUIET, 0, 2, tmp_path, save_every=1000))
+        fine_tune(model, recipe, batch, loss, TrainingSetup(QUIET, 0, 2, tmp_path, save_every=1000))
     assert stop.value.signum == signum and [path.name for path in tmp_path.iterdir()] == ["00000008.pt"]
     resumed = train(recipe, tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(train(recipe).parameters(), resumed.parameters(), strict=True))
@@ -149,3 +154,43 @@ def test_a_signal_while_a_checkpoint_is_written_waits_for_it(tmp_path: Path, mon
     with pytest.raises(Stopped):
         train(Recipe(13, lr=0.05), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["00000005.pt"]
+
+
+def test_one_layer_round_trip(tmp_path: Path) -> None:
+    backbone = find_backbone("random:tiny")
+    head = nn.Sequential(backbone, nn.Flatten(), nn.Linear(96 * 12 * 12, 4))[1:]
+    saved = TrainedClassifier(backbone, head, ["a", "b", "$c$", "d"])
+    path = saved.save(tmp_path / "out")
+    images = torch.randn(2, 3, 96, 96)
+    for location in (path, path.parent):
+        loaded = TrainedClassifier.load(location)
+        assert list(loaded.classes) == ["a", "b", "$c$", "d"]
+        assert torch.equal(loaded.scores(images), saved.scores(images))
+    assert torch.equal(load_backbone(path)(images), backbone(images)), "it also serves as weights"
+
+
+def test_folded_backbone_under_three_layers(tmp_path: Path) -> None:
+    network = Classifier(fold_batch_norm(find_backbone("random:tiny")), hidden=8, deviation=0.1).eval()
+    TrainedClassifier(network.backbone, network.head, [str(label) for label in range(20)]).save(tmp_path)
+    pixels = torch.randint(0, 256, (2, 96, 96, 3), dtype=torch.uint8)
+    images = network.backbone.normalise(pixels.permute(0, 3, 1, 2).float() / 255)
+    assert torch.allclose(TrainedClassifier.load(tmp_path).scores(images), network(pixels), atol=1e-6)
+
+
+def test_fine_tuning_keeps_what_it_tested(classes: tuple[Path, Path], tmp_path: Path) -> None:
+    train, test = classes
+    options = {"weights": "random:tiny", "device": "cpu", "workers": 1, "train": train, "test": test}
+    FineTuning(**options, epochs=1, batch_size=6, out=tmp_path).measure(Console(quiet=True))
+    loaded = TrainedClassifier.load(tmp_path)
+    assert loaded.classes == ("across", "chess", "down")
+    state = torch.load(next((tmp_path / "unfinished" / "checkpoints").glob("*.pt")), weights_only=True)["network"]
+    assert torch.equal(state["2.weight"], loaded.head[1].weight)  # type: ignore[index]
+    assert torch.equal(state["0.conv1.0.weight"], loaded.backbone.state_dict()["conv1.0.weight"])
+
+
+def test_what_is_no_classifier(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no classifier at"):
+        TrainedClassifier.load(tmp_path / "nowhere")
+    write_weights(find_backbone("random:tiny"), {"architecture": "tiny"}, tmp_path / "backbone.safetensors")
+    with pytest.raises(ValueError, match="holds no classifier"):
+        TrainedClassifier.load(tmp_path / "backbone.safetensors")
