@@ -390,7 +390,7 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
 
     @property
-    def stages(self) -> tuple[tuple[TaskName, ...], ...]:
+    def stages(self) -> tuple[tuple[str, ...], ...]:
         """The tasks that are trained jointly, for each stage of the training in turn."""
         if self.tasks == "auto":
             return (("spatial",),) if self.images is not None and self.videos is None else (("spatial", "temporal"),)
@@ -401,18 +401,18 @@ class Config:
         return stages
 
     @property
-    def task_names(self) -> list[TaskName]:
+    def task_names(self) -> list[str]:
         """All tasks of the run, in the order of the config's sections."""
         chosen = {name for stage in self.stages for name in stage}
         return [name for name in TASK_SYMBOLS.values() if name in chosen]
 
-    def section(self, task: TaskName) -> TaskConfig:
+    def section(self, task: str) -> TaskConfig:
         """The section of a task."""
         section: TaskConfig = getattr(self, task)
         return section
 
 
-def _task(symbol: str, tasks: str) -> TaskName:
+def _task(symbol: str, tasks: str) -> str:
     if symbol not in TASK_SYMBOLS:
         known = ", ".join(f"{symbol} ({name})" for symbol, name in TASK_SYMBOLS.items())
         raise UserError(f"tasks is '{tasks}', but '{symbol}' is no task: join {known} by + or &, or use auto")

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from unshuffle.config import Config, TaskName, check
+from unshuffle.config import Config, check
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.squares import Squares
 from unshuffle.errors import UserError
@@ -85,7 +85,7 @@ def _verdict(task: str, result: Overfit, samples: int) -> str:
     return f"{task}: FAILED: {figures} (expected ≥ {EXPECTED_ACCURACY}; {details})"
 
 
-def overfit(config: Config, data: Data, task: TaskName, samples: int, choices: int, steps: int) -> Overfit:
+def overfit(config: Config, data: Data, task: str, samples: int, choices: int, steps: int) -> Overfit:
     """Train one task on a few samples until it has memorised them or the steps are used up."""
     trainer = _small_trainer(config, data, task, samples, choices)
     pixels = trainer.validation_pixels[task]
@@ -98,7 +98,7 @@ def overfit(config: Config, data: Data, task: TaskName, samples: int, choices: i
     return Overfit(accuracy, 1 - trainer.tasks[task].chance, trainer.iteration, float(tally.losses[task]))
 
 
-def _small_trainer(config: Config, data: Data, task: TaskName, samples: int, choices: int) -> Trainer:
+def _small_trainer(config: Config, data: Data, task: str, samples: int, choices: int) -> Trainer:
     """Return the user's set-up with few samples, few permutations, centre windows and no schedule."""
     available = len(data.training[task])
     if available < 2:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from unshuffle.analysis.result import Analysis
 
 from unshuffle import cli
 from unshuffle.analysis.activations import OUTLINE, conv5, outlined, selectivities, telling_units
-from unshuffle.analysis.result import Analysis
-from unshuffle.data.images import read_image
+from unshuffle.data.media import read_image
 from unshuffle.evaluation.features import find_backbone
 
 Ask = Callable[..., Analysis]

@@ -6,10 +6,10 @@ import pytest
 import torch
 from PIL import Image
 from rich.console import Console
+from unshuffle.analysis.result import Analysis
 
 from unshuffle import cli
 from unshuffle.analysis.neighbours import rows
-from unshuffle.analysis.result import Analysis
 from unshuffle.data.dataset import LabelledImages
 from unshuffle.evaluation.retrieval import Neighbours, Retrieval
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from unshuffle.analysis.result import Analysis
 
 from unshuffle import cli
-from unshuffle.analysis.result import Analysis
 from unshuffle.analysis.saliency import half_area, saliency, shades
 from unshuffle.evaluation.features import find_backbone
 from unshuffle.evaluation.finetuning import TrainedClassifier

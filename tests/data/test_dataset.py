@@ -23,11 +23,9 @@ from unshuffle.data.dataset import (
     shared_files,
     synthetic_dataset,
 )
-from unshuffle.data.images import read_image
-from unshuffle.data.media import BadMedia
+from unshuffle.data.media import BadMedia, read_frames, read_image
 from unshuffle.data.pack import pack
 from unshuffle.data.synthetic import synthetic_images
-from unshuffle.data.videos import read_frames
 from unshuffle.errors import UserError
 
 NAMES = ["a.png", "b.jpg", "broken.jpg", "f.png", "g.png", "in/c.png", "in/d, e.png", "in/empty.png", "z.png"]

@@ -14,9 +14,9 @@ from rich.console import Console
 from torch import nn
 
 from unshuffle.cli import run as run_command
+from unshuffle.data.crops import normalise
 from unshuffle.data.dataset import FileSource, LabelledDataset, packed
 from unshuffle.data.pack import pack
-from unshuffle.data.shuffle import normalise
 from unshuffle.errors import UserError
 from unshuffle.evaluation.action import (
     ActionNetwork,

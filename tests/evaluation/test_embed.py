@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from unshuffle.data.dataset import FileSource, LabelledDataset, Square, open_dataset
-from unshuffle.data.images import read_image
+from unshuffle.data.media import read_image
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation import features

@@ -29,7 +29,7 @@ from unshuffle.evaluation.features import (
 )
 from unshuffle.models import build_backbone
 from unshuffle.models.caffenet import CaffeNet
-from unshuffle.models.normalisation import IMAGENET, PER_IMAGE
+from unshuffle.models.registry import IMAGENET, PER_IMAGE
 from unshuffle.models.weights import save_backbone
 
 CPU = torch.device("cpu")

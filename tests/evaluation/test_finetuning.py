@@ -6,13 +6,13 @@ import pytest
 import torch
 from rich.console import Console
 from torch import Tensor, nn
+from unshuffle.evaluation.voc_classification import Classifier
 
 from unshuffle.errors import UserError
 from unshuffle.evaluation.classification import FineTuning
 from unshuffle.evaluation.features import find_backbone
 from unshuffle.evaluation.finetuning import Recipe, TrainedClassifier, TrainingSetup, batch_items, build_sgd, fine_tune
-from unshuffle.evaluation.voc_classification import Classifier
-from unshuffle.models.fold import fold_batch_norm
+from unshuffle.models.batch_norm import fold_batch_norm
 from unshuffle.models.weights import load_backbone, write_weights
 from unshuffle.stopping import Stopped
 

@@ -24,12 +24,12 @@ from unshuffle.accelerator import choose_device
 from unshuffle.analysis.analysis import Row, flat_numbers, write_rows
 from unshuffle.config import Config, preset_config
 from unshuffle.console import ResilientConsole, say
-from unshuffle.data.prepare import prepare
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import published
 from unshuffle.options import merge
 from unshuffle.pretraining import try_backbone
 from unshuffle.runs.folders import PUBLISHED
+from unshuffle.tasks.prepare import prepare
 
 __all__ = ["PAPER_ARMS", "Ablation", "ablate", "make_plan", "run_ablation"]
 

@@ -5,49 +5,50 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unshuffle.config import Tasks
+from unshuffle.config import Config
 from unshuffle.errors import UserError
-from unshuffle.evaluation.protocol import PLACES, Evaluation, find_evaluation
+from unshuffle.evaluation.protocol import DATA_OPTIONS, Evaluation, find_evaluation
 from unshuffle.options import merge, read_yaml
 
 Values = dict[str, Any]
 """Keys and values as in a YAML file; sections are dicts."""
-DATA = sorted(PLACES - {"weights"})
+DATA = sorted(DATA_OPTIONS - {"weights"})
 """Options that name the data of an evaluation."""
 KIND = "evaluation"
 """Key that names the evaluation which the options belong to, where the entry has another name."""
 
 
-def _arm(tasks: Tasks, *, policy: bool) -> Values:
-    """Return an arm with the sampler of the preset, or with uniform sampling."""
-    return {"tasks": tasks} if policy else {"tasks": tasks, "policy": {"sampler": "uniform"}}
-
-
-PAPER_ARMS: dict[str, Values] = {
-    "S": _arm("S", policy=False),
-    "S+P": _arm("S", policy=True),
-    "T": _arm("T", policy=False),
-    "T+P": _arm("T", policy=True),
-    "S&T": _arm("S&T", policy=False),
-    "S+T": _arm("S+T", policy=False),
-    "S+T+P": _arm("S+T", policy=True),
-}
+POLICY = "+P"
+"""Ending of arms with the sampler of the preset; the others sample uniformly."""
+PAPER_ARMS = ("S", "S+P", "T", "T+P", "S&T", "S+T", "S+T+P")
 """The columns of Tab. 5 of the paper."""
 
 
 def find_arms(names: Sequence[str]) -> dict[str, Values]:
-    """Return the paper's arms of those names, and all arms in each name that is a YAML file; by default the paper's."""
+    """Return the arms of those names, such as S+T+R or S+T+P, and all in each name that is a YAML file.
+
+    By default they are the paper's.
+    """
     arms: dict[str, Values] = {}
     for name in names or PAPER_ARMS:
         if _is_file(name):
             arms |= _read_file(name, "arms")
-        elif name in PAPER_ARMS:
-            arms[name] = PAPER_ARMS[name]
         else:
-            raise UserError(
-                f"there is no arm '{name}': choose among {', '.join(PAPER_ARMS)}, or give a .yaml file of arms"
-            )
+            arms[name] = _task_arm(name)
     return arms
+
+
+def _task_arm(name: str) -> Values:
+    """Return an arm by its tasks, with the sampler of the preset or with uniform sampling."""
+    tasks = name.removesuffix(POLICY)
+    try:
+        _ = Config(tasks=tasks).stages
+    except UserError:
+        raise UserError(
+            f"there is no arm '{name}': join tasks by + or &, with {POLICY} at the end for the policy, as in "
+            f"{', '.join(PAPER_ARMS)}; or give a .yaml file of arms"
+        ) from None
+    return {"tasks": tasks} if name.endswith(POLICY) else {"tasks": tasks, "policy": {"sampler": "uniform"}}
 
 
 def find_evaluations(names: Sequence[str], common: Mapping[str, Any]) -> dict[str, Values]:

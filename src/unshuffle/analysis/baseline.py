@@ -11,7 +11,7 @@ from rich.console import Console
 from unshuffle.analysis.analysis import Analysis, AnalysisResult
 from unshuffle.analysis.figures import COLOURS, QUIET, name_axes, panels, styled, thousands
 from unshuffle.config import TaskName
-from unshuffle.policy.reinforce import ErrorHistory
+from unshuffle.policy.state import ErrorHistory
 from unshuffle.runs.history import choose_tasks, open_run
 from unshuffle.runs.run import Run
 
@@ -43,15 +43,12 @@ def extrapolate(errors: Iterable[tuple[int, float]], milestones: Sequence[int]) 
 
     The extrapolation starts anew at each drop of the learning rate.
     """
-    history, rows, previous = ErrorHistory(), [], 0
+    history, rows = ErrorHistory(milestones), []
     for iteration, error in errors:
-        if any(previous <= milestone < iteration for milestone in milestones):
-            history.restart()
         baseline = history.baseline(iteration)
         reward = None if baseline is None else baseline - error
         rows.append({"iteration": iteration, "error": error, "baseline": baseline, "reward": reward})
         history.add(iteration, error)
-        previous = iteration
     return rows
 
 
@@ -86,9 +83,10 @@ def analyse_baseline(run: Run, tasks: Sequence[str]) -> AnalysisResult:
         task: {"episodes": sum(row["episode"] is not None for row in rows[task]), **reward_statistics(episode_rows)}
         for task, episode_rows in episodes.items()
     }
+    policy = run.config.policy
     statement = (
         f"errors of {run.folder} beside the line through the two before (E_BL), and the rewards r = E_BL − E; "
-        f"sampler {run.config.policy.sampler}{LEARNS_FROM_ROLLOUTS if run.config.policy.learns_by_trial else ''}"
+        f"sampler {policy.name}{LEARNS_FROM_ROLLOUTS if policy.sampler == 'rollouts' else ''}"
     )
     all_rows = [row for task_rows in rows.values() for row in task_rows]
     return AnalysisResult("baseline", statement, metrics, all_rows, lambda: draw(rows))

@@ -11,15 +11,16 @@ from rich.console import Console
 from unshuffle.analysis.analysis import Analysis, AnalysisResult
 from unshuffle.analysis.cost import total_passes
 from unshuffle.analysis.figures import COLOURS, LEVELS, QUIET, name_axes, panels, styled, thousands
-from unshuffle.assembly import build_monitor, initial_backbone
 from unshuffle.config import Config
 from unshuffle.console import say
 from unshuffle.errors import UserError
+from unshuffle.evaluation.retrieval import build_monitor
 from unshuffle.models import Backbone
 from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
 from unshuffle.runs.folders import run_labels
 from unshuffle.runs.history import open_run
 from unshuffle.runs.run import Run
+from unshuffle.training.trainer import initial_backbone
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -58,7 +58,7 @@ def divide_samples(run: Run, history: History, task: str) -> Division:
     """Return the sampled pairs by difficulty for their sample, or the permutations by difficulty for all samples."""
     if not groups_pairs(run.config):
         return Division("quarter", CLASSES, difficulty_rows(history, task))
-    return Division("group", group_names(run.config.policy.groups), pair_rows(run.metrics("episode"), task))
+    return Division("group", group_names(run.config.policy.num_groups), pair_rows(run.metrics("episode"), task))
 
 
 def group_names(count: int) -> list[str]:

@@ -1,7 +1,6 @@
 """Style and layout of all figures: colour-blind safe colours, axes, sheets of pictures, SVG and PNG."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
@@ -60,7 +59,7 @@ STYLE: Any = {
 
 def task_colour(task: str) -> str:
     """Return the colour of a task in figures."""
-    return COLOURS[list(TASKS).index(task) % len(COLOURS)]  # type: ignore[arg-type]
+    return COLOURS[list(TASKS).index(task) % len(COLOURS)]
 
 
 def styled(draw: Callable[P, "Figure"]) -> Callable[P, "Figure"]:

@@ -10,14 +10,12 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from unshuffle.tasks import TASKS
-from unshuffle.tasks.base import TaskView
 from unshuffle.analysis.analysis import Analysis, AnalysisResult
 from unshuffle.analysis.figures import INK, MAP, name_axes, styled
 from unshuffle.config import TaskName
-from unshuffle.data.media import read_image
 from unshuffle.data.dataset import centre_square
-from unshuffle.data.synthetic import draw_clip, draw_image
+from unshuffle.data.media import read_image
+from unshuffle.data.synthetic import render_clip, render_image
 from unshuffle.errors import UserError
 from unshuffle.permutations import load_permutations
 from unshuffle.runs.history import (
@@ -33,6 +31,8 @@ from unshuffle.runs.history import (
     read_sampling_states,
 )
 from unshuffle.runs.run import Run
+from unshuffle.tasks import TASKS
+from unshuffle.tasks.base import TaskView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -202,8 +202,8 @@ class TaskPanel:
         """The parts of a sample, not shuffled."""
         rng, parts = np.random.default_rng(0), self.permutations.shape[1]
         if not self.view.in_grid:
-            return draw_clip(rng, "growing", SIDE, parts)
-        picture = draw_image(rng, "house", self.columns * SIDE) if self.picture is None else self.picture
+            return render_clip(rng, "growing", SIDE, parts)
+        picture = render_image(rng, "house", self.columns * SIDE) if self.picture is None else self.picture
         return cut_tiles(picture, self.columns)
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from unshuffle.accelerator import choose_device
 from unshuffle.analysis.analysis import Analysis, AnalysisResult, Row
 from unshuffle.analysis.figures import COLOURS, QUIET, name_axes, panels, styled, thousands
-from unshuffle.config import TaskName
 from unshuffle.console import progress
 from unshuffle.data.squares import Squares
 from unshuffle.errors import UserError
@@ -140,7 +139,7 @@ class ValidationSize(Analysis):
         held_out = " and ".join(str(size) for size in sorted({len(samples) for samples in data.validation.values()}))
         return data, f"of the run's own data, of which only {held_out} were held out from training"
 
-    def _pool(self, task: TaskName, data: Data) -> Tensor:
+    def _pool(self, task: str, data: Data) -> Tensor:
         """Return samples in their validation form."""
         training, held_out = data.training[task], data.validation[task]
         same = held_out.source is training.source  # or X_val came from a folder of its own
@@ -157,7 +156,7 @@ class ValidationSize(Analysis):
         return sample_sets(samples, self.sizes, self.sets, numpy_rng(self.seed, "sets", task))
 
     def _errors(
-        self, run: Run, checkpoints: Sequence[Path], task: TaskName, pixels: Tensor, device: torch.device, console: Console
+        self, run: Run, checkpoints: Sequence[Path], task: str, pixels: Tensor, device: torch.device, console: Console
     ) -> Iterator[tuple[Path, npt.NDArray[np.float64]]]:
         config = replace(run.config, init=None)
         tasks = build_tasks(config, config.task_names, device, stored_permutations(run))

@@ -20,16 +20,17 @@ class AblateCommand(ConfigCommand):
     out: Path | None = None
     """Folder of the ablation; by default runs/ablation."""
     arms: tuple[str, ...] = ()
-    """S, S+P, T, T+P, 'S&T', S+T, S+T+P; by default all. A .yaml file adds arms: NAME: {policy: {sampler: exp3}}."""
+    """Tasks joined as in --tasks, with +P at the end for the policy instead of uniform sampling, such as S+T+R or S+T+P;
+    by default S, S+P, T, T+P, S&T, S+T and S+T+P. A .yaml file adds arms: NAME: {policy: {sampler: exp3}}."""
     seeds: tuple[int, ...] = (1,)
     """One number: how many seeds, counted from --seed. Several numbers: the seeds themselves."""
     evaluations: tuple[str, ...] = ()
     """Names as in `unshuffle evaluate`, or .yaml files with options: NAME: {evaluation: retrieval, train: ...}."""
     evaluation_preset: Literal["quick", "paper"] = "quick"
     """Preset of the evaluations. quick: minutes each; paper: the full schedules."""
-    train: Path | None = None
+    train: str | None = None
     """--train of the evaluations that have it."""
-    test: Path | None = None
+    test: str | None = None
     """--test of the evaluations that have it."""
     voc: Path | None = None
     """--voc of the evaluations that have it."""
@@ -48,8 +49,8 @@ class AblateCommand(ConfigCommand):
 def main(args: Sequence[str]) -> int:
     """Run the ablation; the exit code is 1 if an arm fails."""
     command = parse_config_command(AblateCommand, "ablate", args)
-    from unshuffle.analysis.ablation import make_plan, run_ablation
-    from unshuffle.analysis.arms import find_arms, find_evaluations
+    from unshuffle.ablation.ablation import make_plan, run_ablation
+    from unshuffle.ablation.arms import find_arms, find_evaluations
 
     data = {"train": command.train, "test": command.test, "voc": command.voc}
     common = {"preset": command.evaluation_preset, **{key: path for key, path in data.items() if path is not None}}

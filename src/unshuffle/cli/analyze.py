@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from unshuffle.analysis.question import QUESTIONS, find_question
+from unshuffle.analysis.analysis import ANALYSES, find_analysis
 from unshuffle.cli.parsing import HELP, overview, parse, write_json
 from unshuffle.console import say
 from unshuffle.files import check_folder
@@ -17,18 +17,18 @@ def main(args: Sequence[str]) -> int:
     """Run one analysis, or list them."""
     if not args or args[0] in HELP:
         usage = "unshuffle analyze NAME ... [--out FOLDER] [--json FILE] [OPTIONS]"
-        print(overview(usage, SUMMARY, {name: entry.summary for name, entry in QUESTIONS.items()}))
+        print(overview(usage, SUMMARY, {name: entry.summary for name, entry in ANALYSES.items()}))
         return 0 if args else 2
     name, *options = args
-    command = parse(find_question(name), f"analyze {name}", options, positional=True)
+    command = parse(find_analysis(name), f"analyze {name}", options, positional=True)
     if command.out is not None:
         check_folder(command.folder, "--out")
     console = Console()
-    analysis = command.answer(console)
-    say(console, analysis.statement)
-    if analysis.summary is not None:
-        console.print(analysis.summary)
-    for path in analysis.write(command.folder, to_dict(command)):
+    result = command.analyse(console)
+    say(console, result.statement)
+    if result.summary is not None:
+        console.print(result.summary)
+    for path in result.write(command.folder, to_dict(command)):
         say(console, f"  {path}")
-    write_json(command.json, f"analyze {name}", analysis.statement, to_dict(command), analysis.metrics)
+    write_json(command.json, f"analyze {name}", result.statement, to_dict(command), result.metrics)
     return 0

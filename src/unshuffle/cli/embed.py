@@ -18,8 +18,8 @@ from unshuffle.wording import counted
 class EmbedCommand:
     """Write the features of all images or videos of a folder; started again after an interruption, it resumes."""
 
-    data: Annotated[Path, Positional]
-    """A folder, flat or nested, or a packed store."""
+    data: Annotated[str, Positional]
+    """A folder, flat or nested, a packed store, or tar shards."""
     out: Path
     """File to write: .npy (with the names beside it), .parquet or .csv."""
     weights: str
@@ -46,18 +46,17 @@ def main(args: Sequence[str]) -> int:
     """Embed and print what was skipped."""
     command = parse(EmbedCommand, "embed", args)
     from unshuffle.accelerator import choose_device
+    from unshuffle.data.dataset import Square, open_dataset
     from unshuffle.evaluation import embed as embedding
-    from unshuffle.evaluation.backbones import find_backbone
-    from unshuffle.evaluation.collection import open_collection
-    from unshuffle.evaluation.feature_file import skipped_file
+    from unshuffle.evaluation.features import find_backbone
 
     backbone, out = find_backbone(command.weights, command.seed), command.out.expanduser()
     size = command.size or backbone.eval_size
     embedder = embedding.Embedder(backbone, size, choose_device(command.device), command.batch)
-    data = open_collection(command.data.expanduser(), size, command.frames, command.kind)
+    data = open_dataset(command.data, kind=command.kind, labelled=False, square=Square(size), frames=command.frames)
     embedded = embedding.embed(embedder, data, out, workers=command.workers)
     rows, skipped = counted(embedded.rows, data.kind), counted(len(embedded.skipped), "files")
     print(f"{rows}, {embedded.dimensions} features each, in {out}; {skipped} skipped")
-    print_skipped(embedded.skipped, skipped_file(out))
+    print_skipped(embedded.skipped, embedding.skipped_file(out))
     write_json(command.json, "embed", f"pool5 at {size} px", to_dict(command), to_dict(embedded))
     return 0

@@ -30,7 +30,7 @@ class ExportCommand:
 def main(args: Sequence[str]) -> int:
     """Export and print the architecture and size."""
     command = parse(ExportCommand, "export", args)
-    from unshuffle.evaluation.backbones import find_backbone
+    from unshuffle.evaluation.features import find_backbone
     from unshuffle.models import export as exporting
 
     out = command.out or exporting.default_file(command.weights, command.format, fold=command.fold)

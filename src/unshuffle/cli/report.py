@@ -24,13 +24,13 @@ class ReportCommand:
 def main(args: Sequence[str]) -> int:
     """Write the page and print its size."""
     command = parse(ReportCommand, "report", args)
-    from unshuffle.report.page import write_report
-    from unshuffle.report.subjects import check_page, default_file, find_subjects, find_tables
+    from unshuffle.report.page import check_page, default_file, write_report
+    from unshuffle.runs.folders import find_runs, find_tables
 
     folders = [folder.expanduser() for folder in command.runs]
     out = default_file(folders) if command.out is None else command.out.expanduser()
-    subjects = find_subjects(folders)
+    runs = find_runs(folders)
     check_page(out)
-    write_report(subjects, out, tables=find_tables(folders))
-    print(f"{counted(len(subjects), 'runs')} in {out}, {out.stat().st_size / 1e6:.1f} MB")
+    write_report(runs, out, tables=find_tables(folders))
+    print(f"{counted(len(runs), 'runs')} in {out}, {out.stat().st_size / 1e6:.1f} MB")
     return 0

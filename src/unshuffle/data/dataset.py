@@ -19,17 +19,25 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from unshuffle.data.addresses import ShardFile, find_shards, is_shards, look_up, reading
 from unshuffle.data.batches import spaced_frames
-from unshuffle.data.images import find_images, read_image
-from unshuffle.data.media import MIN_SIDE, BadMedia, check_sides, resize_short_side
+from unshuffle.data.media import (
+    MIN_SIDE,
+    VIDEO_SUFFIXES,
+    BadMedia,
+    check_sides,
+    find_images,
+    find_videos,
+    read_frames,
+    read_image,
+    resize_short_side,
+)
 from unshuffle.data.pack import cached_store
+from unshuffle.data.shard_files import ShardFile, find_shards, is_shards, stat_shard, storage_errors_explained
 from unshuffle.data.shards import ShardOptions, ShardSource, open_shards
 from unshuffle.data.source import EncodedSource, Pixels, Source
 from unshuffle.data.splits import SplitList, find_split_list
 from unshuffle.data.store import Encoding, Store
 from unshuffle.data.synthetic import SyntheticSource, synthetic_clips, synthetic_images
-from unshuffle.data.videos import VIDEO_SUFFIXES, find_videos, read_frames
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
 
@@ -476,7 +484,7 @@ def _open_shards(
 
 def _kind_of_shards(address: str) -> Literal["images", "videos"]:
     """Return videos if the first shard holds a video file; frames of clips as images need `kind`."""
-    names = _text_members(look_up(*find_shards(address)[0]))[0]
+    names = _text_members(stat_shard(*find_shards(address)[0]))[0]
     suffixes = {PurePosixPath(name).suffix.lower() for name in names}
     return "videos" if suffixes & (VIDEO_SUFFIXES - {".gif"}) else "images"
 
@@ -517,7 +525,11 @@ def _text_members(file: ShardFile) -> tuple[list[str], dict[str, str]]:
     """Return the names of all members of a shard, and the text of the label members by key."""
     names: list[str] = []
     texts: dict[str, dict[str, str]] = {suffix: {} for suffix in LABEL_SUFFIXES}
-    with reading(file.address), file.fs.open(file.path, "rb") as raw, tarfile.open(fileobj=raw, mode="r:") as tar:
+    with (
+        storage_errors_explained(file.address),
+        file.fs.open(file.path, "rb") as raw,
+        tarfile.open(fileobj=raw, mode="r:") as tar,
+    ):
         for member in tar:
             name = str(PurePosixPath(member.name))
             names.append(name)

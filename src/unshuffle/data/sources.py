@@ -1,10 +1,10 @@
 """The images and videos that a config names: folders, packed stores, tar shards or the synthetic world, opened once."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -40,10 +40,6 @@ class SourceFacts:
     shards: int = 0
     frames: int = 0
     """Frames of each clip of the synthetic world."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for metrics.jsonl."""
-        return asdict(self)
 
 
 class Media:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from unshuffle.data.media import find_videos
 from unshuffle.data.store import Store
-from unshuffle.data.videos import find_videos
 from unshuffle.errors import UserError
 
 MAX_MISSING = 0.05

@@ -41,7 +41,7 @@ from unshuffle.evaluation.protocol import (
     skipped_figures,
 )
 from unshuffle.models import Backbone
-from unshuffle.models.ordering import backbone_features
+from unshuffle.models.registry import backbone_features
 from unshuffle.randomness import numpy_rng, seed_everything
 
 SCALES = (1.0, 0.875, 0.75, 0.66)

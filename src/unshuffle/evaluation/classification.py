@@ -42,7 +42,7 @@ from unshuffle.evaluation.protocol import (
     skipped_figures,
 )
 from unshuffle.models import Backbone
-from unshuffle.models.ordering import backbone_features
+from unshuffle.models.registry import backbone_features
 from unshuffle.randomness import numpy_rng, seed_everything
 
 MARGIN = 256 / 227  # short side of an image divided by the side of a crop, in training and in the test

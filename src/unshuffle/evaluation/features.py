@@ -28,15 +28,14 @@ from unshuffle.data.dataset import (
     digest,
     open_dataset,
 )
-from unshuffle.data.images import read_image, upright_rgb
-from unshuffle.data.media import BadMedia, resize_short_side
+from unshuffle.data.media import BadMedia, read_image, resize_short_side, upright_rgb
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
-from unshuffle.evaluation.voc import is_image_set, open_image_set
+from unshuffle.evaluation.voc.devkit import is_image_set, open_image_set
 from unshuffle.files import atomic_write
 from unshuffle.models import BACKBONES, Backbone, build_backbone
-from unshuffle.models.normalisation import PER_IMAGE
-from unshuffle.models.published import cached_weights, is_published
+from unshuffle.models.registry import PER_IMAGE
+from unshuffle.models.torchvision_timm import cached_weights, is_published
 from unshuffle.models.weights import load_backbone
 from unshuffle.wording import counted
 

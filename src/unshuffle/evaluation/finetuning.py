@@ -21,14 +21,9 @@ from unshuffle.errors import UserError
 from unshuffle.models import Backbone
 from unshuffle.models.weights import load_backbone, read_weights, write_weights
 from unshuffle.randomness import numpy_rng
+from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
 from unshuffle.stopping import Stopped, stop_requests
-from unshuffle.training.checkpoint import (
-    list_checkpoints,
-    load_checkpoint,
-    random_state,
-    restore_random_state,
-    save_checkpoint,
-)
+from unshuffle.training.checkpoint import random_state, restore_random_state, save_checkpoint
 
 T = TypeVar("T")
 BIAS_LR_FACTOR = 2

@@ -13,7 +13,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unshuffle.accelerator import choose_device
-from unshuffle.data.dataset import LabelledDataset, LabelledImages, Square, one_per_class, shared_files
+from unshuffle.config import Config
+from unshuffle.data.dataset import (
+    LabelledDataset,
+    LabelledImages,
+    Square,
+    load_images,
+    one_per_class,
+    open_dataset,
+    shared_files,
+    synthetic_dataset,
+)
+from unshuffle.data.synthetic import SyntheticSource, synthetic_images
 from unshuffle.errors import UserError
 from unshuffle.evaluation.features import (
     WORKERS,
@@ -41,9 +52,10 @@ from unshuffle.evaluation.protocol import (
     skipped_figures,
 )
 from unshuffle.evaluation.rankme import effective_rank
-from unshuffle.evaluation.voc import voc_objects
-from unshuffle.models import Backbone
-from unshuffle.models.ordering import backbone_features
+from unshuffle.evaluation.voc.devkit import voc_objects
+from unshuffle.models import Backbone, build_backbone
+from unshuffle.models.registry import backbone_features
+from unshuffle.randomness import stream_seed
 
 TOP = (1, 5, 10, 20)
 QUERIES, GALLERY = 4096, 4096  # a product of so many by so many is held at a time
@@ -390,3 +402,25 @@ class RetrievalMonitor:
 
     def _score(self, neighbours: Tensor) -> dict[str, float]:
         return top_k_accuracy(neighbours, self.queries.labels, self.gallery.labels)
+
+
+def build_monitor(config: Config) -> RetrievalMonitor | None:
+    """Return retrieval on the given labelled data, or on the synthetic world if that is trained on, or None."""
+    device, monitor = choose_device(config.device), config.monitor
+    if monitor.gallery is not None and monitor.queries is not None:
+        square, cache = Square(build_backbone(config.model.backbone).eval_size), config.data.cache
+        gallery = load_images(open_dataset(monitor.gallery, square=square, frames=1, cache=cache), monitor.limit)
+        queries = load_images(
+            open_dataset(monitor.queries, square=square, frames=1, cache=cache, classes=gallery.classes), monitor.limit
+        )
+        return RetrievalMonitor(gallery, queries, device)
+    if config.images is not None or config.videos is not None:
+        return None
+    sizes = (("gallery", config.synthetic.gallery), ("queries", config.synthetic.queries))
+    gallery, queries = (load_images(synthetic_dataset(_synthetic_images(config, name, size))) for name, size in sizes)
+    return RetrievalMonitor(gallery, queries, device)
+
+
+def _synthetic_images(config: Config, name: str, count: int) -> SyntheticSource:
+    seed = int(stream_seed(config.seed, "monitor", name).generate_state(1)[0])
+    return synthetic_images(count, config.synthetic.image_size, seed)

@@ -32,15 +32,15 @@ def save_backbone(
     name: str,
     path: Path,
     *,
-    crop_size: int,
+    crop_sizes: Mapping[str, int],
     permutations: Mapping[str, npt.NDArray[np.int64]],
 ) -> None:
-    """Write a backbone with its registered name and the permutation sets it was trained on."""
+    """Write a backbone with its registered name, and the crop sizes and permutation sets of its tasks."""
     metadata = {
         "architecture": name,
         "input_size": str(backbone.eval_size),
-        "training_crop_size": str(crop_size),
         "normalisation": str(backbone.normalisation),
+        **{f"{task}_crop_size": str(size) for task, size in crop_sizes.items()},
         **{f"{task}_permutations": json.dumps(rows.tolist()) for task, rows in permutations.items()},
     }
     write_weights(backbone, metadata, path)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unshuffle.tasks import TASKS
 from unshuffle.analysis.difficulty import Division
 from unshuffle.runs.folders import NamedRun
 from unshuffle.runs.history import tasks_of
 from unshuffle.runs.run import Run
+from unshuffle.tasks import TASKS
 
 MAX_POINTS = 400  # of a curve; more cannot be distinguished on a screen
 RUN_COLOURS = 8  # in the style of the page

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 
-from unshuffle.tasks import TASKS
 from unshuffle.analysis.figures import (
     COLOURS,
     INK,
@@ -38,6 +37,7 @@ from unshuffle.report.puzzles import Puzzles, solve_puzzles
 from unshuffle.report.snapshot import Snapshot
 from unshuffle.runs.folders import find_runs, short_names
 from unshuffle.runs.run import Run
+from unshuffle.tasks import TASKS
 from unshuffle.training.trainer import Monitor
 
 SAMPLES, QUERIES, NEIGHBOURS = 6, 8, 5

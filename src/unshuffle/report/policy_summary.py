@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from unshuffle.tasks import TASKS
 from unshuffle.analysis.difficulty import divide_samples
 from unshuffle.analysis.error_map import by_mean_error
 from unshuffle.permutations import load_permutations
@@ -16,14 +15,16 @@ from unshuffle.report.puzzles import highest_contrast, strip
 from unshuffle.report.snapshot import Snapshot
 from unshuffle.runs.history import SamplingState, groups_pairs, permutation_file, read_history, read_rollouts
 from unshuffle.runs.run import Run
+from unshuffle.tasks import TASKS
+from unshuffle.wording import describe_concern
 
 # ---- sentences
 
 
 def summarise_policy(run: Run, task: str, states: Sequence[SamplingState]) -> list[str]:
     """Return a few sentences about what the sampler preferred and how it was rewarded."""
-    sampler = run.config.policy.sampler
-    subject = "the policy" if sampler == "policy" else f"the sampler {sampler}"
+    sampler = run.config.policy.name
+    subject = "the policy" if sampler in ("reinforce", "rollouts") else f"the sampler {sampler}"
     active = [state for state in states[:-1] if state.is_active]  # nothing has been sampled since the last one
     if sampler == "uniform":
         return ["No policy: every permutation was equally likely throughout."]
@@ -38,7 +39,9 @@ def summarise_policy(run: Run, task: str, states: Sequence[SamplingState]) -> li
     warnings = [entry for entry in run.metrics("warning") if entry.get("task") == task]
     if warnings:
         last = warnings[-1]
-        sentences.append(f"{len(warnings)} warnings, the last at iteration {last['iteration']:,}: {last['text']}.")
+        sentences.append(
+            f"{len(warnings)} warnings, the last at iteration {last['iteration']:,}: {describe_concern(last)}."
+        )
     return sentences
 
 

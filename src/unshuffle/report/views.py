@@ -11,11 +11,10 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-from unshuffle.tasks import TASKS
 from unshuffle.analysis.cost import training_seconds
 from unshuffle.config import Config, preset_config
 from unshuffle.evaluation.features import extract, raw_pixels
-from unshuffle.evaluation.search import nearest
+from unshuffle.evaluation.retrieval import nearest
 from unshuffle.options import differences, to_dict
 from unshuffle.report.charts import task_colour_name
 from unshuffle.report.policy_summary import policy_data, summarise_policy
@@ -25,6 +24,7 @@ from unshuffle.report.snapshot import Snapshot
 from unshuffle.runs.folders import NamedRun
 from unshuffle.runs.history import evenly_spaced, ordering_tasks, read_sampling_states, tasks_of
 from unshuffle.runs.run import Run
+from unshuffle.tasks import TASKS
 from unshuffle.wording import source_sentence, split_sentence
 
 THUMBNAIL_SIDE = 96
@@ -50,7 +50,7 @@ def describe_run(named: NamedRun, colour: str) -> View:
         "folder": str(run.folder),
         "status": _status(run, entries),
         "backbone": config.model.backbone,
-        "sampler": config.policy.sampler,
+        "sampler": config.policy.name,
         "tasks": {task: _describe_task(run, task) for task in tasks_of(run)},
         "errors": task_errors(run),
         "retrieval": retrieval_scores(run),

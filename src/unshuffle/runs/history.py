@@ -193,7 +193,7 @@ class SamplingState:
 
 def groups_pairs(config: Config) -> bool:
     """Return whether the sampler groups (sample, permutation) pairs, so that no permutation belongs to a group."""
-    return config.policy.grouped == "pairs" and config.policy.sampler != "uniform"
+    return config.policy.grouping == "pairs" and config.policy.sampler != "uniform"
 
 
 def read_sampling_states(run: Run, task: str) -> list[SamplingState]:

@@ -6,25 +6,25 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from unshuffle.config import Config, TaskName
+from unshuffle.config import Config
 from unshuffle.tasks.base import Task
 from unshuffle.tasks.ordering import OrderingTask
 from unshuffle.tasks.rotation import RotationTask
 from unshuffle.tasks.spatial import SpatialTask
 from unshuffle.tasks.temporal import TemporalTask
 
-TASKS: dict[TaskName, type[Task]] = {task.name: task for task in (SpatialTask, TemporalTask, RotationTask)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (SpatialTask, TemporalTask, RotationTask)}
 PermutationSets = Mapping[str, npt.NDArray[np.int64]]
 
 
 def build_tasks(
     config: Config,
-    names: Iterable[TaskName],
+    names: Iterable[str],
     device: torch.device | None = None,
     permutations: PermutationSets | None = None,
-) -> dict[TaskName, Task]:
+) -> dict[str, Task]:
     """Return the named tasks; `permutations` are the sets to use instead of choosing new ones."""
-    tasks: dict[TaskName, Task] = {}
+    tasks: dict[str, Task] = {}
     for name in names:
         kind = TASKS[name]
         if issubclass(kind, OrderingTask):

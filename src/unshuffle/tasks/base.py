@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from unshuffle.accelerator import has_kernels
-from unshuffle.config import Config, TaskConfig, TaskName
+from unshuffle.config import Config, TaskConfig
 from unshuffle.data.batches import Samples
 from unshuffle.data.crops import CropPlan, crop, render
 from unshuffle.data.source import Items, Source
@@ -153,7 +153,7 @@ class TaskView:
 class Task(ABC):
     """A pretext task."""
 
-    name: ClassVar[TaskName]
+    name: ClassVar[str]
     parts: int
     """P: crops of a sample that pass the backbone."""
     medium: ClassVar[Literal["images", "videos"]] = "images"

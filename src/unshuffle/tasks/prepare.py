@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from unshuffle.config import Config, TaskName
+from unshuffle.config import Config
 from unshuffle.data.batches import Samples
 from unshuffle.data.source import Items
 from unshuffle.data.sources import Media, Skipped, SourceFacts
@@ -35,10 +35,10 @@ class SplitFacts:
 class Data:
     """The samples to train on and to validate on, for each task, and what was found in the data."""
 
-    training: dict[TaskName, Samples] = field(default_factory=dict)
-    validation: dict[TaskName, Samples] = field(default_factory=dict)
+    training: dict[str, Samples] = field(default_factory=dict)
+    validation: dict[str, Samples] = field(default_factory=dict)
     sources: list[SourceFacts] = field(default_factory=list)
-    splits: dict[TaskName, SplitFacts] = field(default_factory=dict)
+    splits: dict[str, SplitFacts] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
 
     def sentences(self) -> list[str]:

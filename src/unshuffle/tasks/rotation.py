@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unshuffle.config import RotationConfig, TaskName
+from unshuffle.config import RotationConfig
 from unshuffle.data.batches import Samples
 from unshuffle.data.crops import CropPlan, Jitter, uniform_table
 from unshuffle.data.sources import Media
@@ -20,7 +20,7 @@ ROTATIONS = 4  # by 0°, 90°, 180° and 270°
 class RotationTask(Task):
     """Every image passes the backbone in all four rotations, and each is classified."""
 
-    name: ClassVar[TaskName] = "rotation"
+    name: ClassVar[str] = "rotation"
     settings: RotationConfig
     view = TaskView("rotations", "images", "rotations")
     parts = ROTATIONS

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import torch
 
-from unshuffle.config import SpatialConfig, TaskName
+from unshuffle.config import SpatialConfig
 from unshuffle.data.batches import Samples
 from unshuffle.data.crops import CropPlan, Jitter, uniform_table
 from unshuffle.data.sources import Media
@@ -18,7 +18,7 @@ MIN_TILE = 4  # pixels
 class SpatialTask(OrderingTask):
     """The parts of a sample are the tiles of an image, in a grid."""
 
-    name: ClassVar[TaskName] = "spatial"
+    name: ClassVar[str] = "spatial"
     settings: SpatialConfig
     view = TaskView("tiles", "images", "puzzles", in_grid=True, pictured_samples=6, picture_side=80)
 

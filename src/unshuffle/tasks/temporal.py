@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import torch
 
-from unshuffle.config import TaskName, TemporalConfig
+from unshuffle.config import TemporalConfig
 from unshuffle.data.batches import Samples
 from unshuffle.data.crops import NO_JITTER, CropPlan, Jitter, uniform_table
 from unshuffle.data.source import Items, Source
@@ -17,7 +17,7 @@ from unshuffle.tasks.ordering import OrderingTask
 class TemporalTask(OrderingTask):
     """The parts of a sample are frames of a clip."""
 
-    name: ClassVar[TaskName] = "temporal"
+    name: ClassVar[str] = "temporal"
     settings: TemporalConfig
     medium = "videos"
     view = TaskView("frames", "clips", "clips")

@@ -4,7 +4,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unshuffle.accelerator import choose_device, choose_precision, has_kernels, prefer_speed, wait_for
-from unshuffle.config import Config, TaskName
+from unshuffle.config import Config
 from unshuffle.console import say
 from unshuffle.data.batches import Batch, BatchStream, Prefetcher, on_device
 from unshuffle.data.squares import Squares, make_resident
@@ -26,7 +26,7 @@ from unshuffle.randomness import seed_everything, stream_seed, torch_generator
 from unshuffle.runs.run import Run
 from unshuffle.stopping import Stopped, stop_requests
 from unshuffle.tasks import PermutationSets, build_tasks
-from unshuffle.tasks.base import Inputs, Network, Outcome, Task, Validation
+from unshuffle.tasks.base import Inputs, Network, Outcome, Task
 from unshuffle.tasks.ordering import OrderingTask
 from unshuffle.tasks.prepare import Data
 from unshuffle.training import distributed
@@ -75,7 +75,7 @@ class Trainer:
         self,
         config: Config,
         data: Data,
-        tasks: Mapping[TaskName, Task],
+        tasks: Mapping[str, Task],
         backbone: Backbone,
         device: torch.device,
         monitor: Monitor | None = None,
@@ -99,7 +99,7 @@ class Trainer:
         """Where `train` begins, with a validation of the network as it is, and where it ends."""
         self._concerned: set[str] = set()
 
-    def _build_streams(self, data: Data) -> dict[TaskName, BatchStream]:
+    def _build_streams(self, data: Data) -> dict[str, BatchStream]:
         sources = {id(samples.source): samples.source for samples in data.training.values()}
         fraction = self.config.data.gpu_memory_fraction / len(sources)
         resident = {key: make_resident(source, self.device, fraction) for key, source in sources.items()}
@@ -116,12 +116,12 @@ class Trainer:
         }
 
     @property
-    def ordering_tasks(self) -> dict[TaskName, OrderingTask]:
+    def ordering_tasks(self) -> dict[str, OrderingTask]:
         """The tasks with a permutation set and a sampler."""
         return {name: task for name, task in self.tasks.items() if isinstance(task, OrderingTask)}
 
     @property
-    def permutations(self) -> dict[TaskName, Tensor]:
+    def permutations(self) -> dict[str, Tensor]:
         """Ψ of each ordering task."""
         return {name: task.permutations for name, task in self.ordering_tasks.items()}
 
@@ -207,17 +207,17 @@ class Trainer:
             inputs[name] = Inputs(crops, task.targets(len(squares) * self.part.world_size, generator, self.part))
         return inputs
 
-    def validation_crops(self, name: TaskName) -> Iterator[Tensor]:
+    def validation_crops(self, name: str) -> Iterator[Tensor]:
         """Yield centre crops of this process's slice of X_val, in chunks."""
         chunks = self._own_validation[name].split(VALIDATION_CHUNK)
         return (self.tasks[name].crops(Squares.of(chunk)) for chunk in chunks)
 
-    def validate(self, name: TaskName) -> Validation:
+    def validate(self, name: str) -> Any:
         """Validate a task on X_val."""
         own = self.tasks[name].validate(self.network, self.validation_crops(name))
         return self.tasks[name].merge(distributed.gather(own))
 
-    def active_tasks(self, iteration: int) -> tuple[TaskName, ...]:
+    def active_tasks(self, iteration: int) -> tuple[str, ...]:
         """Return the tasks that an iteration trains: those of its stage."""
         stages, total = self.config.stages, self.config.optim.iterations
         ends = [total * number // len(stages) for number in range(1, len(stages))]

@@ -13,9 +13,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from torch import Tensor, nn
 
-from unshuffle.data.dataset import digest, file_stamp, shared_files
 from unshuffle.accelerator import choose_device
 from unshuffle.console import say
+from unshuffle.data.dataset import digest, file_stamp, shared_files
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.features import find_backbone, weights_digest

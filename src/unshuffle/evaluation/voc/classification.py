@@ -17,11 +17,9 @@ from unshuffle.console import progress
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.media import read_image
 from unshuffle.data.source import Pixels
-from unshuffle.evaluation.finetuning import TrainedClassifier
 from unshuffle.evaluation.features import network_input
-from unshuffle.evaluation.finetuning import Recipe, TrainingSetup, batch_items, fine_tune
-from unshuffle.evaluation.protocol import Result
-from unshuffle.evaluation.protocol import published_table
+from unshuffle.evaluation.finetuning import Recipe, TrainedClassifier, TrainingSetup, batch_items, fine_tune
+from unshuffle.evaluation.protocol import Result, published_table
 from unshuffle.evaluation.voc.base import (
     VocEvaluation,
     class_percentages,

@@ -16,8 +16,7 @@ from unshuffle.data.batches import Prefetcher
 from unshuffle.data.media import read_image
 from unshuffle.errors import UserError
 from unshuffle.evaluation.finetuning import Recipe, TrainingSetup, batch_items, fine_tune
-from unshuffle.evaluation.protocol import Result
-from unshuffle.evaluation.protocol import published_table
+from unshuffle.evaluation.protocol import Result, published_table
 from unshuffle.evaluation.voc.base import VocEvaluation, byte_tensor, class_percentages, class_table, mean_percent
 from unshuffle.evaluation.voc.devkit import CLASSES, ImageSet, VocImage
 from unshuffle.evaluation.voc.fast_rcnn import FastRCNN, RegionTargets, detect, detection_loss, sample_regions
@@ -131,7 +130,12 @@ class VocDetection(VocEvaluation):
         return search_proposals(images, None if folder is None else folder.expanduser(), console)
 
     def _train(
-        self, network: FastRCNN, train: ImageSet, proposals: dict[str, Tensor], setup: TrainingSetup, device: torch.device
+        self,
+        network: FastRCNN,
+        train: ImageSet,
+        proposals: dict[str, Tensor],
+        setup: TrainingSetup,
+        device: torch.device,
     ) -> None:
         schedule = self._schedule()
 

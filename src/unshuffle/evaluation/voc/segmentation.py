@@ -13,8 +13,7 @@ from unshuffle.data.batches import Prefetcher
 from unshuffle.data.media import read_image
 from unshuffle.evaluation.features import to_floats
 from unshuffle.evaluation.finetuning import Recipe, TrainingSetup, batch_items, fine_tune
-from unshuffle.evaluation.protocol import Result
-from unshuffle.evaluation.protocol import published_table
+from unshuffle.evaluation.protocol import Result, published_table
 from unshuffle.evaluation.voc.base import (
     VocEvaluation,
     byte_tensor,
