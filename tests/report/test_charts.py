@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from unshuffle.analysis.difficulty import Division, divide_samples, group_names
 from unshuffle.report.charts import charts, difficulty_chart, thin
 from unshuffle.runs.folders import find_runs
 from unshuffle.runs.history import read_history
-from unshuffle.analysis.difficulty import Division, divide_samples, group_names
 from unshuffle.runs.run import Run
 
 
