@@ -50,7 +50,7 @@ def charts(runs: Sequence[NamedRun]) -> list[Chart]:
     candidates = [
         *_task_charts("Validation error", "[fraction]", runs, tasks, _errors, _chances),
         Chart("Retrieval", "nearest neighbour of the same class [%]", top1, _common(map(_baselines, folders)), 1),
-        *_task_charts("Training loss", "[nats]", runs, tasks, _losses, _chance_losses),
+        *_task_charts("Training loss", "cross-entropy [nats]", runs, tasks, _losses, _chance_losses),
         Chart("Effective rank", "dimensions of the features (RankMe)", rankme, {}, 1),
     ]
     return [chart for chart in candidates if chart.series]
