@@ -16,9 +16,12 @@ MakeDevkit = Callable[..., Path]
 
 
 def test_the_published_schedules() -> None:
-    assert all(SCHEDULES["100k"].rate(at) == 1e-4 for at in (0, 50_000, 99_999)) and SCHEDULES["100k"].accumulate == 20
+    assert (
+        all(SCHEDULES["100k"].learning_rate(at) == 1e-4 for at in (0, 50_000, 99_999))
+        and SCHEDULES["100k"].accumulate == 20
+    )
     three = SCHEDULES["150k"]
-    assert [three.rate(at) for at in (0, 49_999, 50_000, 100_000, 149_999)] == pytest.approx(
+    assert [three.learning_rate(at) for at in (0, 49_999, 50_000, 100_000, 149_999)] == pytest.approx(
         [1e-4, 1e-4, 1e-5, 1e-6, 1e-6]
     )
 

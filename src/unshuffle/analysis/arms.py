@@ -8,6 +8,7 @@ from typing import Any
 
 from unshuffle.config import Tasks
 from unshuffle.config_file import merge, read_yaml
+from unshuffle.data.dataset import address_exists
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import DATA_OPTIONS, Evaluation, find_evaluation
 
@@ -88,7 +89,7 @@ def check_data(name: str, evaluation: Evaluation) -> None:
     if not given:
         raise UserError(f"evaluation {name}: say what to measure on: give {' or '.join(known)}")
     for path in given:
-        if not Path(path).expanduser().exists():
+        if not address_exists(path):
             raise UserError(f"evaluation {name}: {path} does not exist")
 
 

@@ -26,7 +26,7 @@ from unshuffle.data.media import MIN_SIDE, BadMedia, check_sides, resize_short_s
 from unshuffle.data.pack import cached_store
 from unshuffle.data.shards import ShardOptions, ShardSource, open_shards
 from unshuffle.data.source import EncodedSource, Pixels, Source
-from unshuffle.data.splits import SplitList, find_split_list
+from unshuffle.data.splits import SplitList, find_split_list, is_split_list
 from unshuffle.data.store import Encoding, Store
 from unshuffle.data.synthetic import SyntheticSource, synthetic_clips, synthetic_images
 from unshuffle.data.videos import VIDEO_SUFFIXES, find_videos, read_frames
@@ -340,6 +340,14 @@ def open_dataset(
     if kind not in ("auto", opened.kind):
         raise UserError(f"{address} holds {opened.kind}, but {kind} are needed")
     return replace(_as_dataset(text, opened, labelled, classes), frames=frames).with_square(square)
+
+
+def address_exists(address: str | Path) -> bool:
+    """Return whether an address can be opened, as far as that can be told without reading data."""
+    text = str(address)
+    return (
+        text.startswith(SYNTHETIC) or is_shards(text) or is_split_list(Path(text)) or Path(text).expanduser().exists()
+    )
 
 
 def split_dataset(split: SplitList) -> LabelledDataset:
