@@ -57,7 +57,7 @@ def test_evaluations_take_the_common_options_that_they_have(tmp_path: Path) -> N
 
 def test_an_evaluation_is_built_on_its_preset(tmp_path: Path) -> None:
     values = {"evaluation": "retrieval", "preset": "quick", "train": "a", "top": [1, 3]}
-    assert build_evaluation("mine", values) == Retrieval(preset="quick", limit=500, train=Path("a"), top=(1, 3))
+    assert build_evaluation("mine", values) == Retrieval(preset="quick", limit=500, train="a", top=(1, 3))
     with pytest.raises(UserError, match=r"evaluation mine: unknown key tpo \(did you mean top\?\)"):
         build_evaluation("mine", {"evaluation": "retrieval", "tpo": 1})
     with pytest.raises(UserError, match="evaluation mine has no data: give test or train or voc"):

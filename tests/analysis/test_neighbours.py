@@ -73,5 +73,5 @@ def test_the_command(sides: dict[str, Path], tmp_path: Path, capsys: pytest.Capt
     assert "2 of 4 queries" in capsys.readouterr().out
     assert "blue $x$" in (tmp_path / "o" / "neighbours.svg").read_text()
     assert cli.run(["analyze", "neighbours", "random:tiny"]) == 2
-    assert "say what to retrieve" in capsys.readouterr().err
+    assert "there is nothing to retrieve" in capsys.readouterr().err
     assert cli.run(["analyze", *line, "--count", "0"]) == 2

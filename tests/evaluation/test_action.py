@@ -77,7 +77,7 @@ def test_25_frames_in_the_middle_of_their_segments(length: int) -> None:
     assert middle_frames(length, 25).tolist() == [int(length / 50 + length / 25 * k + 1e-9) for k in range(25)]
 
 
-def test_boxes_are_the_13_places_of_10_shapes() -> None:
+def test_crops_have_13_positions_and_10_shapes() -> None:
     height, width = 259, 345
     boxes = sample_crops(np.tile([height, width], (20000, 1)), RNG(0))
     sizes = [259, 226, 194, 170]
@@ -96,7 +96,7 @@ def test_boxes_are_the_13_places_of_10_shapes() -> None:
     assert 0.45 < boxes.hflip.mean() < 0.55
 
 
-def test_boxes_follow_the_size_of_each_video() -> None:
+def test_crops_follow_the_size_of_each_video() -> None:
     frame_sizes = RNG(1).integers(16, 400, (500, 2))
     boxes = sample_crops(frame_sizes, RNG(0))
     shares = boxes.sides / frame_sizes.min(axis=1, keepdims=True)
@@ -110,7 +110,7 @@ def test_a_box_cuts_all_frames_alike() -> None:
     np.testing.assert_array_equal(boxes.cut(1, frames), frames[:, 2:6, 1:6])
 
 
-def test_boxes_by_shape() -> None:
+def test_crops_by_shape() -> None:
     sides = np.array([[3, 4], [4, 3], [3, 4], [3, 3], [4, 3], [3, 4]])
     groups = Crops(np.zeros((6, 2), np.int64), sides, np.zeros(6, np.int64)).by_shape()
     assert [group.tolist() for group in groups] == [[3], [0, 2, 5], [1, 4]]
@@ -234,7 +234,7 @@ def test_consensus_is_the_mean_of_the_logits_of_a_video() -> None:
     assert consensus(logits, 3).tolist() == [[3, 1], [5, 2]]
 
 
-def test_the_mean_over_classes_is_not_the_share_of_all_videos() -> None:
+def test_the_mean_over_classes_is_not_the_accuracy_over_all_videos() -> None:
     logits = torch.eye(3)[[0, 0, 0, 1, 0, 2]]
     figures = score(logits, torch.tensor([0, 0, 0, 0, 1, 2]), ("a", "b", "c"))
     assert figures["per_class"] == {"a": 75, "b": 0, "c": 100}
@@ -374,7 +374,7 @@ def logits_of(evaluation: ActionRecognition, monkeypatch: pytest.MonkeyPatch) ->
     return seen[0]
 
 
-def test_a_resumed_evaluation_equals_an_unbroken_one(
+def test_a_resumed_evaluation_equals_an_uninterrupted_one(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluation = small(folders, epochs=3, milestones=(2,), dropout=(0.5, 0.5), test_crops=1)

@@ -1,4 +1,5 @@
 import shutil
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import torch
 from rich.console import Console
 
 from unshuffle.data.dataset import open_dataset
+from unshuffle.data.pack import pack
 from unshuffle.errors import UserError
 from unshuffle.evaluation.classification import (
+    FineTuning,
     accuracies,
     accuracy,
     chance_accuracies,
@@ -20,6 +23,8 @@ from unshuffle.evaluation.classification import (
 )
 from unshuffle.evaluation.features import readable_items
 from unshuffle.evaluation.probes import Linear
+from unshuffle.evaluation.protocol import Evaluation
+from unshuffle.evaluation.retrieval import Retrieval
 
 
 @pytest.mark.parametrize("classes", [2, 5, 8])
@@ -43,7 +48,7 @@ def test_accuracies_against_loops() -> None:
     assert mean_class_accuracy(torch.from_numpy(scores), torch.from_numpy(labels)) == pytest.approx(100 * np.mean(each))
 
 
-def test_a_classifier_that_cannot_tell_gets_nothing() -> None:
+def test_equal_scores_are_not_counted_as_correct() -> None:
     assert accuracy(torch.zeros(5, 3), torch.tensor([0, 0, 1, 2, 0])) == 0
     assert accuracy(torch.full((5, 3), torch.nan), torch.tensor([0, 0, 1, 2, 0])) == 0
     assert list(accuracies(torch.zeros(5, 3), torch.zeros(5, dtype=torch.long))) == ["top1"]
@@ -81,7 +86,7 @@ def test_a_file_that_vanishes_is_one_sentence(tmp_path: Path) -> None:
         batch(0)
 
 
-def test_what_tells_one_training_from_another(classes: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_identity_of_a_training_follows_options_and_files(classes: tuple[Path, Path], tmp_path: Path) -> None:
     train = shutil.copytree(classes[0], tmp_path / "train")
     evaluation = Linear(weights="random:tiny", device="cpu", train=train, test=classes[1])
 
@@ -94,3 +99,46 @@ def test_what_tells_one_training_from_another(classes: tuple[Path, Path], tmp_pa
     assert identity(replace(evaluation, seed=1)) != first and identity(replace(evaluation, lr=1.0)) != first
     (train / "down" / "0.png").unlink()
     assert identity(evaluation) != first
+
+
+@pytest.fixture(scope="module")
+def sources(classes: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+    """The same class folders as folders, as packed stores and as tar shards, and a synthetic world."""
+    root = tmp_path_factory.mktemp("sources")
+    for side, folder in zip(("train", "test"), classes, strict=True):
+        pack("images", folder, root / side, short_side=108, progress=False)
+        with tarfile.open(root / f"{side}.tar", "w") as tar:
+            for path in sorted(folder.glob("*/*")):
+                tar.add(path, path.relative_to(folder).as_posix())
+    return {
+        "folders": (str(classes[0]), str(classes[1])),
+        "stores": (str(root / "train"), str(root / "test")),
+        "shards": (str(root / "train.tar"), str(root / "test.tar")),
+        "synthetic": ("synthetic:images:60:0", "synthetic:images:24:1"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["folders", "stores", "shards", "synthetic"])
+@pytest.mark.parametrize(
+    "evaluation",
+    [Retrieval(), Linear(fast=True, layers=("pool5",)), FineTuning(epochs=1, batch_size=12)],
+    ids=["retrieval", "linear", "finetune"],
+)
+def test_every_source_of_labelled_images(
+    kind: str,
+    evaluation: Evaluation,
+    sources: dict[str, tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # where the index of shards is cached
+    train, test = sources[kind]
+    options = {"weights": "random:tiny", "device": "cpu", "workers": 1, "train": train, "test": test}
+    metrics = replace(evaluation, **options).run(Console(quiet=True)).metrics
+    counts = {metrics.get("gallery", metrics.get("train_images")), metrics.get("queries", metrics.get("test_images"))}
+    assert counts == ({60, 24} if kind == "synthetic" else {24, 15})
+    if kind == "shards":  # decoded as from files, and so the same to the bit
+        folders = dict(zip(("train", "test"), sources["folders"], strict=True))
+        expected = replace(evaluation, **{**options, **folders}).run(Console(quiet=True)).metrics
+        if not isinstance(evaluation, FineTuning):  # whose batches follow the order of the items
+            assert {**metrics, "skipped": None} == {**expected, "skipped": None}

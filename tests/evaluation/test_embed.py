@@ -77,7 +77,7 @@ def test_other_formats(backbone: Backbone, pictures: Path, tmp_path: Path, suffi
     assert done.rows == 7 and (tmp_path / f"f{suffix}").stat().st_size > 4 * 7 * done.dimensions
 
 
-def test_what_an_earlier_file_had_skipped_is_forgotten(backbone: Backbone, pictures: Path, tmp_path: Path) -> None:
+def test_the_skip_list_of_an_earlier_file_is_deleted(backbone: Backbone, pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "f.npy"
     embed(embedder(backbone), opened(pictures), out, bar=False)
     assert (tmp_path / "f.skipped.csv").exists()
@@ -163,7 +163,7 @@ def test_mistakes(backbone: Backbone, pictures: Path, tmp_path: Path) -> None:
         embed(embedder(backbone), data, tmp_path / "f.npy", bar=False)
 
 
-def test_a_folder_of_nothing_readable(backbone: Backbone, tmp_path: Path) -> None:
+def test_a_folder_without_a_readable_image(backbone: Backbone, tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "a.png").write_text("no")
     with pytest.raises(UserError, match=r"none of the images can be read \(1 image; first problem: .*bad/a.png"):

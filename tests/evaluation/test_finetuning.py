@@ -42,7 +42,7 @@ def train(recipe: Recipe, folder: Path | None = None, options: str = "", stop: i
     return model
 
 
-def test_the_last_loss_is_told(tmp_path: Path) -> None:
+def test_the_last_loss_is_returned(tmp_path: Path) -> None:
     losses, setup = iter((3.0, 2.0, 1.5)), TrainingSetup(QUIET, 0, 1, tmp_path)
     model = network()
 
@@ -53,14 +53,14 @@ def test_the_last_loss_is_told(tmp_path: Path) -> None:
     assert np.isnan(run()), "nothing was left to do"
 
 
-def test_the_rate_drops_where_the_recipe_says_and_moves_with_its_length() -> None:
+def test_the_learning_rate_drops_at_the_milestones_which_scale_with_the_length() -> None:
     recipe = Recipe(80, lr=1.0, milestones=(10, 40), decay=0.5)
     assert [recipe.learning_rate(at) for at in (0, 9, 10, 39, 40, 79)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
     short = recipe.changed(iterations=8, lr=2.0)
     assert short.milestones == (1, 4) and short.learning_rate(0) == 2 and recipe.changed() == recipe
 
 
-def test_biases_learn_twice_as_fast_and_do_not_decay() -> None:
+def test_biases_have_twice_the_learning_rate_and_no_weight_decay() -> None:
     model, recipe = network(), Recipe(1, lr=0.1, momentum=0.0, weight_decay=0.5)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     fine_tune(model, recipe, batch, lambda inputs: sum(p.sum() for p in model.parameters()), TrainingSetup(QUIET, 0, 1))
@@ -69,7 +69,7 @@ def test_biases_learn_twice_as_fast_and_do_not_decay() -> None:
         torch.testing.assert_close(parameter.detach(), before[name] - step)
 
 
-def test_what_is_frozen_is_left_alone() -> None:
+def test_frozen_parameters_are_not_trained() -> None:
     model = network()
     model[0].requires_grad_(False)
     groups = build_sgd(model, Recipe(1, lr=0.1)).param_groups
@@ -95,7 +95,7 @@ def test_the_gradient_is_clipped() -> None:
     assert float((model.weight.detach() - before).norm()) == pytest.approx(0.5, rel=1e-4)
 
 
-def test_broken_off_and_resumed_equals_unbroken(tmp_path: Path) -> None:
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     recipe = Recipe(13, lr=0.05, milestones=(6,))
     whole = train(recipe)
     with pytest.raises(KeyboardInterrupt):
@@ -177,7 +177,7 @@ def test_folded_backbone_under_three_layers(tmp_path: Path) -> None:
     assert torch.allclose(TrainedClassifier.load(tmp_path).scores(images), network(pixels), atol=1e-6)
 
 
-def test_fine_tuning_keeps_what_it_tested(classes: tuple[Path, Path], tmp_path: Path) -> None:
+def test_fine_tuning_saves_the_tested_classifier(classes: tuple[Path, Path], tmp_path: Path) -> None:
     train, test = classes
     options = {"weights": "random:tiny", "device": "cpu", "workers": 1, "train": train, "test": test}
     FineTuning(**options, epochs=1, batch_size=6, out=tmp_path).measure(Console(quiet=True))
@@ -188,7 +188,7 @@ def test_fine_tuning_keeps_what_it_tested(classes: tuple[Path, Path], tmp_path: 
     assert torch.equal(state["0.conv1.0.weight"], loaded.backbone.state_dict()["conv1.0.weight"])
 
 
-def test_what_is_no_classifier(tmp_path: Path) -> None:
+def test_files_that_are_not_classifiers(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no classifier at"):
         TrainedClassifier.load(tmp_path / "nowhere")
     write_weights(find_backbone("random:tiny"), {"architecture": "tiny"}, tmp_path / "backbone.safetensors")

@@ -71,7 +71,7 @@ def test_two_hidden_layers() -> None:
     assert kinds == [nn.Flatten, *hidden, *hidden, nn.Linear]
 
 
-def test_rates() -> None:
+def test_learning_rates() -> None:
     steps = StepwiseRecipe(40, 0.1, until=(10, 20, 40), lrs=(0.1, 0.01, 0.002))
     assert [steps.learning_rate(at) for at in (0, 9, 10, 19, 20, 39)] == [0.1, 0.1, 0.01, 0.01, 0.002, 0.002]
     cosine = CosineRecipe(100, 0.2)
@@ -106,9 +106,7 @@ def test_each_beats_chance_on_textures(name: str, classes: tuple[Path, Path]) ->
 
 
 @pytest.mark.parametrize(("loss", "said"), [(1.0, ""), (float("nan"), ""), (3.2, "is 3.20, above 1.61 at chance")])
-def test_a_training_that_came_to_nothing_is_remarked_on(
-    loss: float, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_note_about_a_loss_above_chance(loss: float, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     note_unlearned(Console(), loss, 5)
     out = capsys.readouterr().out
     assert said in out and bool(said) == bool(out)
@@ -118,7 +116,7 @@ def test_a_training_that_came_to_nothing_is_remarked_on(
     ("images", "least", "steps", "remark"),
     [(640, 1, (20, 30, 40), "only 40 iterations"), (60, 100, (50, 75, 100), ""), (1280, 50, (40, 60, 80), "")],
 )
-def test_few_images_are_seen_more_often_or_remarked_on(
+def test_few_images_mean_more_epochs_or_a_note(
     images: int, least: int, steps: tuple[int, ...], remark: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = synthetic_images(2, 16, seed=0)
@@ -128,7 +126,9 @@ def test_few_images_are_seen_more_often_or_remarked_on(
     assert remark in out and bool(remark) == bool(out)
 
 
-def test_a_rate_that_is_too_high_is_remarked_on(classes: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_note_about_a_learning_rate_that_is_too_high(
+    classes: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     for rate, loud in ((0.001, False), (30.0, True)):
         short = FineTuning(**TINY, epochs=2, batch_size=6, lr=rate, train=classes[0], test=classes[1])
         short.run(Console(width=200))
@@ -136,7 +136,7 @@ def test_a_rate_that_is_too_high_is_remarked_on(classes: tuple[Path, Path], caps
 
 
 @pytest.mark.parametrize(("name", "title"), [("linear", "training the classifiers"), ("finetune", "fine-tuning")])
-def test_what_is_going_on_has_the_right_name(
+def test_the_progress_bar_has_the_right_title(
     name: str, title: str, classes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     titles: list[str] = []
@@ -158,7 +158,7 @@ SHORT: dict[str, Classification] = {
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_a_broken_off_training_goes_on(
+def test_an_interrupted_training_resumes(
     name: str, classes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train, test = classes
@@ -187,7 +187,7 @@ def test_a_broken_off_training_goes_on(
 
 
 @pytest.mark.parametrize("out", [True, False])
-def test_a_signal_saves_and_says_how_to_go_on(
+def test_a_signal_saves_and_says_how_to_resume(
     out: bool,
     classes: tuple[Path, Path],
     tmp_path: Path,
@@ -214,7 +214,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
         assert said == "interrupted at iteration 3 of 8; nothing is saved without --out\n"
 
 
-def test_the_same_folder_twice_is_remarked_on(
+def test_a_note_about_training_files_in_the_test(
     classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "link").symlink_to(classes[0])

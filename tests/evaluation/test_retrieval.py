@@ -125,7 +125,7 @@ def test_training_images_find_themselves(classes: tuple[Path, Path], tmp_path: P
     assert (shown.found.pixels[::5] == shown.queries.pixels).all()
 
 
-def test_a_broken_off_search_goes_on(
+def test_an_interrupted_search_resumes(
     classes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(features, "PART", 4)
@@ -233,7 +233,7 @@ def monitor() -> RetrievalMonitor:
     return RetrievalMonitor(gallery, queries, CPU)
 
 
-def test_monitor_against_the_long_way(monitor: RetrievalMonitor, slow_nearest: Nearest) -> None:
+def test_monitor_against_a_slow_reference(monitor: RetrievalMonitor, slow_nearest: Nearest) -> None:
     torch.manual_seed(0)
     backbone = build_backbone("tiny")
     queries, gallery = (extract(backbone, side.pixels, CPU) for side in (monitor.queries, monitor.gallery))

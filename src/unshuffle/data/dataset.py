@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
@@ -35,7 +36,7 @@ from unshuffle.data.pack import cached_store
 from unshuffle.data.shard_files import ShardFile, find_shards, is_shards, stat_shard, storage_errors_explained
 from unshuffle.data.shards import ShardOptions, ShardSource, open_shards
 from unshuffle.data.source import EncodedSource, Pixels, Source
-from unshuffle.data.splits import SplitList, find_split_list
+from unshuffle.data.splits import SplitList, find_split_list, is_split_list
 from unshuffle.data.store import Encoding, Store
 from unshuffle.data.synthetic import SyntheticSource, synthetic_clips, synthetic_images
 from unshuffle.errors import UserError
@@ -350,6 +351,14 @@ def open_dataset(
     return replace(_as_dataset(text, opened, labelled, classes), frames=frames).with_square(square)
 
 
+def address_exists(address: str | Path) -> bool:
+    """Return whether an address can be opened, as far as that can be told without reading data."""
+    text = str(address)
+    return (
+        text.startswith(SYNTHETIC) or is_shards(text) or is_split_list(Path(text)) or Path(text).expanduser().exists()
+    )
+
+
 def split_dataset(split: SplitList) -> LabelledDataset:
     """Open the videos of a split list, in a folder or in a packed store."""
     return _as_dataset(str(split.folder), _open_split(split), labelled=True)
@@ -394,16 +403,16 @@ def _open_folder(folder: Path, kind: Literal["auto", "images", "videos"], labell
     if len(classes) < 2:
         raise UserError(f"{folder} needs a subfolder for each of two or more classes")
     found, paths = _find(folder, kind)
-    # Sorted by class alone: the files of a class stay sorted by their names.
-    pairs = sorted(((path.relative_to(folder).parts[0], path) for path in paths), key=lambda pair: pair[0])
-    pairs = [(label, path) for label, path in pairs if label in classes]
-    class_of = [label for label, _ in pairs]
-    if empty := [name for name in classes if name not in set(class_of)]:
+    files: dict[str, list[Path]] = {name: [] for name in classes}
+    for path in paths:
+        files.get(path.relative_to(folder).parts[0], []).append(path)  # a file beside the folders has no class
+    if empty := [name for name in classes if not files[name]]:
         raise UserError(
             f"{len(empty)} of the {len(classes)} classes of {folder} have no {found} ({', '.join(empty[:5])}): "
             "add some, or remove the folders"
         )
-    return _Opened(FileSource(folder, [path for _, path in pairs], found), found, class_of, classes)
+    class_of = [name for name in classes for _ in files[name]]
+    return _Opened(FileSource(folder, list(chain(*files.values())), found), found, class_of, classes)
 
 
 def _find(folder: Path, kind: Literal["auto", "images", "videos"]) -> tuple[Literal["images", "videos"], list[Path]]:
@@ -471,10 +480,10 @@ def _open_shards(
 ) -> _Opened:
     if "://" not in address and ":/" in address:
         raise UserError(f"{address} has lost a slash: give the address of shards as text, such as s3://bucket/name.tar")
-    options = ShardOptions("images", square.short_side or square.side, cache_gb=0)
     if kind == "auto":
         kind = _kind_of_shards(address)
-    source = open_shards(address, replace(options, kind=kind), cache, progress=False)
+    options = ShardOptions(kind, square.short_side or square.side, cache_gb=0)
+    source = open_shards(address, options, cache, progress=False)
     class_of = _shard_labels(source, cache) if labelled else [None] * len(source)
     classes = sorted({name for name in class_of if name is not None})
     if all(name.isdecimal() for name in classes):

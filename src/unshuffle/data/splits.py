@@ -44,10 +44,16 @@ class SplitList:
         return len(self.names)
 
 
+def is_split_list(address: Path) -> bool:
+    """Return whether an address has the form of a side of a split, in a folder that exists."""
+    address = address.expanduser()
+    return bool(_ADDRESS.fullmatch(address.name)) and not address.is_dir() and address.parent.is_dir()
+
+
 def find_split_list(address: Path) -> SplitList | None:
     """Return the side of a split that an address means, or None if it means something else."""
-    match = _ADDRESS.fullmatch(address.name)
-    if match is None or address.is_dir() or not address.parent.is_dir():
+    match = _ADDRESS.fullmatch(address.name) if is_split_list(address) else None
+    if match is None:
         return None
     side: Side = "train" if match[1] == "train" else "test"
     lists = address.absolute().parent

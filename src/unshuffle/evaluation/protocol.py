@@ -53,7 +53,7 @@ class Evaluation:
     weights: str = ""
     """A run folder, a weights file, alexnet, torchvision:NAME, timm:NAME, or random (random:NAME)."""
     preset: Literal["paper", "quick"] = "paper"
-    """paper: the full schedules, hours on a GPU; quick: a short version, minutes on a CPU."""
+    """paper: the full schedules; quick: a short version that takes minutes."""
     out: Path | None = None
     """Folder for pictures and for the state from which an interrupted evaluation resumes."""
     device: str = "auto"

@@ -91,7 +91,11 @@ def test_crops_lie_within_the_image_and_are_scaled_and_flipped() -> None:
 
 def test_schedule_as_published() -> None:
     assert RECIPE.iterations == 80_000 and RECIPE.clip == 10 and RECIPE.weight_decay == 1e-6
-    assert RECIPE.rate(9_999) == 0.001 and RECIPE.rate(10_000) == 0.0005 and RECIPE.rate(79_999) == 0.001 / 128
+    assert (
+        RECIPE.learning_rate(9_999) == 0.001
+        and RECIPE.learning_rate(10_000) == 0.0005
+        and RECIPE.learning_rate(79_999) == 0.001 / 128
+    )
 
 
 def tiny_run(root: Path, **options: object) -> VocClassification:

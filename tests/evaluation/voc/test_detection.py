@@ -25,9 +25,11 @@ MakeDevkit = Callable[..., Path]
 
 def test_schedules_as_published() -> None:
     short, long = SCHEDULES["40k"], SCHEDULES["150k"]
-    assert [short.recipe.rate(at) for at in (0, 29_999, 30_000)] == pytest.approx([1e-3, 1e-3, 1e-4])
+    assert [short.recipe.learning_rate(at) for at in (0, 29_999, 30_000)] == pytest.approx([1e-3, 1e-3, 1e-4])
     assert short.freeze_conv1 and short.scales == (600,) and short.recipe.iterations == 40_000
-    assert [long.recipe.rate(at) for at in (0, 50_000, 100_000, 149_999)] == pytest.approx([1e-3, 1e-4, 1e-5, 1e-5])
+    assert [long.recipe.learning_rate(at) for at in (0, 50_000, 100_000, 149_999)] == pytest.approx(
+        [1e-3, 1e-4, 1e-5, 1e-5]
+    )
     assert not long.freeze_conv1 and len(long.scales) == 5 and long.max_side == 2000
 
 
