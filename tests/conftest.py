@@ -34,7 +34,7 @@ def kernel_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 
 @pytest.fixture(scope="session")
 def believing() -> Callable[[], AbstractContextManager[object]]:
-    """Within it trials are believed: on the few samples of a test most tell nothing, and nothing would follow."""
-    from unshuffle.policy import trials
+    """Return a context in which rollouts are fully reliable: the few samples of a test would leave no advantage."""
+    from unshuffle.policy import rollouts
 
-    return lambda: mock.patch.object(trials, "belief", return_value=1.0)
+    return lambda: mock.patch.object(rollouts, "reliability", return_value=1.0)

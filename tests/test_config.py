@@ -80,14 +80,20 @@ def test_every_preset_is_possible_and_named(name: Any) -> None:
         ({"log": {"train_every": 0}}, "log.train_every"),
         ({"log": {"monitor_every": 0}}, "log.monitor_every"),
         ({"policy": {"batches": 4000}}, "but must be at least policy.batches"),
-        ({"policy": {"groups": 1}}, "a choice needs 2"),
-        ({"policy": {"reward": "trials", "discount": 0.9}}, "leave policy.discount at 0"),
-        ({"policy": {"grouped": "pairs", "action": "batch"}}, "leave policy.action at sample"),
+        ({"policy": {"num_groups": 1}}, "policy.num_groups is 1, but must be 2 or more"),
+        ({"policy": {"sampler": "rollouts", "discount": 0.9}}, "leave policy.discount at 0"),
+        ({"policy": {"sampler": "rollouts", "entropy_weight": 0.0}}, "a policy.entropy_weight above 0"),
+        ({"policy": {"sampler": "uniform", "inverse": True}}, "policy.inverse needs a sampler with a preference"),
+        ({"policy": {"exploration": 1.5}}, r"policy.exploration is 1.5, but must be in \[0, 1\]"),
+        ({"policy": {"prior_floor": 0.0}}, r"policy.prior_floor is 0.0, but must be in \(0, 1\]"),
+        ({"policy": {"lr": float("inf")}}, "policy.lr is inf"),
+        ({"policy": {"discount": float("nan")}}, "policy.discount is nan"),
+        ({"policy": {"grouping": "pairs", "action": "batch"}}, "leave policy.action at sample"),
         (
-            {"policy": {"grouped": "pairs", "candidates": 2, "groups": 17}},
-            "policy.groups is 17, but a sample has only policy.candidates times permutations.per_sample, 16,",
+            {"policy": {"grouping": "pairs", "candidates": 2, "num_groups": 17}},
+            "policy.num_groups is 17, but a sample has only policy.candidates times permutations.per_sample, 16,",
         ),
-        ({"policy": {"trial": 0}}, "policy.trial is 0"),
+        ({"policy": {"rollout_iterations": 0}}, "policy.rollout_iterations is 0"),
         ({"policy": {"candidates": 0}}, "policy.candidates is 0"),
         ({"log": {"monitor_every": 0}}, "log.monitor_every"),
         ({"log": {"checkpoint_every": 0}}, "log.checkpoint_every"),
@@ -109,10 +115,10 @@ def test_the_impossible_is_refused(values: dict[str, Any], words: str) -> None:
         {"optim": {"batch_size": 2, "iterations": 1, "decay": 1.0}},
         {"data": {"val_size": 1, "max_bad_share": 1.0}},
         {"monitor": {"gallery": "one", "queries": "other"}},
-        {"policy": {"reward": "trials", "discount": 0.0, "trial": 1, "action": "batch"}},
-        {"policy": {"grouped": "pairs", "candidates": 2, "groups": 16, "discount": 0.9}},
-        {"policy": {"grouped": "pairs", "candidates": 1, "groups": 8}},
-        {"policy": {"candidates": 1, "groups": 10}},
+        {"policy": {"sampler": "rollouts", "discount": 0.0, "rollout_iterations": 1, "action": "batch"}},
+        {"policy": {"grouping": "pairs", "candidates": 2, "num_groups": 16, "discount": 0.9}},
+        {"policy": {"grouping": "pairs", "candidates": 1, "num_groups": 8}},
+        {"policy": {"candidates": 1, "num_groups": 10}},
     ],
 )
 def test_the_limits_themselves_are_possible(values: dict[str, Any]) -> None:
@@ -131,10 +137,6 @@ def test_configs_cannot_be_changed_in_place() -> None:
     check_frozen(Config())
 
 
-@pytest.mark.parametrize(
-    ("reward", "sampler", "learns"),
-    [("trials", "policy", True), ("trials", "inverse", True), ("trials", "exp3", False), ("error", "policy", False)],
-)
-def test_who_learns_by_trial(reward: str, sampler: str, learns: bool) -> None:
-    config = merge(demo(), {"policy": {"reward": reward, "sampler": sampler}})
-    assert config.policy.learns_by_trial == learns
+def test_the_name_of_a_sampler() -> None:
+    assert demo().policy.name == "reinforce"
+    assert merge(demo(), {"policy": {"sampler": "rollouts", "inverse": True}}).policy.name == "inverse rollouts"

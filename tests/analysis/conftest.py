@@ -38,7 +38,7 @@ def tiny_run(folder: Path, **changes: Any) -> Run:
         "shuffle": {"frames": 4, "crop_size": 16},
         "model": {"spatial": {"fc6": 8, "hidden": 12}, "temporal": {"fc6": 8, "hidden": 12}},
         "optim": {"iterations": 12, "batch_size": 4, "warmup": 2, "milestones": [9]},
-        "policy": {"interval": 2, "batches": 2, "groups": 3, "start_below": 2.0},
+        "policy": {"interval": 2, "batches": 2, "num_groups": 3, "start_below": 2.0},
         "log": {
             "train_every": 2,
             "monitor_every": 6,
@@ -62,7 +62,12 @@ def uniform_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return tiny_run(tmp_path_factory.mktemp("runs") / "uniform", policy={"sampler": "uniform"})
 
 
-PAIRS_AND_TRIALS: dict[str, Any] = {"grouped": "pairs", "candidates": 3, "reward": "trials", "trial": 2}
+PAIRS_AND_TRIALS: dict[str, Any] = {
+    "sampler": "rollouts",
+    "grouping": "pairs",
+    "candidates": 3,
+    "rollout_iterations": 2,
+}
 
 
 @pytest.fixture(scope="session")
@@ -100,7 +105,7 @@ TINY: dict[str, Any] = {
     "synthetic": {"images": 16, "clips": 12, "gallery": 12, "queries": 6},
     "permutations": {"spatial": 4, "temporal": 4, "per_sample": 1},
     "optim": {"iterations": 2, "batch_size": 2},
-    "policy": {"groups": 2},
+    "policy": {"num_groups": 2},
     "log": {"pictures": False, "checkpoint_every": 1},
 }
 

@@ -39,7 +39,7 @@ def tiny_config(**changes: object) -> Config:
         synthetic=replace(config.synthetic, **world),
         permutations=replace(config.permutations, spatial=5, temporal=5, per_sample=2),
         optim=replace(config.optim, iterations=6, batch_size=4, warmup=0, milestones=()),
-        policy=replace(config.policy, groups=2, interval=2, batches=2, start_below=2.0),
+        policy=replace(config.policy, num_groups=2, interval=2, batches=2, start_below=2.0),
         log=replace(config.log, train_every=1),
         **changes,  # type: ignore[arg-type]
     )
@@ -68,14 +68,16 @@ def trial_run(tmp_path_factory: pytest.TempPathFactory, believing: Any) -> Run:
     """A finished run whose policy learns from trials."""
     config = tiny_config(out=tmp_path_factory.mktemp("report") / "trials")
     with believing():
-        return run_pretraining(replace(config, policy=replace(config.policy, reward="trials", trial=2)))
+        return run_pretraining(replace(config, policy=replace(config.policy, sampler="rollouts", rollout_iterations=2)))
 
 
 @pytest.fixture(scope="session")
 def pair_run(tmp_path_factory: pytest.TempPathFactory, believing: Any) -> Run:
     """The same, and it chooses among pairs."""
     config = tiny_config(out=tmp_path_factory.mktemp("report") / "pairs")
-    policy = replace(config.policy, reward="trials", trial=2, grouped="pairs", groups=5, candidates=3)
+    policy = replace(
+        config.policy, sampler="rollouts", rollout_iterations=2, grouping="pairs", num_groups=5, candidates=3
+    )
     with believing():
         return run_pretraining(replace(config, policy=policy))
 
