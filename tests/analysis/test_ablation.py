@@ -180,7 +180,8 @@ def test_an_evaluation_that_fails_is_made_at_the_next_start(
 
 def test_arms_share_a_warm_up(tmp_path: Path, tiny: dict[str, Any]) -> None:
     warm = pretrain(out=tmp_path / "warm", **tiny)
-    samplers = {name: {"policy": {"sampler": name}} for name in ("uniform", "policy", "inverse", "exp3")}
+    samplers = {name: {"policy": {"sampler": name}} for name in ("uniform", "reinforce", "exp3")}
+    samplers["inverse"] = {"policy": {"inverse": True}}
     found = ablate(tmp_path / "out", arms=samplers, init=warm.folder, tasks="S", **tiny)
     assert not found.failures
     beginnings = {next(job.run.metrics("monitor"))["rankme"] for job in found.plan.jobs}

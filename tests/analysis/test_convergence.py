@@ -37,7 +37,7 @@ def test_speed_is_measured_at_what_all_reach() -> None:
 
 def test_of_the_monitor(run: Run, uniform_run: Run, ask: Callable[..., Analysis]) -> None:
     analysis = ask("convergence", runs=(run.folder, uniform_run.folder))
-    mine = [row for row in analysis.rows if row["run"] == "policy"]
+    mine = [row for row in analysis.rows if row["run"] == "policy (reinforce)"]
     assert [row["iteration"] for row in mine] == [0, 6, 12]
     assert [row["top1"] for row in mine] == [entry["top1"] for entry in run.metrics("monitor")]
     assert mine[-1]["forward_passes"] == 24 + 7 * 6 * (6 + 5) / 4
@@ -56,7 +56,7 @@ def test_trials_count_as_the_policys_cost(pair_run: Run, ask: Callable[..., Anal
 def test_a_folder_may_be_called_anything(copied: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:
     folder = copied.folder.rename(tmp_path / "a $\\frac$ \udcff")
     paths = ask("convergence", runs=(folder,)).write(tmp_path / "out")
-    assert r"a $\frac$ \udcff (policy)" in paths[2].read_text(encoding="utf-8")
+    assert r"a $\frac$ \udcff (reinforce)" in paths[2].read_text(encoding="utf-8")
 
 
 def test_of_checkpoints(run: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:

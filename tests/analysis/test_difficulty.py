@@ -52,7 +52,7 @@ def test_fewer_permutations_than_quarters() -> None:
 
 def test_rows_of_pairs_are_those_of_the_episodes() -> None:
     def episode(task: str, iteration: int, drawn: list[float]) -> dict[str, Any]:
-        return {"task": task, "iteration": iteration, "drawn": drawn, "group_median": [0.7, 1.0, 1.5]}
+        return {"task": task, "iteration": iteration, "sampled": drawn, "group_median": [0.7, 1.0, 1.5]}
 
     episodes = [episode("spatial", 5, [6, 3, 1]), episode("temporal", 5, [9, 0, 0]), episode("spatial", 10, [0, 1, 3])]
     first, second = pair_rows(episodes, "spatial")
@@ -74,7 +74,7 @@ def test_names_of_two_groups() -> None:
 
 def test_of_a_run_that_chose_among_pairs(pair_run: Run, ask: Callable[..., Analysis]) -> None:
     analysis = ask("difficulty", run=pair_run.folder)
-    drawn = {e["iteration"]: e["drawn"] for e in pair_run.metrics("episode") if e["task"] == "temporal"}
+    drawn = {e["iteration"]: e["sampled"] for e in pair_run.metrics("episode") if e["task"] == "temporal"}
     mine = [row for row in analysis.rows if row["task"] == "temporal"]
     assert [row["iteration"] for row in mine] == [2, 4, 6, 8, 10, 12] == list(drawn)
     for row in mine:
@@ -88,7 +88,7 @@ def test_of_a_run_that_chose_among_pairs(pair_run: Run, ask: Callable[..., Analy
 
 
 def test_a_policy_that_has_ended_no_episode(copied: Run, ask: Callable[..., Analysis]) -> None:
-    write_config(merge(copied.config, {"policy": {"grouped": "pairs"}}), copied.config_file)
+    write_config(merge(copied.config, {"policy": {"grouping": "pairs"}}), copied.config_file)
     kept = [line for line in copied.metrics_file.read_text().splitlines() if '"episode"' not in line]
     copied.metrics_file.write_text("\n".join(kept) + "\n")
     with pytest.raises(ValueError, match="has drawn nothing in the policy's episodes yet"):

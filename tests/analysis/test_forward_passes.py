@@ -68,9 +68,9 @@ def test_total_against_what_the_trainer_did(
 
     monkeypatch.setattr(Trainer, "step", counted_step)
     monkeypatch.setattr(Trainer, "validate", counted_validate)
-    policy: dict[str, Any] = {"reward": "trials", "trial": 3}
+    policy: dict[str, Any] = {"sampler": "rollouts", "rollout_iterations": 3}
     run = tiny_run(tmp_path / "run", tasks=tasks, policy=policy, optim={"iterations": 6, "milestones": []})
-    assert list(run.metrics("trials"))
+    assert list(run.metrics("rollouts"))
     assert total_passes(run, [6]) == pytest.approx([passes])
 
 
@@ -84,7 +84,7 @@ def test_a_task_with_fewer_groups_is_validated_as_often(copied: Run) -> None:
     """Trials go on for the task with more groups, and both are validated after each."""
     with copied.metrics_file.open("a") as file:
         for task, errors in (("spatial", [0.5, 0.4, 0.3]), ("temporal", [0.5, 0.4])):
-            entry = {"iteration": 12, "kind": "trials", "task": task, "iterations": 5, "errors": errors}
+            entry = {"iteration": 12, "kind": "rollouts", "task": task, "iterations": 5, "errors": errors}
             file.write(json.dumps(entry) + "\n")
     assert [len(validations_of(copied, task).iterations) for task in ("spatial", "temporal")] == [7 + 3, 7 + 3]
     assert total_passes(copied, [12]) == [24 + 3 * 5 * 2 + 10 * 6 * (6 + 5) / 4]

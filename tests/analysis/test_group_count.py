@@ -124,7 +124,7 @@ def test_of_a_run(run: Run, ask: Ask) -> None:
     assert [*temporal.metrics["pairs_alike"]] == [2, 4] and [*temporal.metrics["pairs_alike"][2]] == [2, 3, 4, 5]
     assert [*analysis.metrics["variance_percent"]] == [6, 8, 12]
     assert len(analysis.figure().axes) == 2 + 6 + 1
-    assert "pairs with" not in analysis.statement and "grouped pairs" not in analysis.statement
+    assert "pairs with" not in analysis.statement and "grouping pairs" not in analysis.statement
 
 
 def test_of_a_run_that_chose_among_pairs(pair_run: Run, ask: Ask) -> None:

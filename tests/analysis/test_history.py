@@ -42,9 +42,9 @@ def test_tasks(run: Run) -> None:
 
 
 def test_labels_tell_runs_apart(run: Run, copied: Run, tmp_path: Path) -> None:
-    assert run_labels([run, copied]) == ["policy", "copied (policy)"]
+    assert run_labels([run, copied]) == ["policy (reinforce)", "copied (reinforce)"]
     other = Run(copied.folder.rename(tmp_path / "policy"))
-    assert run_labels([run, other]) == [f"{one.folder.parent.name}/policy" for one in (run, other)]
+    assert run_labels([run, other]) == [f"{one.folder.parent.name}/policy (reinforce)" for one in (run, other)]
     with pytest.raises(ValueError, match="the same is given twice"):
         run_labels([run, run])
 

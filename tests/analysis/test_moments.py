@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from unshuffle.policy.pairs import Choice, Pick, gumbel
 
 from unshuffle.analysis.history import read_states
 from unshuffle.analysis.moments import Moment, pair_shares, read_moments, spread
+from unshuffle.policy.groups import gumbel, select
 from unshuffle.run import Run
 
 
@@ -58,10 +58,10 @@ def test_shares_of_pairs_against_draws(probabilities: list[float], candidates: i
     """Many samples of which each has 8 permutations chosen among its candidates, as in training."""
     generator, shape = torch.Generator().manual_seed(0), (2000, 8 * candidates)
     logits = torch.rand((*shape, 4), generator=generator)
-    choice = Choice(torch.tensor(probabilities).log(), gumbel(shape, generator), count=8)
-    pick = Pick(torch.randint(4, shape, generator=generator), choice)
-    pick(logits)
-    drawn = np.bincount(pick.groups.flatten().numpy(), minlength=4) / (2000 * 8)
+    noise = gumbel(shape, generator)
+    permutations = torch.randint(4, shape, generator=generator)
+    selected = select(logits, permutations, torch.tensor(probabilities).log(), noise, count=8)
+    drawn = np.bincount(selected.groups.flatten().numpy(), minlength=4) / (2000 * 8)
     assert pair_shares(np.array(probabilities), candidates) == pytest.approx(drawn, abs=0.015)
 
 
@@ -83,7 +83,7 @@ def test_moments_are_the_validations_of_the_run(run: Run, uniform_run: Run) -> N
 def test_moments_of_trials_show_what_was_drawn_after_them(pair_run: Run) -> None:
     """The states are written before the trials; the drop of the rate at iteration 9 changes nothing."""
     moments = {one.iteration: one for one in read_moments(pair_run, "spatial")}
-    trials = {e["iteration"]: e["probability"] for e in pair_run.metrics("trials") if e["task"] == "spatial"}
+    trials = {e["iteration"]: e["probability"] for e in pair_run.metrics("rollouts") if e["task"] == "spatial"}
     assert list(moments) == [0, 2, 4, 6, 8, 10, 12] and list(trials) == [2, 4, 6, 8, 10]
     assert all(one.acts and one.groups is None for one in moments.values())
     for iteration in trials:
@@ -94,11 +94,11 @@ def test_moments_of_trials_show_what_was_drawn_after_them(pair_run: Run) -> None
 
 
 def test_trials_that_nothing_was_drawn_after_yet(tiny_run: Callable[..., Run], tmp_path: Path) -> None:
-    policy = {"groups": 2, "reward": "trials", "trial": 1}
+    policy = {"num_groups": 2, "sampler": "rollouts", "rollout_iterations": 1}
     run = tiny_run(tmp_path / "run", tasks="S", policy=policy, optim={"iterations": 4, "milestones": []})
     lines = [line for line in run.metrics_file.read_text().splitlines() if '"iteration": 4' not in line]
     run.metrics_file.write_text("\n".join(lines) + "\n")  # it still goes
-    (trials,) = run.metrics("trials")
+    (trials,) = run.metrics("rollouts")
     assert trials["iteration"] == 2
     assert read_moments(run, "spatial")[-1].probabilities == pytest.approx(trials["probability"])
 

@@ -15,7 +15,7 @@ def plan(out: Path, arms: dict[str, Any], seeds: Any = 1, **evaluations: Any) ->
 
 
 def test_jobs_are_arms_times_seeds_and_know_their_config(tmp_path: Path) -> None:
-    arms = {"a": {"policy": {"sampler": "inverse"}}, "b&c": {"optim": {"backbone": {"lr": 0.5}}}}
+    arms = {"a": {"policy": {"inverse": True}}, "b&c": {"optim": {"backbone": {"lr": 0.5}}}}
     jobs = plan(tmp_path, arms, [3, 5]).jobs
     assert [str(job) for job in jobs] == ["a, seed 3", "b&c, seed 3", "a, seed 5", "b&c, seed 5"]
     wanted = merge(preset_config("demo"), {"seed": 5, "out": str(tmp_path / "b-and-c" / "seed-5"), **arms["b&c"]})

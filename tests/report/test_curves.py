@@ -40,7 +40,7 @@ def test_several_runs_have_a_chart_for_each_task(run: Run, uniform_run: Run) -> 
     found = {chart.title: chart for chart in charts(find_subjects([run.folder, uniform_run.folder]))}
     assert [len(found[f"Validation error, {task}"].series) for task in ("spatial", "temporal")] == [2, 1]
     names = [series.name for series in found["Retrieval"].series]
-    assert names == ["finished (policy)", "uniform"]
+    assert names == ["finished (reinforce)", "uniform"]
     assert len({series.colour for series in found["Retrieval"].series}) == 2
 
 
@@ -57,7 +57,7 @@ def test_difficulty_of_pairs_is_that_of_the_groups(pair_run: Run) -> None:
     episodes = [entry for entry in pair_run.metrics("episode") if entry["task"] == "spatial"]
     assert [series.name for series in chart.series] == group_names(5)
     for group, series in enumerate(chart.series):
-        by_hand = [(e["iteration"], 100 * e["drawn"][group] / sum(e["drawn"])) for e in episodes]
+        by_hand = [(e["iteration"], 100 * e["sampled"][group] / sum(e["sampled"])) for e in episodes]
         assert [at for at, _ in series.points] == [at for at, _ in by_hand] == [2, 4, 6]
         assert [value for _, value in series.points] == pytest.approx([value for _, value in by_hand], abs=1e-4)
     assert chart.unit == "pairs drawn [%]" and chart.levels == {"by chance": 20.0}

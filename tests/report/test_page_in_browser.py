@@ -76,8 +76,8 @@ def test_what_draws_were_worth(page: Page, trial_run: Run) -> None:
     all_is_well(page, trial_run.report)
     assert page.run("document.querySelectorAll('.story canvas').length") == 4
     page.hover(".story > h5 + .map canvas")  # the third of four columns, the second of two rows
-    entries = [entry for entry in trial_run.metrics("trials") if entry["task"] == "spatial"]
-    ((worth, error),) = [(entry["worth"][1], entry["errors"][1]) for entry in entries if entry["iteration"] == 4]
+    entries = [entry for entry in trial_run.metrics("rollouts") if entry["task"] == "spatial"]
+    ((worth, error),) = [(entry["advantage"][1], entry["errors"][1]) for entry in entries if entry["iteration"] == 4]
     told = page.run("document.getElementById('tip').textContent")
     said = f"error {error:.3f} after its trial: a draw was worth {worth:+.2f}".replace("-", "−")
     assert told == f"iteration 4, group 2{said}"

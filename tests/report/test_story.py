@@ -29,7 +29,7 @@ def test_without_policy_the_story_is_short(uniform_run: Run) -> None:
 
 
 def test_a_policy_that_learns_from_trials(run: Run, trial_run: Run) -> None:
-    worths = [entry["worth"] for entry in trial_run.metrics("trials") if entry["task"] == "spatial"]
+    worths = [entry["advantage"] for entry in trial_run.metrics("rollouts") if entry["task"] == "spatial"]
     assert len(worths) == 2
     hard, easy = ((one + other) / 2 for one, other in zip(*worths, strict=True))
     told = " ".join(tell(trial_run, "spatial", read_moments(trial_run, "spatial")))
@@ -41,9 +41,9 @@ def test_a_policy_that_learns_from_trials(run: Run, trial_run: Run) -> None:
 
 def test_a_group_that_was_not_tried_is_not_the_easiest(run: Run, tmp_path: Path) -> None:
     copied = Run(shutil.copytree(run.folder, tmp_path / "copied"))
-    entry = {"iteration": 4, "kind": "trials", "task": "spatial", "iterations": 2, "errors": [0.3, 0.5]}
+    entry = {"iteration": 4, "kind": "rollouts", "task": "spatial", "iterations": 2, "errors": [0.3, 0.5]}
     with copied.metrics_file.open("a") as file:
-        file.write(json.dumps({**entry, "worth": [0.7, -0.7, 0.0], "probability": [0.6, 0.4, 0.0]}) + "\n")
+        file.write(json.dumps({**entry, "advantage": [0.7, -0.7, 0.0], "probability": [0.6, 0.4, 0.0]}) + "\n")
     told = " ".join(tell(copied, "spatial", read_moments(copied, "spatial")))
     assert "once each group" in told and "worth +0.70 and one of the easiest −0.70" in told
 

@@ -22,7 +22,7 @@ def test_a_run_has_the_name_of_its_folder(tmp_path: Path) -> None:
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / place / "demo") for place in ("a", "b")]
-    assert [one.name for one in find_subjects(folders)] == ["a/demo (policy)", "b/demo (policy)"]
+    assert [one.name for one in find_subjects(folders)] == ["a/demo (reinforce)", "b/demo (reinforce)"]
     assert default_file(folders) == Path("report.html")
 
 

@@ -76,4 +76,4 @@ def test_a_bar_for_each_group() -> None:
     assert _bars(Preference([], [])) == "uniform until above chance"
     assert _bars(Preference([0.1, 0.2, 0.7], [0.1, 0.2, 0.7])) == "hard ▄▄▄ easy", "a new policy prefers none"
     assert _bars(Preference([0.4, 0.6, 0.0, 0.0], [0.4, 0.6, 0.0, 0.0])) == "hard ▄▄   easy", "none for an empty group"
-    assert _bars(Preference([0.25] * 4, [0.9, 0.1, 0.0, 0.0])) == "hard ▇▁▁▁ easy"
+    assert _bars(Preference([0.25] * 4, [0.9, 0.1, 0.0, 0.0])) == "hard █▁▁▁ easy"
