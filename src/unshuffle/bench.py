@@ -20,7 +20,7 @@ from unshuffle.console import ResilientConsole, say
 from unshuffle.data.batches import Batch, Prefetcher, ahead
 from unshuffle.data.prepare import ONE_HELD_BACK_IN, prepare
 from unshuffle.errors import UserError
-from unshuffle.training.step import Step
+from unshuffle.training.step import ForwardPass, Step
 from unshuffle.training.trainer import Tally, Trainer
 
 WORLD = {"images": 400, "clips": 240, "clip_frames": 12}
@@ -166,7 +166,7 @@ class Stopwatch:
 
 def _parts(trainer: Trainer, iterations: int) -> dict[str, float]:
     """Each part of an iteration on its own; kernels are launched one by one here, not as a recording."""
-    step = Step(trainer.network, trainer.permutations, trainer.optimisers, trainer.precision)
+    step = Step(ForwardPass(trainer.network), trainer.permutations, trainer.optimisers, trainer.precision)
     watch = Stopwatch(trainer.device)
     with _batches(trainer, iterations + 1) as (coming, _):
         for number in range(iterations + 1):
