@@ -42,11 +42,11 @@ def kernel_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 
 
 @pytest.fixture(scope="session")
-def believing() -> Callable[[], AbstractContextManager[object]]:
-    """Within it trials are believed: on the few samples of a test most tell nothing, and nothing would follow."""
-    from unshuffle.policy import trials
+def reliable() -> Callable[[], AbstractContextManager[object]]:
+    """Within it rollouts count as reliable: on the few samples of a test most are not, and nothing would follow."""
+    from unshuffle.policy import rollouts
 
-    return lambda: mock.patch.object(trials, "belief", return_value=1.0)
+    return lambda: mock.patch.object(rollouts, "reliability", return_value=1.0)
 
 
 def tiny_run(folder: Path, **changes: Any) -> Run:
@@ -68,11 +68,12 @@ def tiny_run(folder: Path, **changes: Any) -> Run:
             "image_size": 48,
             "frame_size": 16,
         },
-        "permutations": {"spatial": 6, "temporal": 5, "per_sample": 2},
-        "shuffle": {"frames": 4, "crop_size": 16},
-        "model": {"spatial": {"fc6": 8, "hidden": 12}, "temporal": {"fc6": 8, "hidden": 12}},
+        "spatial": {"permutations": 6, "crop_size": 16, "head": {"fc6": 8, "hidden": 12}},
+        "temporal": {"permutations": 5, "crop_size": 16, "frames": 4, "head": {"fc6": 8, "hidden": 12}},
+        "rotation": {"crop_size": 24, "hidden": 12},
+        "permutations": {"per_sample": 2},
         "optim": {"iterations": 12, "batch_size": 4, "warmup": 2, "milestones": [9]},
-        "policy": {"interval": 2, "batches": 2, "groups": 3, "start_below": 2.0},
+        "policy": {"interval": 2, "batches": 2, "num_groups": 3, "start_below": 2.0},
         "log": {
             "train_every": 2,
             "monitor_every": 6,
@@ -96,13 +97,18 @@ def uniform_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return tiny_run(tmp_path_factory.mktemp("runs") / "uniform", policy={"sampler": "uniform"})
 
 
-PAIRS_AND_ROLLOUTS: dict[str, Any] = {"grouped": "pairs", "candidates": 3, "reward": "trials", "trial": 2}
+PAIRS_AND_ROLLOUTS: dict[str, Any] = {
+    "grouping": "pairs",
+    "candidates": 3,
+    "sampler": "rollouts",
+    "rollout_iterations": 2,
+}
 
 
 @pytest.fixture(scope="session")
-def pair_run(tmp_path_factory: pytest.TempPathFactory, believing: Any) -> Run:
+def pair_run(tmp_path_factory: pytest.TempPathFactory, reliable: Any) -> Run:
     """A run with a policy that groups pairs and learns from rollouts."""
-    with believing():
+    with reliable():
         return tiny_run(tmp_path_factory.mktemp("runs") / "pairs", policy=PAIRS_AND_ROLLOUTS)
 
 

@@ -18,7 +18,7 @@ SMALL = {
     "optim": {"batch_size": 4},
     "permutations": {"spatial": 5, "temporal": 5, "per_sample": 1},
     "shuffle": {"frames": 4, "crop_size": 24},
-    "policy": {"groups": 2, "interval": 100, "batches": 10},
+    "policy": {"num_groups": 2, "interval": 100, "batches": 10},
 }
 WORLD = {"images": 8, "clips": 8, "clip_frames": 4}
 
@@ -59,7 +59,7 @@ def test_the_arithmetic_of_a_step_is_counted(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("small_world")
 def test_to_look_at_candidates_costs_their_heads_alone() -> None:
-    pairs = merge(demo(), {**SMALL, "policy": {**SMALL["policy"], "grouped": "pairs", "candidates": 3}})
+    pairs = merge(demo(), {**SMALL, "policy": {**SMALL["policy"], "grouping": "pairs", "candidates": 3}})
     of_pairs, of_permutations = (bench.bench(config, iterations=1) for config in (pairs, merge(demo(), SMALL)))
     forward = 4 * 3 * (9 * 128 * 512 + 4 * 128 * 512 + 2 * 512 * 5)
     more = of_pairs["tflop_per_iteration"] - of_permutations["tflop_per_iteration"]

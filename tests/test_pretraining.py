@@ -20,7 +20,7 @@ TINY = {
     "synthetic": {"images": 16, "clips": 12, "gallery": 12, "queries": 6},
     "permutations": {"spatial": 4, "temporal": 4},
     "optim": {"iterations": 2, "batch_size": 2},
-    "policy": {"groups": 2},
+    "policy": {"num_groups": 2},
     "log": {"pictures": False},
 }
 

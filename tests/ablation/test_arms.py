@@ -15,13 +15,13 @@ def test_the_arms_are_those_of_the_papers_table() -> None:
         "S&T": {"tasks": "S&T", "policy": {"sampler": "uniform"}},
         "S": {"tasks": "S", "policy": {"sampler": "uniform"}},
     }
-    assert PAPER_ARMS["S+T+P"] == {"tasks": "S+T", "policy": {"sampler": "policy"}}
+    assert PAPER_ARMS["S+T+P"] == {"tasks": "S+T"}, "with the sampler of the preset"
 
 
 def test_own_arms_come_from_a_file(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("inverse: {policy: {sampler: inverse}}\nas it is:\n")
+    (tmp_path / "mine.yaml").write_text("inverse: {policy: {inverse: true}}\nas it is:\n")
     found = find_arms(["T", str(tmp_path / "mine.yaml")])
-    assert found == {"T": PAPER_ARMS["T"], "inverse": {"policy": {"sampler": "inverse"}}, "as it is": {}}
+    assert found == {"T": PAPER_ARMS["T"], "inverse": {"policy": {"inverse": True}}, "as it is": {}}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ TINY = [
     *("--device", "cpu", "--data.val_size", "4", "--data.workers", "1", "--log.no_pictures"),
     *("--synthetic.images", "16", "--synthetic.clips", "12", "--synthetic.gallery", "12", "--synthetic.queries", "6"),
     *("--optim.iterations", "2", "--optim.batch_size", "2", "--permutations.spatial", "4"),
-    *("--permutations.temporal", "4", "--permutations.per_sample", "1", "--policy.groups", "2"),
+    *("--permutations.temporal", "4", "--permutations.per_sample", "1", "--policy.num_groups", "2"),
 ]
 
 
@@ -78,7 +78,7 @@ def photos(folder: Path, count: int) -> Path:
         ("doctor --choices 1", "choices is 1, but must be 2 or more"),
         ("pretrain --model.backbone vgg", "there is no backbone 'vgg'"),
         ("pretrain --device gpu", "device gpu cannot be used"),
-        ("pretrain --policy.groups 2000 --synthetic.images 105 --synthetic.clips 105", "only 100 permutations"),
+        ("pretrain --policy.num_groups 2000 --synthetic.images 105 --synthetic.clips 105", "only 100 permutations"),
         ("pretrain --device meta", "device meta cannot be used"),
         ("pretrain --out a.yaml/run", "cannot write into a.yaml"),
         ("pretrain --init nowhere", "there are no weights at nowhere"),

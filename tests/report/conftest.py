@@ -39,7 +39,7 @@ def tiny_config(**changes: object) -> Config:
         synthetic=replace(config.synthetic, **world),
         permutations=replace(config.permutations, spatial=5, temporal=5, per_sample=2),
         optim=replace(config.optim, iterations=6, batch_size=4, warmup=0, milestones=()),
-        policy=replace(config.policy, groups=2, interval=2, batches=2, start_below=2.0),
+        policy=replace(config.policy, num_groups=2, interval=2, batches=2, start_below=2.0),
         log=replace(config.log, train_every=1),
         **changes,  # type: ignore[arg-type]
     )
@@ -64,19 +64,21 @@ def uniform_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="session")
-def rollout_run(tmp_path_factory: pytest.TempPathFactory, believing: Any) -> Run:
+def rollout_run(tmp_path_factory: pytest.TempPathFactory, reliable: Any) -> Run:
     """A finished run whose policy learns from rollouts."""
     config = tiny_config(out=tmp_path_factory.mktemp("report") / "rollouts")
-    with believing():
-        return run_pretraining(replace(config, policy=replace(config.policy, reward="trials", trial=2)))
+    with reliable():
+        return run_pretraining(replace(config, policy=replace(config.policy, sampler="rollouts", rollout_iterations=2)))
 
 
 @pytest.fixture(scope="session")
-def pair_run(tmp_path_factory: pytest.TempPathFactory, believing: Any) -> Run:
+def pair_run(tmp_path_factory: pytest.TempPathFactory, reliable: Any) -> Run:
     """The same, with groups of pairs."""
     config = tiny_config(out=tmp_path_factory.mktemp("report") / "pairs")
-    policy = replace(config.policy, reward="trials", trial=2, grouped="pairs", groups=5, candidates=3)
-    with believing():
+    policy = replace(
+        config.policy, sampler="rollouts", rollout_iterations=2, grouping="pairs", num_groups=5, candidates=3
+    )
+    with reliable():
         return run_pretraining(replace(config, policy=policy))
 
 

@@ -30,7 +30,7 @@ def small_config(out: Path, **changes: Any) -> Config:
             "temporal": {"kind": "lstm", "fc6": 8, "hidden": 12, "dropout": 0.2},
         },
         "optim": {"iterations": 9, "batch_size": 4, "warmup": 2, "milestones": [6]},
-        "policy": {"interval": 3, "batches": 2, "groups": 3, "start_below": 2.0},
+        "policy": {"interval": 3, "batches": 2, "num_groups": 3, "start_below": 2.0},
         "log": {"train_every": 2, "monitor_every": 9, "checkpoint_every": 4, "pictures": False},
     }
     return merge(merge(demo(), values), changes)

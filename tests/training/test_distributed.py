@@ -23,7 +23,7 @@ TINY = [
     *("--device", "cpu", "--data.val_size", "4", "--data.workers", "1", "--log.no_pictures"),
     *("--synthetic.images", "16", "--synthetic.clips", "12", "--synthetic.gallery", "12", "--synthetic.queries", "6"),
     *("--optim.iterations", "2", "--optim.batch_size", "4", "--permutations.spatial", "4"),
-    *("--permutations.temporal", "4", "--permutations.per_sample", "1", "--policy.groups", "2"),
+    *("--permutations.temporal", "4", "--permutations.per_sample", "1", "--policy.num_groups", "2"),
 ]
 
 
@@ -118,7 +118,7 @@ def test_two_processes_do_what_one_does(tmp_path: Path, monkeypatch: pytest.Monk
     outcomes = Outcomes(tmp_path, alone, ranks)
     same_as_one_with_the_same_batch(outcomes)
     the_same_permutations_and_decisions_to_the_bit(outcomes)
-    what_both_chose_is_counted_together(outcomes)
+    what_both_trained_on_is_counted_together(outcomes)
     one_network_with_their_own_normalisation_and_dropout(outcomes)
     a_signal_to_one_stops_all_after_the_same_step(outcomes)
     what_one_fails_at_ends_all_and_is_said_once(outcomes)
@@ -128,14 +128,14 @@ def test_two_processes_do_what_one_does(tmp_path: Path, monkeypatch: pytest.Monk
 
 def same_as_one_with_the_same_batch(outcomes: Outcomes) -> None:
     """Weights, running statistics, crops, permutations, validations and the samplers' states."""
-    for scenario in ("normalised", "frozen", "synchronised", "in turn", "by trial"):
+    for scenario in ("normalised", "frozen", "synchronised", "in turn", "rollouts"):
         for found in outcomes.ranks:
             assert_close(found[scenario], outcomes.alone[scenario], scenario)
 
 
 def the_same_permutations_and_decisions_to_the_bit(outcomes: Outcomes) -> None:
     first, second = (found["synchronised"] for found in outcomes.ranks)
-    for name in ("steps", "samplers", "validations"):
+    for name in ("steps", "samplers", "sampled", "validations"):
         assert_close(first[name], second[name], name, rtol=0, atol=0)
     for step, whole in zip(first["steps"], outcomes.alone["synchronised"]["steps"], strict=True):
         for task in ("spatial", "temporal"):
@@ -144,28 +144,29 @@ def the_same_permutations_and_decisions_to_the_bit(outcomes: Outcomes) -> None:
     assert first["samplers"]["spatial"]["episodes"] > 0
 
 
-def what_both_chose_is_counted_together(outcomes: Outcomes) -> None:
-    """Two permutations of each of four samples, and their groups: those of the steps, without those of the trials."""
-    first, second = (found["by trial"] for found in outcomes.ranks)
-    for name in ("steps", "samplers", "validations", "log"):
+def what_both_trained_on_is_counted_together(outcomes: Outcomes) -> None:
+    """Two permutations of each of four samples, and their groups: those of the steps, without those of the rollouts."""
+    first, second = (found["rollouts"] for found in outcomes.ranks)
+    for name in ("steps", "samplers", "sampled", "validations", "log"):
         assert_close(first[name], second[name], name, rtol=0, atol=0)
-    trials = [(entry["iteration"], entry["task"]) for entry in first["log"] if "worth" in entry]
-    assert trials == [(step, task) for step in (3, 6) for task in ("spatial", "temporal")]
-    assert any(worth for entry in first["log"] for worth in entry.get("worth", ())), "a test of something"
+    compared = [(entry["iteration"], entry["task"]) for entry in first["log"] if "advantage" in entry]
+    assert compared == [(step, task) for step in (3, 6) for task in ("spatial", "temporal")]
+    assert any(advantage for entry in first["log"] for advantage in entry.get("advantage", ())), "a test of something"
     steps = first["steps"]
-    of_the_run = steps[:3] + steps[12:15] + steps[24:]  # three trials of three iterations after each three
+    of_the_run = steps[:3] + steps[12:15] + steps[24:]  # three rollouts of three iterations after each three
     assert len(of_the_run) == 9
     for task, count in (("spatial", 6), ("temporal", 5)):
-        observed = [entry for entry in first["log"] if entry["task"] == task and "draws" in entry]
+        observed = [entry for entry in first["log"] if entry["task"] == task and "sampled" in entry]
         before = 0
         for entry in observed:
             now = entry["iteration"]
-            chosen = [step[f"{task} chosen"] for step in of_the_run[before:now]]
-            permutations, groups = torch.cat(chosen).flatten(0, 1).T if chosen else torch.empty(2, 0, dtype=torch.int64)
+            none, steps_since = torch.empty(0, dtype=torch.int64), of_the_run[before:now]
+            permutations = torch.cat([none, *(step[f"{task} trained on"].flatten() for step in steps_since)])
+            groups = torch.cat([none, *(step[f"{task} groups"].flatten() for step in steps_since)])
             assert len(permutations) == 8 * (now - before)
-            assert entry["draws"].tolist() == torch.bincount(permutations, minlength=count).tolist()
+            assert entry["sampled"].tolist() == torch.bincount(permutations, minlength=count).tolist()
             if now in (3, 6, 9):
-                assert entry["episode"]["drawn"] == torch.bincount(groups, minlength=3).tolist()
+                assert entry["episode"]["sampled"] == torch.bincount(groups, minlength=3).tolist()
             before = now
         assert before == 9
 
@@ -185,16 +186,16 @@ def a_signal_to_one_stops_all_after_the_same_step(outcomes: Outcomes) -> None:
 def what_one_fails_at_ends_all_and_is_said_once(outcomes: Outcomes) -> None:
     assert outcomes.ranks[0]["unreadable"] == ["ReportedElsewhere: rank 1 has failed", "UserError: the disk is gone"]
     assert outcomes.alone["unreadable"] == ["UserError: the disk is gone"]
-    assert outcomes.ranks[0]["unreadable in a trial"] == outcomes.ranks[0]["unreadable"]
+    assert outcomes.ranks[0]["unreadable in a rollout"] == outcomes.ranks[0]["unreadable"]
     first, second = outcomes.ranks[0]["refused"]  # both find it
-    assert first == outcomes.alone["refused"][0] == "UserError: policy.groups is 1, but a choice needs 2 or more"
+    assert first == outcomes.alone["refused"][0] == "UserError: policy.num_groups is 1, but must be 2 or more"
     assert second == "ReportedElsewhere: rank 0 has failed"
 
 
 def a_run_goes_on_with_another_number_of_processes(outcomes: Outcomes) -> None:
     def last(folder: Path) -> dict[str, Any]:
         state = load_checkpoint(list_checkpoints(Run(folder).checkpoints)[-1])
-        return {name: state[name] for name in ("iteration", "network", "optimisers", "samplers", "data")}
+        return {name: state[name] for name in ("iteration", "network", "optimisers", "samplers", "sampled", "data")}
 
     whole = last(outcomes.folder / "by-1" / "whole")
     assert whole["iteration"] == 9

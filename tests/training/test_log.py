@@ -42,13 +42,13 @@ def test_a_validation_keeps_the_error_of_every_permutation(tmp_path: Path) -> No
     run = Run(tmp_path)
     errors = torch.tensor([0.5, 0.25, 0.0, 1.0], dtype=torch.float64)
     with RunLog(run) as log:
-        log.write_validation(7, "spatial", Validation(torch.ones(4, 3), errors), Observation({"draws": np.arange(4)}))
+        log.write_validation(7, "spatial", Validation(torch.ones(4, 3), errors), Observation({"sampled": np.arange(4)}))
     assert read(run)[0] == {"iteration": 7, "kind": "validation", "task": "spatial", "error": 0.4375, "chance": 0.75}
     stored = np.load(run.states / "spatial-00000007.npz")
     assert stored["permutation_errors"].tolist() == errors.tolist()
     assert stored["iteration"] == 7
     assert stored["state"].shape == (4, 3)
-    assert stored["draws"].tolist() == [0, 1, 2, 3]
+    assert stored["sampled"].tolist() == [0, 1, 2, 3]
 
 
 def test_reopening_drops_what_will_be_written_again(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_a_killed_run_resumes_bit_exactly(
 
 
 class AfterSteps:
-    """Something happens before a step; those of trials count too."""
+    """Something happens before a step; those of rollouts count too."""
 
     def __init__(self, count: int, happens: Callable[[], None]) -> None:
         self.left, self.happens, self.step = count, happens, Trainer.step
@@ -103,48 +103,50 @@ def die() -> None:
     raise Killed
 
 
-BY_TRIAL = {"policy": {"grouped": "pairs", "reward": "trials", "trial": 4}}
-"""Three trials of four iterations each at iterations 3 and 6; nine iterations besides."""
+ROLLOUTS = {"policy": {"sampler": "rollouts", "grouping": "pairs", "rollout_iterations": 4}}
+"""Three rollouts of four iterations each at iterations 3 and 6; nine iterations besides."""
 
 
 @pytest.fixture(scope="module")
-def believed(believing: Any) -> Iterator[None]:
-    with believing():
+def believed(reliable: Any) -> Iterator[None]:
+    with reliable():
         yield
 
 
 @pytest.fixture(scope="module")
-def unbroken_by_trial(small: Any, tmp_path_factory: pytest.TempPathFactory, believed: None) -> Run:
-    run = run_pretraining(small(tmp_path_factory.mktemp("unbroken") / "run", **BY_TRIAL))
-    assert any(worth for entry in run.metrics("trials") for worth in entry["worth"]), "a test of something"
+def unbroken_with_rollouts(small: Any, tmp_path_factory: pytest.TempPathFactory, believed: None) -> Run:
+    run = run_pretraining(small(tmp_path_factory.mktemp("unbroken") / "run", **ROLLOUTS))
+    assert any(advantage for entry in run.metrics("rollouts") for advantage in entry["advantage"]), (
+        "a test of something"
+    )
     return run
 
 
-# 7: in a trial, before the first checkpoint; 17: at iteration 5, on its own; 23: in a trial again, at iteration 6
+# 7: in a rollout, before the first checkpoint; 17: at iteration 5; 23: in a rollout again, at iteration 6
 @pytest.mark.parametrize("steps", [7, 17, 23])
-def test_a_run_with_trials_resumes_bit_exactly(
-    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken_by_trial: Run, steps: int
+def test_a_run_with_rollouts_resumes_bit_exactly(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken_with_rollouts: Run, steps: int
 ) -> None:
-    config = small(tmp_path / "broken", **BY_TRIAL)
+    config = small(tmp_path / "broken", **ROLLOUTS)
     with monkeypatch.context() as patch:
         dying = AfterSteps(steps, die)
         patch.setattr(Trainer, "step", lambda trainer, *args: dying(trainer, *args))
         with pytest.raises(Killed):
             run_pretraining(config)
     run = run_pretraining(config, resume=True)
-    assert_same(final_state(run), final_state(unbroken_by_trial))
-    assert_same(read_weights(run.weights), read_weights(unbroken_by_trial.weights))
-    assert comparable_metrics(run) == comparable_metrics(unbroken_by_trial)
-    assert len(list(run.metrics("trials"))) == 4
+    assert_same(final_state(run), final_state(unbroken_with_rollouts))
+    assert_same(read_weights(run.weights), read_weights(unbroken_with_rollouts.weights))
+    assert comparable_metrics(run) == comparable_metrics(unbroken_with_rollouts)
+    assert len(list(run.metrics("rollouts"))) == 4
 
 
-# 8: in a trial, which goes on to its end; 16: between two validations, with draws that are not yet told of;
-# 17: at iteration 6, whose checkpoint then holds what its trials have taught
+# 8: in a rollout, which continues to its end; 16: between two validations, with counts that are not yet logged;
+# 17: at iteration 6, whose checkpoint then holds the advantages of its rollouts
 @pytest.mark.parametrize(("steps", "saved"), [(8, 4), (16, 5), (17, 6)])
-def test_a_run_with_trials_stops_and_goes_on(
-    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken_by_trial: Run, steps: int, saved: int
+def test_a_run_with_rollouts_stops_and_resumes(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken_with_rollouts: Run, steps: int, saved: int
 ) -> None:
-    config = small(tmp_path / "stopped", **BY_TRIAL)
+    config = small(tmp_path / "stopped", **ROLLOUTS)
     with monkeypatch.context() as patch:
         asked = AfterSteps(steps, lambda: os.kill(os.getpid(), signal.SIGTERM))
         patch.setattr(Trainer, "step", lambda trainer, *args: asked(trainer, *args))
@@ -152,8 +154,8 @@ def test_a_run_with_trials_stops_and_goes_on(
             run_pretraining(config)
     assert stop.value.iteration == saved
     run = run_pretraining(config, resume=True)
-    assert_same(final_state(run), final_state(unbroken_by_trial))
-    assert comparable_metrics(run) == comparable_metrics(unbroken_by_trial)
+    assert_same(final_state(run), final_state(unbroken_with_rollouts))
+    assert comparable_metrics(run) == comparable_metrics(unbroken_with_rollouts)
 
 
 def test_a_run_killed_twice_resumes_bit_exactly_in_sequence(
@@ -193,7 +195,16 @@ def test_a_process_killed_by_the_system_resumes_bit_exactly(small: Any, tmp_path
     options += ["--synthetic.gallery", "24", "--synthetic.queries", "12"]
     options += ["--synthetic.clips", "18", "--optim.batch_size", "4", "--optim.iterations", "40"]
     options += ["--log.checkpoint_every", "5", "--permutations.spatial", "6", "--permutations.temporal", "6"]
-    options += ["--policy.groups", "3", "--policy.interval", "7", "--policy.batches", "4", "--policy.start_below", "2"]
+    options += [
+        "--policy.num_groups",
+        "3",
+        "--policy.interval",
+        "7",
+        "--policy.batches",
+        "4",
+        "--policy.start_below",
+        "2",
+    ]
     command = [sys.executable, "-m", "unshuffle", "pretrain", *options, "--out"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     whole, broken = Run(tmp_path / "whole"), Run(tmp_path / "broken")

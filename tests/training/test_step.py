@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from unshuffle.models.ordering import OrderingNetwork, backbone_features
-from unshuffle.policy.pairs import Choice, Pick, gumbel
 
 from unshuffle.config import GroupConfig, HeadConfig, demo
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import build_head
-from unshuffle.policy.sampler import Proposal
+from unshuffle.models.ordering import OrderingNetwork, backbone_features
+from unshuffle.policy.groups import gumbel
+from unshuffle.policy.sampler import Proposal, Selection
 from unshuffle.training.optim import Optimisers
-from unshuffle.training.step import GraphedStep, Step
+from unshuffle.training.step import ForwardPass, GraphedStep, Step
 
 
 class Lookup(nn.Module):
@@ -26,8 +26,11 @@ class Lookup(nn.Module):
         super().__init__()
         self.logits = nn.Parameter(torch.randn(shape))
 
-    def forward(self, crops: dict[str, Tensor], orders: dict[str, Tensor], picks: dict[str, Pick]) -> dict[str, Tensor]:
-        return {"spatial": self.logits}
+    def embed(self, crops: dict[str, Tensor]) -> dict[str, Tensor]:
+        return crops
+
+    def classify(self, task: str, features: Tensor, permutations: Tensor) -> Tensor:
+        return self.logits
 
 
 @pytest.mark.parametrize("with_prior", [False, True])
@@ -36,20 +39,21 @@ def test_loss_accuracy_and_gradient_are_those_of_a_loop(with_prior: bool) -> Non
     network, labels = Lookup((4, 2, 5)), torch.randint(5, (4, 2))
     prior = torch.randn(5) if with_prior else None
     still: Any = SimpleNamespace(zero_grad=lambda: None, step=lambda iteration: None)
-    step = Step(network, {"spatial": torch.zeros(5, 3, dtype=torch.int64)}, cast(Optimisers, still), "fp32")
+    forward_pass = ForwardPass(cast(OrderingNetwork, network))
+    step = Step(forward_pass, {"spatial": torch.zeros(5, 3, dtype=torch.int64)}, cast(Optimisers, still), "fp32")
     outcome = step({"spatial": torch.zeros(4, 3)}, {"spatial": Proposal(labels, prior)}, 0)["spatial"]
     rows = network.logits.detach().clone().requires_grad_()
     total, hits = torch.zeros(()), 0
     for sample in range(4):
-        for draw in range(2):
-            one = rows[sample, draw]
-            shifted = one if prior is None else one + prior
-            total = total - F.log_softmax(shifted, 0)[labels[sample, draw]] / 8
-            hits += int(one.argmax() == labels[sample, draw])  # the prior is no part of the answer
+        for column in range(2):
+            logits = rows[sample, column]
+            shifted = logits if prior is None else logits + prior
+            total = total - F.log_softmax(shifted, 0)[labels[sample, column]] / 8
+            hits += int(logits.argmax() == labels[sample, column])  # the prior is no part of the answer
     total.backward()  # type: ignore[no-untyped-call]
     assert float(outcome.loss) == pytest.approx(total.item())
     assert float(outcome.accuracy) == pytest.approx(hits / 8)
-    assert outcome.chosen is None, "there was no choice"
+    assert torch.equal(outcome.permutations, labels) and outcome.groups is None, "there were no candidates"
     torch.testing.assert_close(network.logits.grad, rows.grad)
 
 
@@ -65,50 +69,51 @@ def ordering_step(kind: type[Step], precision: str, device: torch.device, archit
     features = backbone_features(backbone, 75)
     heads = {task: build_head(features, 4, count, HeadConfig("lstm", 16, 16)) for task, count in SETS.items()}
     network = OrderingNetwork(backbone, heads).to(device)
-    orders = {task: torch.argsort(torch.rand(count, 4, device=device)) for task, count in SETS.items()}
-    return kind(network, orders, Optimisers(network, CONFIG), precision)
+    permutations = {task: torch.argsort(torch.rand(count, 4, device=device)) for task, count in SETS.items()}
+    return kind(ForwardPass(network), permutations, Optimisers(network, CONFIG), precision)
 
 
-def choosing(task: str, log_shares: Tensor, generator: torch.Generator, samples: int = 8) -> Proposal:
+def candidates_of(task: str, log_weights: Tensor, generator: torch.Generator, samples: int = 8) -> Proposal:
     """Two of six candidates for each sample."""
     device = generator.device
-    drawn = torch.randint(SETS[task], (samples, 6), generator=generator, device=device)
-    return Proposal(drawn, choice=Choice(log_shares.to(device), gumbel((samples, 6), generator), 2))
+    candidates = torch.randint(SETS[task], (samples, 6), generator=generator, device=device)
+    return Proposal(candidates, selection=Selection(log_weights.to(device), gumbel((samples, 6), generator), 2))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_step_that_chooses_is_a_step_on_what_it_chose(precision: str) -> None:
-    """Weights and figures to the bit; one task has a choice, the other a prior and none."""
+def test_a_step_with_candidates_is_a_step_on_those_selected(precision: str) -> None:
+    """Weights and figures to the bit; one task has candidates, the other a prior and none."""
     cpu, generator = torch.device("cpu"), torch.Generator().manual_seed(1)
-    chooses, told = (ordering_step(Step, precision, cpu) for _ in range(2))
+    selects, plain = (ordering_step(Step, precision, cpu) for _ in range(2))
     prior = torch.randn(4, generator=generator)
     for iteration in range(2):
         crops = {task: torch.randn(8, 4, 3, 75, 75, generator=generator) for task in SETS}
         other = Proposal(torch.randint(4, (8, 2), generator=generator), prior)
-        open_question = choosing("spatial", torch.tensor([0.7, 0.2, 0.1]).log(), generator)
-        found = chooses(crops, {"spatial": open_question, "temporal": other}, iteration)
-        assert found["spatial"].chosen is not None and found["temporal"].chosen is None
-        permutations, groups = found["spatial"].chosen
+        with_candidates = candidates_of("spatial", torch.tensor([0.7, 0.2, 0.1]).log(), generator)
+        outcomes = selects(crops, {"spatial": with_candidates, "temporal": other}, iteration)
+        permutations, groups = outcomes["spatial"].permutations, outcomes["spatial"].groups
+        assert groups is not None and outcomes["temporal"].groups is None
+        assert torch.equal(outcomes["temporal"].permutations, other.permutations)
         assert permutations.shape == groups.shape == (8, 2) and set(groups.unique().tolist()) <= {0, 1, 2}
-        for mine, candidates in zip(permutations.tolist(), open_question.permutations.tolist(), strict=True):
-            assert set(mine) <= set(candidates)
-        expected = told(crops, {"spatial": Proposal(permutations), "temporal": other}, iteration)
+        for selected, candidates in zip(permutations.tolist(), with_candidates.permutations.tolist(), strict=True):
+            assert set(selected) <= set(candidates)
+        expected = plain(crops, {"spatial": Proposal(permutations), "temporal": other}, iteration)
         for task in SETS:
-            assert torch.equal(found[task].loss, expected[task].loss)
-            assert torch.equal(found[task].accuracy, expected[task].accuracy)
-    for name, weight in chooses.network.state_dict().items():
-        assert torch.equal(weight, told.network.state_dict()[name]), name
+            assert torch.equal(outcomes[task].loss, expected[task].loss)
+            assert torch.equal(outcomes[task].accuracy, expected[task].accuracy)
+    for name, weight in selects.forward_pass.state_dict().items():
+        assert torch.equal(weight, plain.forward_pass.state_dict()[name]), name
 
 
 @torch.no_grad()
-def test_the_groups_of_a_step_are_by_what_the_network_makes_of_the_candidates() -> None:
+def test_the_groups_of_a_step_follow_from_the_logits_of_the_candidates() -> None:
     """Two of each group of three: by the ratios of the network before the step."""
     step, generator = ordering_step(Step, "fp32", torch.device("cpu")), torch.Generator().manual_seed(1)
-    step.network.eval()
+    step.forward_pass.eval()
     crops = {"spatial": torch.randn(8, 4, 3, 75, 75, generator=generator)}
-    proposal = choosing("spatial", torch.tensor([0.0, -torch.inf]), generator)
-    orders = {"spatial": step.permutations["spatial"][proposal.permutations]}
-    answers = step.network(crops, orders)["spatial"].softmax(dim=2)
+    proposal = candidates_of("spatial", torch.tensor([0.0, -torch.inf]), generator)
+    candidates_only = {"spatial": Proposal(proposal.permutations)}
+    answers = step.forward_pass(crops, step.permutations, candidates_only)["spatial"][0].softmax(dim=2)
     with torch.enable_grad():
         answer = step.forward(crops, {"spatial": proposal})["spatial"]
     assert answer.groups is not None and not answer.groups.any()
@@ -124,36 +129,40 @@ def test_the_groups_of_a_step_are_by_what_the_network_makes_of_the_candidates() 
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("with_choice", [False, True])
+@pytest.mark.parametrize("with_candidates", [False, True])
 @pytest.mark.parametrize("architecture", ["caffenet", "tiny"])
-def test_a_recorded_step_learns_what_a_plain_one_learns(architecture: str, with_choice: bool) -> None:
+def test_a_recorded_step_learns_what_a_plain_one_learns(architecture: str, with_candidates: bool) -> None:
     """Several steps, with priors and without, and with changing tasks: S, T, both.
 
-    A choice is by equal shares: in others, bf16 makes differences of its own.
+    The selection has equal weights: with others, bf16 makes differences of its own.
     """
     device, results = torch.device("cuda"), []
     for kind in (Step, GraphedStep):
         step = ordering_step(kind, "bf16", device, architecture)
         generator = torch.Generator(device).manual_seed(0)
-        losses, chosen, start = [], [], {name: weight.clone() for name, weight in step.network.state_dict().items()}
+        losses, trained_on, start = (
+            [],
+            [],
+            {name: weight.clone() for name, weight in step.forward_pass.state_dict().items()},
+        )
         for iteration in range(8):
             tasks = [["spatial"], ["temporal"], ["spatial", "temporal"]][iteration % 3]
             crops = {task: torch.randn(8, 4, 3, 75, 75, device=device, dtype=torch.bfloat16) for task in tasks}
             prior = torch.randn(5, device=device) if iteration > 4 else None
-            drawn = {
+            proposals = {
                 task: Proposal(torch.randint(SETS[task], (8, 2), device=device), prior if task == "spatial" else None)
                 for task in tasks
             }
-            if with_choice and "temporal" in drawn:
-                drawn["temporal"] = choosing("temporal", torch.zeros(3), generator)
-            outcomes = step(crops, drawn, iteration)
+            if with_candidates and "temporal" in proposals:
+                proposals["temporal"] = candidates_of("temporal", torch.zeros(3), generator)
+            outcomes = step(crops, proposals, iteration)
             losses += [float(outcome.loss) for outcome in outcomes.values()]
-            chosen += [outcome.chosen[0].tolist() for outcome in outcomes.values() if outcome.chosen is not None]
-        moved = {name: (weight - start[name]).float() for name, weight in step.network.state_dict().items()}
-        results.append((losses, moved, chosen))
-    (plain, plain_moves, plain_chosen), (recorded, recorded_moves, recorded_chosen) = results
+            trained_on += [outcome.permutations.tolist() for outcome in outcomes.values()]
+        moved = {name: (weight - start[name]).float() for name, weight in step.forward_pass.state_dict().items()}
+        results.append((losses, moved, trained_on))
+    (plain, plain_moves, plain_permutations), (recorded, recorded_moves, recorded_permutations) = results
     assert recorded == pytest.approx(plain, rel=0.05)
-    assert recorded_chosen == plain_chosen and len(plain_chosen) == (5 if with_choice else 0)
+    assert recorded_permutations == plain_permutations
     for name, move in plain_moves.items():
         if "bias" not in name:  # those under a normalisation move by rounding alone
             difference = (recorded_moves[name] - move).norm() / move.norm()
@@ -161,17 +170,15 @@ def test_a_recorded_step_learns_what_a_plain_one_learns(architecture: str, with_
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_recorded_step_chooses_by_the_shares_and_candidates_of_its_batch() -> None:
+def test_a_recorded_step_selects_by_the_weights_and_candidates_of_its_batch() -> None:
     device = torch.device("cuda")
     step, generator = ordering_step(GraphedStep, "bf16", device), torch.Generator(device).manual_seed(0)
     crops = {"spatial": torch.randn(8, 4, 3, 75, 75, device=device, dtype=torch.bfloat16)}
     for iteration, group in enumerate([0, 2, 1, 0]):
-        proposal = choosing("spatial", torch.eye(3)[group].log(), generator)
-        chosen = step(crops, {"spatial": proposal}, iteration)["spatial"].chosen
-        assert chosen is not None
-        permutations, groups = chosen
-        assert (groups == group).all()
+        proposal = candidates_of("spatial", torch.eye(3)[group].log(), generator)
+        outcome = step(crops, {"spatial": proposal}, iteration)["spatial"]
+        assert outcome.groups is not None and (outcome.groups == group).all()
         assert all(
-            set(mine) <= set(candidates)
-            for mine, candidates in zip(permutations.tolist(), proposal.permutations.tolist(), strict=True)
+            set(selected) <= set(candidates)
+            for selected, candidates in zip(outcome.permutations.tolist(), proposal.permutations.tolist(), strict=True)
         )

@@ -15,22 +15,22 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from unshuffle.assembly import build_trainer
-from unshuffle.data.prepare import prepare
-from unshuffle.data.share import Share
-from unshuffle.models.ordering import OrderingNetwork
 
 from conftest import small_config
+from unshuffle.assembly import build_trainer
 from unshuffle.config import Config
 from unshuffle.console import ResilientConsole
 from unshuffle.data.batches import BatchStream
+from unshuffle.data.prepare import prepare
+from unshuffle.data.share import Share
 from unshuffle.errors import UserError
-from unshuffle.models.batch_norm import synchronise
-from unshuffle.policy import trials
+from unshuffle.models.norm import synchronise
+from unshuffle.models.ordering import OrderingNetwork
+from unshuffle.policy import rollouts
 from unshuffle.policy.sampler import Observation
 from unshuffle.policy.state import Validation
 from unshuffle.pretraining import run_pretraining
-from unshuffle.runs.run import Run
+from unshuffle.run import Run
 from unshuffle.stopping import Stopped
 from unshuffle.training import distributed
 from unshuffle.training.display import Display
@@ -40,7 +40,8 @@ from unshuffle.training.trainer import Trainer
 
 SGD = {"optimiser": "sgd", "lr": 0.02}  # AdamW would make steps of the rounding errors in gradients that are zero
 
-BY_TRIAL = {"grouped": "pairs", "candidates": 3, "reward": "trials", "trial": 3}  # at iterations 3 and 6, three each
+ROLLOUTS = {"sampler": "rollouts", "grouping": "pairs", "candidates": 3, "rollout_iterations": 3}
+"""Three rollouts each at iterations 3 and 6."""
 
 
 def config(out: Path, sync_bn: bool = True, dropout: float = 0.0, **changes: Any) -> Config:
@@ -95,7 +96,7 @@ def in_double() -> Iterator[None]:
 
 @contextmanager
 def recorded_steps() -> Iterator[list[dict[str, Tensor]]]:
-    """What every step of all processes together was given, and what it chose."""
+    """What every step of all processes together was given, and what it was trained on."""
     steps: list[dict[str, Tensor]] = []
     call = Step.__call__
 
@@ -104,7 +105,12 @@ def recorded_steps() -> Iterator[list[dict[str, Tensor]]]:
         steps.append(
             {f"{task} crops": all_rows(some) for task, some in crops.items()}
             | {f"{task} permutations": all_rows(some.permutations) for task, some in proposals.items()}
-            | {f"{task} chosen": all_rows(torch.stack(one.chosen, 2)) for task, one in outcomes.items() if one.chosen}
+            | {f"{task} trained on": all_rows(outcome.permutations) for task, outcome in outcomes.items()}
+            | {
+                f"{task} groups": all_rows(outcome.groups)
+                for task, outcome in outcomes.items()
+                if outcome.groups is not None
+            }
         )
         return outcomes
 
@@ -114,7 +120,7 @@ def recorded_steps() -> Iterator[list[dict[str, Tensor]]]:
 
 @contextmanager
 def one_network_validated() -> Iterator[None]:
-    """All processes must have the same running statistics, also at the end of a trial."""
+    """All processes must have the same running statistics, also at the end of a rollout."""
     validate = Trainer.validate
 
     def checked(self: Trainer, task: str) -> Validation:
@@ -133,12 +139,12 @@ class Kept(NoLog):
         self.entries: list[dict[str, Any]] = []
 
     def write(self, kind: str, iteration: int, **values: Any) -> None:
-        if kind == "trials":
+        if kind == "rollouts":
             self.entries.append({"iteration": iteration, **values})
 
     def write_validation(self, iteration: int, task: str, validation: Validation, observation: Observation) -> None:
-        draws = torch.from_numpy(observation.arrays["draws"])
-        self.entries.append({"iteration": iteration, "task": task, "draws": draws, "episode": observation.episode})
+        sampled = torch.from_numpy(observation.arrays["sampled"])
+        self.entries.append({"iteration": iteration, "task": task, "sampled": sampled, "episode": observation.episode})
 
 
 def trained(config: Config, frozen: bool = False) -> dict[str, Any]:
@@ -158,6 +164,7 @@ def trained(config: Config, frozen: bool = False) -> dict[str, Any]:
     return {
         "network": state["network"],
         "samplers": state["samplers"],
+        "sampled": state["sampled"],
         "steps": steps,
         "validations": validations,
         "log": log.entries,
@@ -203,9 +210,9 @@ def unreadable(config: Config, bad: int) -> list[str]:
         return ends(config)
 
 
-def believed(config: Config) -> dict[str, Any]:
-    """A training whose trials are believed: on a handful of samples most tell nothing, and nothing would follow."""
-    with mock.patch.object(trials, "belief", return_value=1.0):
+def reliable(config: Config) -> dict[str, Any]:
+    """A training with fully reliable rollouts: the few samples would leave no advantage."""
+    with mock.patch.object(rollouts, "reliability", return_value=1.0):
         return trained(config)
 
 
@@ -217,12 +224,12 @@ def everything(folder: Path) -> None:
         "frozen": trained(config(own / "frozen", sync_bn=False), frozen=True),
         "synchronised": trained(config(own / "synchronised")),
         "in turn": trained(config(own / "in-turn", tasks="S&T")),
-        "by trial": believed(config(own / "by-trial", policy=BY_TRIAL)),
-        "as it comes": trained(config(own / "as-it-comes", sync_bn=False, dropout=0.2, policy=BY_TRIAL)),
+        "rollouts": reliable(config(own / "rollouts", policy=ROLLOUTS)),
+        "as it comes": trained(config(own / "as-it-comes", sync_bn=False, dropout=0.2, policy=ROLLOUTS)),
         "stopped": stopped(config(own / "stopped")),
-        "refused": ends(config(own / "refused", policy={"groups": 1})),
+        "refused": ends(config(own / "refused", policy={"num_groups": 1})),
         "unreadable": unreadable(config(own / "unreadable"), 2),
-        "unreadable in a trial": unreadable(config(own / "unreadable-in-a-trial", policy=BY_TRIAL), 5),
+        "unreadable in a rollout": unreadable(config(own / "unreadable-in-a-rollout", policy=ROLLOUTS), 5),
     }
     if count == 1:
         run_pretraining(config(own / "whole"))

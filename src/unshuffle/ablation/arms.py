@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from unshuffle.config import Config
+from unshuffle.data.dataset import address_exists
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import DATA_OPTIONS, Evaluation, find_evaluation
 from unshuffle.options import merge, read_yaml
@@ -89,7 +90,7 @@ def check_data(name: str, evaluation: Evaluation) -> None:
     if not given:
         raise UserError(f"evaluation {name} has no data: give {' or '.join(known)}")
     for path in given:
-        if not Path(path).expanduser().exists():
+        if not address_exists(path):
             raise UserError(f"evaluation {name}: {path} does not exist")
 
 

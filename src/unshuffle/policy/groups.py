@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -77,28 +77,6 @@ class Episode:
         return None if self.baseline is None else self.baseline - self.error
 
 
-class Grouping(Protocol):
-    """A way to form groups and to sample from them."""
-
-    def form(self, validation: PermutationValidation) -> Groups:
-        """Return the groups for the network as it is now."""
-
-    def propose(
-        self,
-        groups: Groups | None,
-        behaviour: Tensor,
-        samples: int,
-        per_sample: int,
-        generator: torch.Generator,
-        *,
-        in_episode: bool,
-    ) -> Proposal:
-        """Return a batch sampled with (|C|,) probabilities of the groups; uniform while there are no groups."""
-
-    def action_counts(self, groups: Groups, sampled: SampleCounts) -> Tensor:
-        """Return how often each group was sampled, (|C|,)."""
-
-
 class PermutationGrouping:
     """The paper's groups: permutations that are equally hard over all samples of X_val."""
 
@@ -110,17 +88,9 @@ class PermutationGrouping:
         """Return the clusters of the rows of s."""
         return group_permutations(validation.state, self.config.num_groups, self.seed)
 
-    def propose(
-        self,
-        groups: Groups | None,
-        behaviour: Tensor,
-        samples: int,
-        per_sample: int,
-        generator: torch.Generator,
-        *,
-        in_episode: bool,
-    ) -> Proposal:
+    def propose(self, sampler: "GroupSampler", samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
         """Choose a group for each sample, or inside an episode with `action: batch` one for the whole batch."""
+        groups, behaviour = sampler.groups, sampler.behaviour
         if groups is None:
             return propose_uniformly(self.num_permutations, samples, per_sample, generator)
         probabilities, members, permutation_probabilities = self._on_device.get(
@@ -128,7 +98,7 @@ class PermutationGrouping:
             generator.device,
             lambda: (behaviour, groups.members, groups.permutation_probabilities(behaviour)),
         )
-        if in_episode and self.config.action == "batch":
+        if sampler.in_episode and self.config.action == "batch":
             group = torch.multinomial(probabilities, 1, generator=generator)
             in_group = (members == group).float()
             permutation_probabilities = in_group / in_group.sum()
@@ -153,25 +123,17 @@ class PermutationGrouping:
 class PairGrouping:
     """Groups of (sample, permutation) pairs: for each sample, the permutations that are equally hard for it."""
 
-    def __init__(self, config: PolicyConfig, num_permutations: int) -> None:
-        self.config, self.num_permutations = config, num_permutations
+    def __init__(self, config: PolicyConfig, num_permutations: int, seed: int) -> None:
+        self.config, self.num_permutations, self.seed = config, num_permutations, seed
         self._on_device = DeviceCache()
 
     def form(self, validation: PermutationValidation) -> Groups:
         """Return groups of equal size."""
         return group_pairs(validation.state, self.config.num_groups)
 
-    def propose(
-        self,
-        groups: Groups | None,
-        behaviour: Tensor,
-        samples: int,
-        per_sample: int,
-        generator: torch.Generator,
-        *,
-        in_episode: bool,
-    ) -> Proposal:
+    def propose(self, sampler: "GroupSampler", samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
         """Return uniform candidates for each sample, to be selected from once the network has classified them."""
+        groups, behaviour = sampler.groups, sampler.behaviour
         candidates = propose_uniformly(
             self.num_permutations, samples, per_sample * self.config.candidates, generator
         ).permutations
@@ -213,11 +175,8 @@ class GroupSampler(ABC):
 
     def __init__(self, config: PolicyConfig, num_permutations: int, seed: int, milestones: Sequence[int] = ()) -> None:
         self.config = config
-        self.grouping: Grouping = (
-            PairGrouping(config, num_permutations)
-            if config.grouping == "pairs"
-            else PermutationGrouping(config, num_permutations, seed)
-        )
+        kind = PairGrouping if config.grouping == "pairs" else PermutationGrouping
+        self.grouping: PairGrouping | PermutationGrouping = kind(config, num_permutations, seed)
         self.history = ErrorHistory(milestones)
         self.started = False
         self.in_episode = False
@@ -232,9 +191,7 @@ class GroupSampler(ABC):
 
     def propose(self, samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
         """Return a batch from the groups; uniform samples before the start."""
-        return self.grouping.propose(
-            self.groups, self.behaviour, samples, per_sample, generator, in_episode=self.in_episode
-        )
+        return self.grouping.propose(self, samples, per_sample, generator)
 
     def observe(
         self, validation: PermutationValidation, sampled: SampleCounts, iteration: int, *, ends: bool, begins: bool
