@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from unshuffle.models.ordering import OrderingNetwork, backbone_features
 
 from unshuffle.config import GroupConfig, HeadConfig, demo
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import build_head
-from unshuffle.models.ordering import OrderingNetwork, backbone_features
 from unshuffle.policy.groups import gumbel
 from unshuffle.policy.sampler import Proposal, Selection
 from unshuffle.training.optim import Optimisers

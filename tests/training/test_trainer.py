@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from unshuffle.assembly import build_trainer
+from unshuffle.data.prepare import prepare
+from unshuffle.run import Run
 
 import unshuffle
-from unshuffle.assembly import build_trainer
 from unshuffle.config import Config
-from unshuffle.data.prepare import prepare
 from unshuffle.errors import UserError
 from unshuffle.permutations import permutation_set, save_permutations
 from unshuffle.policy import rollouts
 from unshuffle.policy.rollouts import Rollouts
 from unshuffle.policy.state import Validation
 from unshuffle.pretraining import run_pretraining
-from unshuffle.run import Run
 from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
 from unshuffle.training.display import Display
 from unshuffle.training.log import NoLog, RunLog

@@ -15,22 +15,22 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from unshuffle.assembly import build_trainer
+from unshuffle.data.prepare import prepare
+from unshuffle.data.share import Share
+from unshuffle.models.norm import synchronise
+from unshuffle.models.ordering import OrderingNetwork
+from unshuffle.run import Run
 
 from conftest import small_config
-from unshuffle.assembly import build_trainer
 from unshuffle.config import Config
 from unshuffle.console import ResilientConsole
 from unshuffle.data.batches import BatchStream
-from unshuffle.data.prepare import prepare
-from unshuffle.data.share import Share
 from unshuffle.errors import UserError
-from unshuffle.models.norm import synchronise
-from unshuffle.models.ordering import OrderingNetwork
 from unshuffle.policy import rollouts
 from unshuffle.policy.sampler import Observation
 from unshuffle.policy.state import Validation
 from unshuffle.pretraining import run_pretraining
-from unshuffle.run import Run
 from unshuffle.stopping import Stopped
 from unshuffle.training import distributed
 from unshuffle.training.display import Display
