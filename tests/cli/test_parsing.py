@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
-import tyro
 from annotated_types import Ge
-from tyro.conf import Positional, Suppress
 
-from unshuffle.cli.parsing import parse, parse_config_command
+from unshuffle.cli.parsing import HIDDEN, POSITIONAL, REQUIRED, parse, parse_config_command
 from unshuffle.cli.pretrain import PretrainCommand
 from unshuffle.config import PRESETS
 from unshuffle.errors import UserError
@@ -32,7 +30,7 @@ class Section:
 class Command:
     """Does things."""
 
-    data: Annotated[Path, Positional]
+    data: Annotated[Path, POSITIONAL]
     """What to do them with."""
     count: Annotated[int, Ge(1)] = 3
     """How many."""
@@ -50,7 +48,7 @@ class Command:
     """A name."""
     fast: bool = False
     """Whether to hurry."""
-    hidden: Annotated[int, Suppress] = 5
+    hidden: Annotated[int, HIDDEN] = 5
     section: Section = field(default_factory=Section)
 
 
@@ -148,7 +146,7 @@ def test_required_arguments_without_their_names() -> None:
 
 def test_defaults_that_depend_on_the_values() -> None:
     def defaults(values: dict[str, Any]) -> Command:
-        return Command(tyro.MISSING, count=9 if values.get("kind") == "other" else 8)
+        return Command(REQUIRED, count=9 if values.get("kind") == "other" else 8)
 
     assert parse(Command, "things", ["x", "--kind", "other"], defaults) == Command(Path("x"), count=9, kind="other")
     assert parse(Command, "things", ["x"], defaults).count == 8

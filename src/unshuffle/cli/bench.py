@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from annotated_types import Ge
-from tyro.conf import Suppress
 
-from unshuffle.cli.parsing import ConfigCommand, parse_config_command, write_json
+from unshuffle.cli.parsing import HIDDEN, ConfigCommand, parse_config_command, write_json
 from unshuffle.options import to_dict
 
 
@@ -16,7 +15,7 @@ from unshuffle.options import to_dict
 class BenchCommand(ConfigCommand):
     """Measure the training throughput of this machine, and the time of each part of a step."""
 
-    out: Annotated[Path | None, Suppress] = None
+    out: Annotated[Path | None, HIDDEN] = None
     iterations: Annotated[int, Ge(1)] = 50
     """Training steps to measure; more give steadier figures."""
     json: Path | None = None

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from annotated_types import Ge
-from tyro.conf import Suppress
 
-from unshuffle.cli.parsing import ConfigCommand, parse_config_command, write_json
+from unshuffle.cli.parsing import HIDDEN, ConfigCommand, parse_config_command, write_json
 from unshuffle.options import to_dict
 
 
@@ -16,7 +15,7 @@ from unshuffle.options import to_dict
 class DoctorCommand(ConfigCommand):
     """Check that the data can be read and that each task can overfit 16 samples."""
 
-    out: Annotated[Path | None, Suppress] = None
+    out: Annotated[Path | None, HIDDEN] = None
     samples: Annotated[int, Ge(2)] = 16
     """Number of samples to overfit, 2 or more; fewer are easier."""
     choices: Annotated[int, Ge(2)] = 10

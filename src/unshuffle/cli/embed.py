@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge
-from tyro.conf import Positional
 
 from unshuffle.cli.pack import print_skipped
-from unshuffle.cli.parsing import parse, write_json
+from unshuffle.cli.parsing import POSITIONAL, parse, write_json
 from unshuffle.options import to_dict
 from unshuffle.wording import counted
 
@@ -18,7 +17,7 @@ from unshuffle.wording import counted
 class EmbedCommand:
     """Write the features of all images or videos of a folder; started again after an interruption, it resumes."""
 
-    data: Annotated[str, Positional]
+    data: Annotated[str, POSITIONAL]
     """A folder, flat or nested, a packed store, or tar shards."""
     out: Path
     """File to write: .npy (with the names beside it), .parquet or .csv."""

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import tyro
 from rich.console import Console
 
-from unshuffle.cli.parsing import HELP, overview, parse, write_json
+from unshuffle.cli.parsing import HELP, REQUIRED, overview, parse, write_json
 from unshuffle.console import say
 from unshuffle.evaluation.protocol import EVALUATIONS, Evaluation, find_evaluation, rounded
 from unshuffle.files import check_folder
@@ -28,7 +27,7 @@ def main(args: Sequence[str]) -> int:
     kind = find_evaluation(name)
 
     def defaults(values: dict[str, Any]) -> Evaluation:
-        return replace(kind.quick() if values.get("preset") == "quick" else kind(), weights=tyro.MISSING)
+        return replace(kind.quick() if values.get("preset") == "quick" else kind(), weights=REQUIRED)
 
     command = parse(kind, f"evaluate {name}", options, defaults)
     if command.out is not None:

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional
-
-from unshuffle.cli.parsing import parse, write_json
+from unshuffle.cli.parsing import POSITIONAL, parse, write_json
 from unshuffle.options import to_dict
 
 
@@ -15,7 +13,7 @@ from unshuffle.options import to_dict
 class ExportCommand:
     """Write the weights of a backbone in the format of another library."""
 
-    weights: Annotated[str, Positional]
+    weights: Annotated[str, POSITIONAL]
     """A run folder, a weights file, alexnet, torchvision:NAME, timm:NAME or random:NAME."""
     format: Literal["safetensors", "torchvision", "onnx"] = "safetensors"
     """safetensors: with metadata; torchvision: a state dict (.pth); onnx: checked against torch in onnxruntime."""

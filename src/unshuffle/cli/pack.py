@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Interval
-from tyro.conf import Positional
 
-from unshuffle.cli.parsing import parse
+from unshuffle.cli.parsing import POSITIONAL, parse
 from unshuffle.wording import counted
 
 
@@ -16,11 +15,11 @@ from unshuffle.wording import counted
 class PackCommand:
     """Decode a folder of images or videos once into a packed store that is fast to read."""
 
-    kind: Annotated[Literal["images", "videos"], Positional]
+    kind: Annotated[Literal["images", "videos"], POSITIONAL]
     """What the folder holds."""
-    src: Annotated[Path, Positional]
+    src: Annotated[Path, POSITIONAL]
     """Folder to read, flat or nested."""
-    out: Annotated[Path, Positional]
+    out: Annotated[Path, POSITIONAL]
     """Folder of the store; the same command continues an interrupted one."""
     short_side: Annotated[int, Ge(1)] | None = None
     """Short side in pixels to which images and frames are resized; by default 256 for images and 128 for videos."""

@@ -1,19 +1,19 @@
 """From the words of a command line to the dataclass of a command.
 
-tyro prints the help. The words are read here, because tyro reports errors as boxes of text: an error is one sentence,
-worded as for config files, with the option that may be meant.
+The dataclasses of `config.py` and of the commands are the options: types, ranges and help texts stand on their fields.
+An error is one sentence, worded as for config files, with the option that may be meant.
 """
 
+import argparse
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
-import tyro
-from tyro.conf import Positional, Suppress
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+from docstring_parser import parse_from_object
 
 from unshuffle.config import Config, preset_config, read_config
 from unshuffle.errors import UserError
@@ -24,6 +24,11 @@ from unshuffle.wording import did_you_mean
 T = TypeVar("T")
 HELP = ("-h", "--help")
 HELP_ALL = ("--help_all", "--help-all")
+POSITIONAL, HIDDEN = "positional", "hidden"
+"""Annotations of fields that are given without their name, or that are no option of the command."""
+REQUIRED: Any = object()
+"""Stands in a default for what must be given."""
+_METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 
 
 def overview(usage: str, summary: str, entries: Mapping[str, str | None]) -> str:
@@ -60,7 +65,7 @@ def parse(
     """Return the command that the words describe, or print the help and exit.
 
     `defaults` returns the command as it is without further words, given the values of the words that can decide about
-    defaults, such as a preset; `tyro.MISSING` in it marks what must be given. By default the class itself has the
+    defaults, such as a preset; `REQUIRED` in it marks what must be given. By default the class itself has the
     defaults. `positional`: fields without a default are given without their name.
     """
     arguments = {argument.name: argument for argument in _arguments(command, positional)}
@@ -121,6 +126,8 @@ class _Argument:
     hint: Any
     has_default: bool
     positional: bool
+    owner: type
+    """Dataclass of the field."""
 
     @property
     def shown(self) -> str:
@@ -137,7 +144,27 @@ class _Argument:
 
     def is_required(self, default: Any) -> bool:
         """Return whether it must be given, with the default of its whole command if there is one."""
-        return not self.has_default if default is None else getattr(default, self.name, None) is tyro.MISSING
+        return not self.has_default if default is None else getattr(default, self.name, None) is REQUIRED
+
+    @property
+    def metavar(self) -> str:
+        hint, _ = plain_type(get_args(plain_type(self.hint)[0])[0] if self.is_list else self.hint)
+        choices = ",".join(map(str, get_args(hint)))
+        name = self.shown if self.positional else f"{{{choices}}}" if choices else _METAVARS[hint]
+        return f"{name} ..." if self.is_list else name
+
+    def add_help(self, group: Any, default: Any) -> None:
+        """Add the argument's lines to a group of the help."""
+        section, dot, field = self.name.rpartition(".")
+        value = default if default is not None else self.owner
+        for part in self.name.split(".") if default is not None else [field]:
+            value = getattr(value, part, None)
+        shown = " ".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)
+        remark = " (required)" if self.is_required(default) else f" (default: {shown})" if shown else ""
+        names = [self.shown, f"--{section}{dot}no_{field}"] if self.is_flag else [self.shown]
+        options: dict[str, Any] = {"action": "store_true"} if self.is_flag else {"metavar": self.metavar}
+        text = f"{_field_help(self.owner, field)}{remark}".replace("%", "%%")
+        group.add_argument(*names, help=text, **options)
 
     def value(self, words: list[str]) -> Any:
         """Return the words as a value of the field's type."""
@@ -173,12 +200,11 @@ def _arguments(options: type, positional: bool, where: str = "") -> Iterator[_Ar
         section, _ = plain_type(hint)
         if dataclasses.is_dataclass(section):
             yield from _arguments(section, False, f"{where}{name}.")  # type: ignore[arg-type]
-        elif Suppress not in marks:
+        elif HIDDEN not in marks:
             factory, default = fields[name].default_factory, fields[name].default
             has_default = factory is not dataclasses.MISSING or default is not dataclasses.MISSING
-            yield _Argument(
-                f"{where}{name}", hint, has_default, Positional in marks or (positional and not has_default)
-            )
+            is_positional = POSITIONAL in marks or (positional and not has_default)
+            yield _Argument(f"{where}{name}", hint, has_default, is_positional, options)
 
 
 def _read(arguments: dict[str, _Argument], args: Sequence[str]) -> dict[str, Any]:
@@ -258,62 +284,35 @@ def _print_help(
     command: type[T], name: str, arguments: Sequence[_Argument], default: T | None, *, everything: bool
 ) -> NoReturn:
     """Print the help of a command and exit; that of a config's sections only if everything is asked for."""
-    sections = {} if everything else _sections(command)
-    changed = {section: Annotated[hint, Suppress] for section, hint in sections.items()}
-    changed |= {argument.name: _help_type(argument, default) for argument in arguments if "." not in argument.name}
-    fields = []
-    for field in dataclasses.fields(command):  # type: ignore[arg-type]
-        if field.name in changed:
-            same = dataclasses.field(default=field.default, default_factory=field.default_factory)
-            fields.append((field.name, changed[field.name], same))
-    shown: Any = dataclasses.make_dataclass(
-        command.__name__, fields, bases=(command,), namespace={"__doc__": command.__doc__}, frozen=True, kw_only=True
+    words = ["unshuffle", name, "[OPTIONS]", *(argument.metavar for argument in arguments if argument.positional)]
+    parser = argparse.ArgumentParser(usage=" ".join(words), description=_summary(command), add_help=False)
+    groups = {"": parser.add_argument_group("options")}
+    for argument in arguments:
+        section = argument.name.rpartition(".")[0]
+        if section and not everything:
+            continue
+        if section not in groups:
+            groups[section] = parser.add_argument_group(f"{section} options", _summary(argument.owner))
+        argument.add_help(groups[section], default)
+    parser.print_help()
+    sections = {name: hint for name, hint in field_types(command).items() if dataclasses.is_dataclass(hint)}
+    if sections and not everything:
+        print(f"\nMore options, all of them listed by {HELP_ALL[0]}:\n")
+        print("\n".join(f"  --{section + '.*':16}{_summary(hint)}" for section, hint in sections.items()))
+    sys.exit(0)
+
+
+def _summary(options: Any) -> str:
+    return (options.__doc__ or "").partition("\n")[0].replace("%", "%%")
+
+
+def _field_help(owner: type, name: str) -> str:
+    """Return the docstring below a field, also of a base class."""
+    classes = [kind for kind in owner.__mro__ if dataclasses.is_dataclass(kind)]
+    texts = (
+        param.description for kind in classes for param in parse_from_object(kind).params if param.arg_name == name
     )
-    extra = {} if default is None else {"default": shown(**vars(default))}
-    try:
-        tyro.cli(shown, prog=f"unshuffle {name}", args=["--help"], use_underscores=True, registry=_HELP, **extra)
-    finally:
-        if sections:
-            lines = [f"  --{section + '.*':16}{hint.__doc__}" for section, hint in sections.items()]
-            print("\n".join(["", f"More options, all of them listed by {HELP_ALL[0]}:", "", *lines]))
-    raise AssertionError("--help exits")
-
-
-def _sections(command: type) -> dict[str, Any]:
-    return {name: hint for name, hint in field_types(command).items() if dataclasses.is_dataclass(hint)}
-
-
-def _help_type(argument: _Argument, command: Any) -> Any:
-    """Return the type hint with which tyro names a positional argument after its field and shows no empty default."""
-    hint, _ = plain_type(argument.hint)
-    name = "|".join(map(str, get_args(hint))) if get_origin(hint) is Literal else argument.shown
-    metavar = f"{name} ..." if argument.is_list else name
-    behaviour = "(required)" if argument.is_required(command) else _default_text
-    if argument.positional:
-        return Annotated[argument.hint, Positional, tyro.conf.arg(metavar=metavar, help_behavior_hint=behaviour)]
-    return Annotated[argument.hint, tyro.conf.arg(help_behavior_hint=behaviour)]
-
-
-def _default_text(default: str) -> str:
-    return f"(default: {default})" if default not in ("", "none") else ""
-
-
-_HELP = ConstructorRegistry()
-"""Lets tyro's help show `PATH` where it would show `{None}|PATH`."""
-
-
-@_HELP.primitive_rule
-def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    hint, optional = plain_type(info.type)
-    if not optional:
-        return None
-    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(hint, set(info.markers)))
-    assert isinstance(spec, PrimitiveConstructorSpec), f"no help for {hint}"
-    return replace(
-        spec,
-        is_instance=lambda value: True,
-        str_from_instance=lambda value: ["none" if value is None else str(value)],
-    )
+    return " ".join((next(texts, None) or "").split())
 
 
 def _check_json(file: Path, out: Path | None) -> None:

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional
-
-from unshuffle.cli.parsing import parse
+from unshuffle.cli.parsing import POSITIONAL, parse
 from unshuffle.wording import counted
 
 
@@ -15,7 +13,7 @@ from unshuffle.wording import counted
 class ReportCommand:
     """Write the HTML report of a run, finished or not, or of several runs side by side."""
 
-    runs: Annotated[tuple[Path, ...], Positional]
+    runs: Annotated[tuple[Path, ...], POSITIONAL]
     """Run folders, or the folder of an ablation."""
     out: Path | None = None
     """HTML file to write; by default report.html in the run folder, or in the working directory for several runs."""
