@@ -9,6 +9,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin
@@ -163,7 +164,7 @@ class _Argument:
         remark = " (required)" if self.is_required(default) else f" (default: {shown})" if shown else ""
         names = [self.shown, f"--{section}{dot}no_{field}"] if self.is_flag else [self.shown]
         options: dict[str, Any] = {"action": "store_true"} if self.is_flag else {"metavar": self.metavar}
-        text = f"{_field_help(self.owner, field)}{remark}".replace("%", "%%")
+        text = f"{_field_help(self.owner).get(field, '')}{remark}".replace("%", "%%")
         group.add_argument(*names, help=text, **options)
 
     def value(self, words: list[str]) -> Any:
@@ -306,13 +307,16 @@ def _summary(options: Any) -> str:
     return (options.__doc__ or "").partition("\n")[0].replace("%", "%%")
 
 
-def _field_help(owner: type, name: str) -> str:
-    """Return the docstring below a field, also of a base class."""
-    classes = [kind for kind in owner.__mro__ if dataclasses.is_dataclass(kind)]
-    texts = (
-        param.description for kind in classes for param in parse_from_object(kind).params if param.arg_name == name
-    )
-    return " ".join((next(texts, None) or "").split())
+@cache
+def _field_help(owner: type) -> dict[str, str]:
+    """Return the docstring below each field, also of the base classes."""
+    parameters = [
+        parameter
+        for kind in reversed(owner.__mro__)
+        if dataclasses.is_dataclass(kind)
+        for parameter in parse_from_object(kind).params
+    ]
+    return {parameter.arg_name: " ".join((parameter.description or "").split()) for parameter in parameters}
 
 
 def _check_json(file: Path, out: Path | None) -> None:
