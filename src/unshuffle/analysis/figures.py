@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from unshuffle.tasks import TASKS
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -59,6 +57,8 @@ STYLE: Any = {
 
 def task_colour(task: str) -> str:
     """Return the colour of a task in figures."""
+    from unshuffle.tasks import TASKS  # imports torch, which `unshuffle analyze --help` does without
+
     return COLOURS[list(TASKS).index(task) % len(COLOURS)]
 
 
