@@ -226,3 +226,32 @@ def clips(tmp_path: Path) -> Path:
         make_clip(folder / f"{frames:02}.mp4", frames)
     (folder / "broken.mp4").write_text("not a clip")
     return folder
+
+
+def counter_frame(number: int, width: int = 64, height: int = 48) -> np.ndarray:
+    """A frame whose gray level encodes its number."""
+    return np.full((height, width, 3), 20 + 9 * number, np.uint8)
+
+
+def make_video(
+    path: Path, frames: int = 20, codec: str = "mpeg4", size: tuple[int, int] = (64, 48), **options: str
+) -> Path:
+    """Write a video of such frames."""
+    av = pytest.importorskip("av")  # OpenCV alone suffices to read clips
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w", options=options) as container:
+        stream = container.add_stream(codec, rate=25)
+        stream.width, stream.height = size
+        stream.pix_fmt = {"gif": "rgb8", "mjpeg": "yuvj420p"}.get(codec, "yuv420p")
+        for number in range(frames):
+            frame = av.VideoFrame.from_ndarray(counter_frame(number, *size), format="rgb24")
+            frame.pts, frame.time_base = number, Fraction(1, 25)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+@pytest.fixture
+def write_video() -> Callable[..., Path]:
+    """A function that writes a video whose frames are numbered by their gray level."""
+    return make_video

@@ -16,8 +16,9 @@ from unshuffle.options import merge
 SMALL = {
     "data": {"val_size": 1, "image_short_side": 48, "frame_short_side": 24, "workers": 1},
     "optim": {"batch_size": 4},
-    "permutations": {"spatial": 5, "temporal": 5, "per_sample": 1},
-    "shuffle": {"frames": 4, "crop_size": 24},
+    "spatial": {"permutations": 5, "crop_size": 24},
+    "temporal": {"permutations": 5, "crop_size": 24, "frames": 4},
+    "permutations": {"per_sample": 1},
     "policy": {"num_groups": 2, "interval": 100, "batches": 10},
 }
 WORLD = {"images": 8, "clips": 8, "clip_frames": 4}
@@ -36,13 +37,13 @@ def test_the_figures_fit_together(tmp_path: Path) -> None:
     assert figures["samples_per_second"] == pytest.approx(8 / seconds)
     assert figures["crops_per_second"] == pytest.approx(4 * (9 + 4) / seconds)
     assert figures["tflops"] == pytest.approx(figures["tflop_per_iteration"] / seconds)
-    traffic = figures["backbone_tbytes_per_second"]
-    assert figures["share_of_copy"] == pytest.approx(traffic / figures["copy_tbytes_per_second"])
-    assert figures["share_of_matmul"] == pytest.approx(figures["tflops"] / figures["matmul_tflops"])
-    assert list(figures["parts_ms"]) == ["data", "shuffle", "forward", "backward", "optimiser"]
+    traffic = figures["map_tbytes_per_second"]
+    assert figures["copy_fraction"] == pytest.approx(traffic / figures["copy_tbytes_per_second"])
+    assert figures["matmul_fraction"] == pytest.approx(figures["tflops"] / figures["matmul_tflops"])
+    assert list(figures["parts_ms"]) == ["data", "crops", "forward", "backward", "optimiser"]
     assert all(part >= 0 for part in figures["parts_ms"].values())
     twice = 2 * sum(figures["validation_ms"].values()) / 1e3
-    assert figures["validation_share"] == pytest.approx(twice / (100 * seconds))
+    assert figures["validation_fraction"] == pytest.approx(twice / (100 * seconds))
     assert figures["peak_memory_gb"] is None or torch.cuda.is_available()
 
 

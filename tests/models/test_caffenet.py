@@ -61,10 +61,10 @@ def test_the_evaluation_form_keeps_the_weights() -> None:
 
 def test_heads_of_the_paper_preset() -> None:
     config = paper()
-    features = backbone_features(build_backbone("caffenet"), config.shuffle.crop_size)
+    features = backbone_features(build_backbone("caffenet"), config.spatial.crop_size)
     assert features == 2304
-    spatial = build_head(features, config.shuffle.tiles, config.permutations.spatial, config.model.spatial)
-    temporal = build_head(features, config.shuffle.frames, config.permutations.temporal, config.model.temporal)
+    spatial = build_head(features, config.spatial.parts, config.spatial.permutations, config.spatial.head)
+    temporal = build_head(features, config.temporal.parts, config.temporal.permutations, config.temporal.head)
     assert isinstance(spatial, ConcatHead) and isinstance(temporal, LstmHead)
     assert count(spatial.fc6) == 2304 * 1024 + 1024
     assert count(spatial.fc7) == 9 * 1024 * 4096 + 4096

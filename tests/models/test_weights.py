@@ -22,7 +22,7 @@ def saved(path: Path, name: str = "tiny") -> Backbone:
     side = 75 if name in ("alexnet", "caffenet", "caffenet-lrn") else 32
     with torch.no_grad():
         backbone.train()(torch.randn(2, 3, side, side) + 1)
-    save_backbone(backbone, name, path, crop_size=24, permutations=PERMUTATIONS)
+    save_backbone(backbone, name, path, crop_sizes={"spatial": 24, "rotation": 48}, permutations=PERMUTATIONS)
     return backbone
 
 
@@ -44,7 +44,8 @@ def test_metadata_of_a_saved_backbone(tmp_path: Path) -> None:
     with safe_open(tmp_path / "weights.safetensors", framework="pt") as stored:
         metadata = stored.metadata()
     assert metadata["architecture"] == "tiny"
-    assert metadata["input_size"] == "96" and metadata["training_crop_size"] == "24"
+    assert metadata["input_size"] == "96"
+    assert (metadata["spatial_crop_size"], metadata["rotation_crop_size"]) == ("24", "48")
     assert "per image and channel" in metadata["normalisation"]
     assert json.loads(metadata["spatial_permutations"]) == PERMUTATIONS["spatial"].tolist()
     assert json.loads(metadata["temporal_permutations"]) == PERMUTATIONS["temporal"].tolist()
@@ -67,7 +68,7 @@ def test_equal_weights_give_equal_bytes(tmp_path: Path) -> None:
 
 def test_saving_leaves_the_backbone_unchanged(tmp_path: Path) -> None:
     backbone = build_backbone("tiny").train()
-    save_backbone(backbone, "tiny", tmp_path / "w.safetensors", crop_size=24, permutations={})
+    save_backbone(backbone, "tiny", tmp_path / "w.safetensors", crop_sizes={}, permutations={})
     assert backbone.training and all(weight.requires_grad for weight in backbone.parameters())
 
 
@@ -75,7 +76,7 @@ def test_saving_leaves_the_backbone_unchanged(tmp_path: Path) -> None:
 def test_weights_that_are_not_finite_raise(value: float, tmp_path: Path) -> None:
     backbone = build_backbone("tiny")
     backbone.state_dict()["conv3.1.running_var"][5] = value
-    save_backbone(backbone, "tiny", tmp_path / "w.safetensors", crop_size=24, permutations={})
+    save_backbone(backbone, "tiny", tmp_path / "w.safetensors", crop_sizes={}, permutations={})
     with pytest.raises(UserError, match=r"values that are not finite, first in conv3\.1\.running_var"):
         load_backbone(tmp_path / "w.safetensors")
 

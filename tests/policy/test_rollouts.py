@@ -17,7 +17,7 @@ from unshuffle.policy.groups import Groups
 from unshuffle.policy.inverse import Inverse
 from unshuffle.policy.rollouts import Rollouts, advantages, one_group_preferred, reliability, run_rollouts
 from unshuffle.policy.sampler import SampleCounts, Sampler, build_sampler
-from unshuffle.policy.state import Validation
+from unshuffle.policy.state import PermutationValidation
 
 sizes_of_groups = st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(any)
 
@@ -148,10 +148,10 @@ def config(grouping: str = "pairs", **options: Any) -> PolicyConfig:
     return replace(PolicyConfig(sampler="rollouts", num_groups=4), grouping=grouping, **options)  # type: ignore[arg-type]
 
 
-def validation(levels: tuple[float, ...] = (0.6, 0.9, 1.2, 1.8)) -> Validation:
+def validation(levels: tuple[float, ...] = (0.6, 0.9, 1.2, 1.8)) -> PermutationValidation:
     noise = 0.01 * torch.randn(COUNT, 6, generator=torch.Generator().manual_seed(1)) if len(set(levels)) == 4 else 0.0
     state = torch.tensor(levels)[MEMBERS, None].expand(COUNT, 6) + noise
-    return Validation(state, torch.full((COUNT,), 0.5, dtype=torch.float64))
+    return PermutationValidation(state, torch.full((COUNT,), 0.5, dtype=torch.float64))
 
 
 def observe(sampler: Sampler, levels: tuple[float, ...] = (0.6, 0.9, 1.2, 1.8), iteration: int = 0) -> None:
@@ -289,7 +289,7 @@ class FakeTrainer:
         self.iteration += count
         self.trained += count
 
-    def validate(self, task: str) -> Validation:
+    def validate(self, task: str) -> PermutationValidation:
         sampler = self.samplers[task]
         learner = sampler.sampler if isinstance(sampler, Inverse) else sampler
         assert isinstance(learner, Rollouts) and learner.groups is not None
@@ -297,7 +297,7 @@ class FakeTrainer:
         wrong = round(self.errors[task][preferred] * COUNT)
         state = torch.full((COUNT, 5), 2.0)
         state[:wrong] = 0.5
-        return Validation(state, torch.zeros(COUNT))
+        return PermutationValidation(state, torch.zeros(COUNT))
 
 
 def samplers_of(**options: dict[str, Any]) -> dict[str, Sampler]:

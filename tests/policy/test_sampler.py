@@ -19,7 +19,7 @@ from unshuffle.policy.ranked import Ranked
 from unshuffle.policy.reinforce import Reinforce
 from unshuffle.policy.rollouts import Rollouts
 from unshuffle.policy.sampler import Observation, Preference, Proposal, SampleCounts, Sampler, build_sampler
-from unshuffle.policy.state import Validation
+from unshuffle.policy.state import PermutationValidation
 from unshuffle.policy.uniform import Uniform
 
 Reload = Callable[[dict[str, Any]], dict[str, Any]]
@@ -40,11 +40,11 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def seen(error: float = 0.5, levels: tuple[float, ...] = (0.6, 0.9, 1.2, 1.8)) -> Validation:
+def seen(error: float = 0.5, levels: tuple[float, ...] = (0.6, 0.9, 1.2, 1.8)) -> PermutationValidation:
     """A validation with four kinds of permutations."""
     noise = 0.01 * torch.randn(COUNT, 6, generator=generator(1)) if len(set(levels)) == 4 else 0.0
     state = torch.tensor(levels)[MEMBERS, None].expand(COUNT, 6) + noise
-    return Validation(state, torch.full((COUNT,), error, dtype=torch.float64))
+    return PermutationValidation(state, torch.full((COUNT,), error, dtype=torch.float64))
 
 
 def config(name: str = "reinforce", **options: Any) -> PolicyConfig:
@@ -86,7 +86,7 @@ class Loop:
             self.counts.add(selected.permutations, selected.groups)
         return proposal
 
-    def observe(self, validation: Validation, iteration: int, *, ends: bool, begins: bool) -> Observation:
+    def observe(self, validation: PermutationValidation, iteration: int, *, ends: bool, begins: bool) -> Observation:
         self.counts.reduce(alone)
         observation = self.sampler.observe(validation, self.counts, iteration, ends=ends, begins=begins)
         self.counts.reset()
@@ -441,7 +441,7 @@ def spy(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> list[Episode]:
     inner = loop.inner
     real = inner.end_episode
 
-    def end_episode(validation: Validation, sampled: SampleCounts, iteration: int) -> Episode | None:
+    def end_episode(validation: PermutationValidation, sampled: SampleCounts, iteration: int) -> Episode | None:
         episode = real(validation, sampled, iteration)
         if episode is not None and episode.reward is not None:
             learned.append(episode)
@@ -605,7 +605,7 @@ def test_no_concern_for_a_group_that_holds_nearly_everything() -> None:
     loop = loop_of("reinforce")
     state = torch.full((COUNT, 3), 1.5)
     state[0], state[1] = 0.6, 0.9
-    observation = loop.observe(Validation(state, torch.full((COUNT,), 0.5)), 0, ends=False, begins=False)
+    observation = loop.observe(PermutationValidation(state, torch.full((COUNT,), 0.5)), 0, ends=False, begins=False)
     assert max(observation.arrays["probabilities"]) > 0.9 and observation.concerns == []
 
 

@@ -3,9 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from unshuffle.config import Config, ModelConfig
+from unshuffle.data.squares import WHOLE
 from unshuffle.models import build_backbone
 from unshuffle.tasks import TASKS, build_tasks
 from unshuffle.tasks.base import Inputs, Network, SampleErrors, Task
@@ -13,9 +13,9 @@ from unshuffle.tasks.base import Inputs, Network, SampleErrors, Task
 NAMES = ("spatial", "temporal", "rotation")
 
 
-def network(config: Config, names=NAMES) -> Network:
+def network(config: Config) -> Network:
     torch.manual_seed(0)
-    return Network(build_backbone(config.model.backbone), build_tasks(config, names))
+    return Network(build_backbone(config.model.backbone), build_tasks(config, NAMES))
 
 
 def inputs(net: Network, batch: int = 2) -> dict[str, Inputs]:
@@ -26,13 +26,7 @@ def task_inputs(task: Task, batch: int) -> Inputs:
     generator = torch.Generator().manual_seed(len(task.name))
     side = task.settings.crop_size
     crops = torch.randn(batch, task.parts, 3, side, side, generator=generator)
-    return Inputs(crops, task.targets(batch, generator, slice_of_all()))
-
-
-def slice_of_all():
-    from unshuffle.data.squares import WHOLE
-
-    return WHOLE
+    return Inputs(crops, task.targets(batch, generator, WHOLE))
 
 
 def test_every_task_has_a_section_and_a_name() -> None:
@@ -85,6 +79,33 @@ def test_evaluation_mode_is_left_as_it_was(config: Config) -> None:
     assert net.training and torch.is_grad_enabled()
 
 
+def assert_equal_validations(first: object, second: object) -> None:
+    for (name, value), other in zip(vars(first).items(), vars(second).values(), strict=True):
+        assert torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other, name
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_validation_leaves_the_network_as_it_was(config: Config, name: str, training: bool) -> None:
+    net = network(config).train(training)
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    net.tasks[name].validate(net, [inputs(net)[name].crops])
+    assert all(module.training == training for module in net.modules())
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    assert all(weight.grad is None and weight.requires_grad for weight in net.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_mode_does_not_change_a_validation(config: Config, name: str) -> None:
+    """Neither batch statistics nor dropout may take part."""
+    dropout = replace(config.spatial.head, dropout=0.5)
+    tasks = {task: replace(config.section(task), head=dropout) for task in ("spatial", "temporal")}
+    net = network(replace(config, **tasks))  # type: ignore[arg-type]
+    crops = inputs(net, 12)[name].crops
+    training, not_training = (net.tasks[name].validate(net.train(mode), [crops]) for mode in (True, False))
+    assert_equal_validations(training, not_training)
+
+
 def test_inputs_by_name_and_back() -> None:
     crops, labels = torch.rand(2, 3), torch.arange(2)
     tensors = Inputs(crops, {"permutations": labels}).tensors()
@@ -102,10 +123,6 @@ def test_sample_errors() -> None:
 def test_a_task_may_have_its_own_batch_size(config: Config) -> None:
     own = replace(config, rotation=replace(config.rotation, batch_size=6))
     assert [task.batch_size for task in build_tasks(own, NAMES).values()] == [4, 4, 6]
-
-
-def pictures(task: Task, pixels: Tensor) -> Tensor:
-    return task.pictures(pixels, 12)
 
 
 def test_pictures_are_the_centre_crops_in_true_colours(config: Config) -> None:

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from torch.nn import functional as F
 
 from unshuffle.config import Config, HeadConfig, ModelConfig
 from unshuffle.data.crops import permute
-from unshuffle.data.squares import WHOLE, RankSlice
+from unshuffle.data.squares import WHOLE, RankSlice, Squares
+from unshuffle.data.synthetic import synthetic_clips, synthetic_images
 from unshuffle.errors import UserError
 from unshuffle.models import build_backbone
 from unshuffle.permutations import permutation_set, save_permutations
@@ -36,7 +38,7 @@ def network(config: Config, *names: str) -> Network:
     backbone = build_backbone(config.model.backbone)
     with torch.no_grad():
         backbone.train()(torch.randn(4, 3, config.spatial.crop_size, config.spatial.crop_size))
-    return Network(backbone, build_tasks(config, names or ("spatial", "temporal"))).eval()  # type: ignore[arg-type]
+    return Network(backbone, build_tasks(config, names or ("spatial", "temporal"))).eval()
 
 
 def ordering(net: Network, name: str) -> OrderingTask:
@@ -103,7 +105,7 @@ def test_loss_and_accuracy_against_a_loop(config: Config) -> None:
             row = logits(net, "spatial", parts[[sample]], labels[[sample], number][:, None])[0, 0]
             losses.append(-(row + prior).log_softmax(dim=0)[labels[sample, number]])
             hits.append(int(row.argmax()) == int(labels[sample, number]))
-    assert float(outcome.loss) == pytest.approx(float(torch.stack(losses).mean()), abs=1e-5)
+    assert outcome.loss.item() == pytest.approx(torch.stack(losses).mean().item(), abs=1e-5)
     assert float(outcome.accuracy) == pytest.approx(np.mean(hits))
     assert torch.equal(outcome.sampled["permutations"], labels)
 
@@ -146,7 +148,7 @@ def test_the_backbone_runs_once_for_all_candidates(config: Config) -> None:
 # permutation sets and samplers
 
 
-def test_the_permutation_set_is_chosen_given_or_read(config: Config, tmp_path) -> None:
+def test_the_permutation_set_is_chosen_given_or_read(config: Config, tmp_path: Path) -> None:
     chosen = SpatialTask(config).permutations
     np.testing.assert_array_equal(chosen, permutation_set(4, 6, seed=0))
     given = permutation_set(4, 8, seed=5)
@@ -157,7 +159,7 @@ def test_the_permutation_set_is_chosen_given_or_read(config: Config, tmp_path) -
     assert SpatialTask(read).chance == pytest.approx(7 / 8)
 
 
-def test_a_permutation_file_must_fit(config: Config, tmp_path) -> None:
+def test_a_permutation_file_must_fit(config: Config, tmp_path: Path) -> None:
     save_permutations(tmp_path / "psi.npy", permutation_set(5, 8))
     config = replace(config, spatial=replace(config.spatial, permutation_file=tmp_path / "psi.npy"))
     with pytest.raises(UserError, match=r"psi.npy is for 5 parts, but the spatial task has 4"):
@@ -201,9 +203,6 @@ def test_the_state_is_restored(config: Config) -> None:
 @pytest.mark.parametrize("kind", ["concat", "lstm"])
 @pytest.mark.parametrize("name", ["spatial", "temporal"])
 def test_sixteen_samples_are_memorised(config: Config, kind: str, name: str) -> None:
-    from unshuffle.data.squares import Squares
-    from unshuffle.data.synthetic import synthetic_clips, synthetic_images
-
     head = HeadConfig(kind, fc6=64, hidden=128)  # type: ignore[arg-type]
     config = replace(
         config,
@@ -211,7 +210,7 @@ def test_sixteen_samples_are_memorised(config: Config, kind: str, name: str) -> 
         temporal=replace(config.temporal, crop_size=16, frames=5, permutations=10, head=head),
     )
     torch.manual_seed(0)
-    task = build_tasks(config, [name])[name]  # type: ignore[list-item, index]
+    task = build_tasks(config, [name])[name]
     world = synthetic_images(16, 72, seed=0) if name == "spatial" else synthetic_clips(16, 24, 5, seed=0)
     parts = task.crops(Squares.of(torch.from_numpy(world.pixels)))
     net = Network(build_backbone("tiny"), {name: task}).train()

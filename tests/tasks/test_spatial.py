@@ -25,7 +25,7 @@ def test_tiles_lie_in_rows(config: Config) -> None:
 
 def test_images_that_are_too_small(config: Config) -> None:
     small = replace(config, images=None, synthetic=SyntheticConfig(images=4, image_size=8), data=DataConfig())
-    with pytest.raises(UserError, match="short side of 8 px are too small for spatial.grid 2"):
+    with pytest.raises(UserError, match=r"short side of 8 px are too small for spatial\.grid 2"):
         SpatialTask(small).samples(Media(small))
 
 
