@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from unshuffle.assembly import build_monitor
 
 from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.analysis.convergence import first_reached, speed
 from unshuffle.config import MonitorConfig
+from unshuffle.evaluation.retrieval import build_monitor
 from unshuffle.models.weights import load_backbone
 from unshuffle.runs.run import Run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from unshuffle.cli import PretrainCommand, _config_of, _parse_run
+from unshuffle.cli.pretrain import parse_pretrain
 from unshuffle.config import Config, preset_config
 from unshuffle.evaluation.features import extract
 from unshuffle.options import merge
@@ -55,14 +55,14 @@ def test_neighbours_are_by_the_features_of_the_network(snapshot: Snapshot) -> No
 
 def test_one_image_has_no_neighbour(snapshot: Snapshot) -> None:
     one = {"spatial": type(snapshot.held_out["spatial"])(snapshot.held_out["spatial"].pixels[:1], ["a"])}
-    alone = Snapshot(snapshot.config, 0, snapshot.network, snapshot.permutations, one, snapshot.device)
+    alone = replace(snapshot, held_out=one)
     assert find_neighbours(alone) is None
 
 
 def parsed(command: str) -> Config:
     program, name, *options = shlex.split(command)
     assert (program, name) == ("unshuffle", "pretrain")
-    return _config_of(_parse_run(PretrainCommand, options))
+    return parse_pretrain(options).run_config()
 
 
 def test_a_preset_repeats_itself() -> None:
@@ -74,8 +74,9 @@ def test_the_command_gives_the_config_back(tiny_config: Callable[..., Config]) -
     config = merge(
         config,
         {
-            "shuffle": {"shared_crop": False, "frame_jitter": True, "grey": 1e-7},
-            "model": {"spatial": {"centre": False}},
+            "temporal": {"shared_crop": True, "colour_jitter": True},
+            "augmentation": {"grayscale": 1e-7},
+            "spatial": {"head": {"centre": False}},
             "optim": {"milestones": [3, 5]},
             "monitor": {"gallery": "a b", "queries": "-"},
             "log": {"pictures": False},

@@ -172,7 +172,7 @@ def _check_arms(config: Config, jobs: Sequence[Job], *, on_this_machine: bool) -
 
 def _same_data(config: Config, other: Config) -> bool:
     return all(
-        getattr(config, name) == getattr(other, name) for name in ("images", "videos", "tasks", "data", "shuffle")
+        getattr(config, name) == getattr(other, name) for name in ("images", "videos", "tasks", "data", "spatial", "temporal", "rotation")
     )
 
 

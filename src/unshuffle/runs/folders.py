@@ -40,7 +40,7 @@ def _components(path: str | Path) -> tuple[str, ...]:
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
     """Return a distinct name for each run: its folder's, with the sampler's where the folder does not mention it."""
-    names, samplers = short_names([run.folder for run in runs]), [run.config.policy.sampler for run in runs]
+    names, samplers = short_names([run.folder for run in runs]), [run.config.policy.name for run in runs]
     return [name if sampler in name else f"{name} ({sampler})" for name, sampler in zip(names, samplers, strict=True)]
 
 
