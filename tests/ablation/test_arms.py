@@ -39,7 +39,11 @@ def test_an_arm_joins_any_tasks(name: str, tasks: str, stages: tuple[tuple[str, 
 def test_own_arms_come_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("inverse: {policy: {inverse: true}}\nas it is:\n")
     found = find_arms(["T", str(tmp_path / "mine.yaml")])
-    assert found == {"T": {"tasks": "T", "policy": {"sampler": "uniform"}}, "inverse": {"policy": {"inverse": True}}, "as it is": {}}
+    assert found == {
+        "T": {"tasks": "T", "policy": {"sampler": "uniform"}},
+        "inverse": {"policy": {"inverse": True}},
+        "as it is": {},
+    }
 
 
 @pytest.mark.parametrize(

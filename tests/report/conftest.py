@@ -39,6 +39,7 @@ def tiny_config(**changes: object) -> Config:
         synthetic=replace(config.synthetic, **world),
         spatial=replace(config.spatial, permutations=5),
         temporal=replace(config.temporal, permutations=5),
+        rotation=replace(config.rotation, crop_size=24),
         permutations=replace(config.permutations, per_sample=2),
         optim=replace(config.optim, iterations=6, batch_size=4, warmup=0, milestones=()),
         policy=replace(config.policy, num_groups=2, interval=2, batches=2, start_below=2.0),
@@ -82,6 +83,18 @@ def pair_run(tmp_path_factory: pytest.TempPathFactory, reliable: Any) -> Run:
     )
     with reliable():
         return run_pretraining(replace(config, policy=policy))
+
+
+@pytest.fixture(scope="session")
+def all_tasks_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished run on all three tasks."""
+    return run_pretraining(tiny_config(out=tmp_path_factory.mktemp("report") / "all", tasks="S+T+R"))
+
+
+@pytest.fixture(scope="session")
+def rotation_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished run without an ordering task."""
+    return run_pretraining(tiny_config(out=tmp_path_factory.mktemp("report") / "rotation", tasks="R"))
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,7 @@ def test_several_runs_have_a_chart_for_each_task(run: Run, uniform_run: Run) -> 
     by_title = {chart.title: chart for chart in charts(find_runs([run.folder, uniform_run.folder]))}
     assert [len(by_title[f"Validation error, {task}"].series) for task in ("spatial", "temporal")] == [2, 1]
     names = [series.name for series in by_title["Retrieval"].series]
-    assert names == ["finished (policy)", "uniform"]
+    assert names == ["finished (reinforce)", "uniform"]
     assert len({series.colour for series in by_title["Retrieval"].series}) == 2
 
 
@@ -85,4 +85,4 @@ def test_a_task_that_orders_nothing_has_curves(run: Run, tmp_path: Path) -> None
         file.write('{"iteration": 6, "kind": "validation", "task": "rotation", "error": 0.5, "chance": 0.75}\n')
     (errors, *_) = charts(find_runs([copied]))
     assert [series.name for series in errors.series] == ["spatial", "temporal", "rotation"]
-    assert errors.levels == {"chance, spatial": 0.8, "chance, temporal": 0.8, "chance, rotation": 0.75}
+    assert errors.levels == {"chance, spatial and temporal": 0.8, "chance, rotation": 0.75}

@@ -155,7 +155,7 @@ def test_a_report_that_fails_does_not_fail_the_run(
     run = run_pretraining(tiny_config(out=tmp_path / "run", tasks="S"))
     printed = capsys.readouterr().out
     assert "no report was written (no paper); try again with: unshuffle report" in printed
-    assert run.weights.exists() and not run.report.exists() and "Open these" in printed
+    assert run.weights.exists() and not run.report.exists() and "Results:" in printed
 
 
 def test_only_reports_are_overwritten(tmp_path: Path) -> None:

@@ -53,7 +53,9 @@ def _task_arm(name: str) -> Values:
     if not name.endswith(POLICY):
         return {"tasks": tasks, "policy": {"sampler": "uniform"}}
     if not ordering:
-        raise UserError(f"arm '{name}' has no ordering task, so there is nothing for the policy to sample: drop {POLICY}")
+        raise UserError(
+            f"arm '{name}' has no ordering task, so there is nothing for the policy to sample: drop {POLICY}"
+        )
     return {"tasks": tasks}
 
 
