@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from unshuffle import cli
-from unshuffle.analysis.activations import OUTLINE, conv5, outlined, selectivities, telling_units
+from unshuffle.analysis.activations import OUTLINE, conv5, outlined, selectivities, selective_units
 from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.data.media import read_image
 from unshuffle.evaluation.features import find_backbone
@@ -56,7 +56,7 @@ def test_selectivity_by_hand() -> None:
 def test_units_are_judged_where_they_are_least_selective() -> None:
     one = torch.tensor([[9.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     flat = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 3.0], [1.0, 4.0, 0.0]])
-    assert sorted(telling_units([one, flat], 2, 1)) == [1, 2], "unit 0 does nothing in the second"
+    assert sorted(selective_units([one, flat], 2, 1)) == [1, 2], "unit 0 does nothing in the second"
 
 
 def test_units_with_the_same_images_wait() -> None:
@@ -66,9 +66,9 @@ def test_units_with_the_same_images_wait() -> None:
         torch.tensor([5.0, 4.5]),
         torch.tensor([2.0, 1.0]),
     )
-    order = telling_units([maxima], 3, 2)
+    order = selective_units([maxima], 3, 2)
     assert order.index(2) == 1 and sorted(order) == [0, 1, 2]
-    assert len(telling_units([maxima], 2, 2)) == 2
+    assert len(selective_units([maxima], 2, 2)) == 2
 
 
 def test_outline_goes_around_the_excited_part() -> None:

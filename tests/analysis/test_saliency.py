@@ -9,10 +9,10 @@ from torch import nn
 
 from unshuffle import cli
 from unshuffle.analysis.analysis import AnalysisResult
-from unshuffle.analysis.saliency import half_area, saliency, shades
+from unshuffle.analysis.saliency import half_area, saliency, grey_levels
 from unshuffle.evaluation.features import find_backbone
 from unshuffle.evaluation.finetuning import TrainedClassifier
-from unshuffle.evaluation.voc import CLASSES as VOC_CLASSES
+from unshuffle.evaluation.voc.devkit import CLASSES as VOC_CLASSES
 
 Analyse = Callable[..., AnalysisResult]
 CLASSES = ("cat", "dog", "gnu")
@@ -59,10 +59,10 @@ def test_half_area_by_hand() -> None:
 
 
 def test_shades_are_black_to_white() -> None:
-    grey = shades(np.linspace(0, 2, 400, dtype=np.float32).reshape(20, 20))
+    grey = grey_levels(np.linspace(0, 2, 400, dtype=np.float32).reshape(20, 20))
     assert grey.dtype == np.uint8 and grey.shape == (20, 20, 3)
     assert grey[0, 0, 0] == 0 and grey[-1, -1].tolist() == [255] * 3
-    assert (shades(np.zeros((4, 4), np.float32)) == 0).all()
+    assert (grey_levels(np.zeros((4, 4), np.float32)) == 0).all()
 
 
 def test_two_networks_side_by_side(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,12 @@ def test_a_run_has_all_four_pictures(run: Run) -> None:
         assert path.stat().st_size < 1_000_000
 
 
+def test_a_task_that_orders_nothing_has_no_puzzles(all_tasks_run: Run, rotation_run: Run) -> None:
+    names = [sorted(path.name for path in each.pictures.iterdir()) for each in (all_tasks_run, rotation_run)]
+    assert names[0] == ["clips.png", "curves.png", "neighbours.png", "puzzles.png"]
+    assert names[1] == ["curves.png", "neighbours.png"]
+
+
 def test_a_run_with_few_metrics_has_fewer_pictures(tmp_path: Path, tiny_config: Callable[..., Config]) -> None:
     config = tiny_config(tasks="S")
     config = replace(config, data=replace(config.data, val_size=1), spatial=replace(config.spatial, grid=2))

@@ -115,12 +115,18 @@ def test_sources_and_splits_are_described(run: Run, tmp_path: Path) -> None:
     assert view["splits"]["temporal"]["training"] == 24
 
 
-def test_a_task_that_orders_nothing_has_errors_but_no_policy(run: Run, tmp_path: Path) -> None:
-    copied = Run(shutil.copytree(run.folder, tmp_path / "copied"))
-    with copied.metrics_file.open("a") as file:
-        file.write('{"iteration": 6, "kind": "validation", "task": "rotation", "error": 0.5, "chance": 0.75}\n')
-    view = describe_run(*find_runs([copied.folder]), "c0")
-    add_pictures(view, copied, None)
+def test_a_task_that_orders_nothing_has_errors_but_no_policy(all_tasks_run: Run) -> None:
+    view = describe_run(*find_runs([all_tasks_run.folder]), "c0")
+    add_pictures(view, all_tasks_run, Snapshot.newest(all_tasks_run))
     assert [row.task for row in view["errors"]] == ["spatial", "temporal", "rotation"]
     assert view["tasks"]["spatial"]["orders"] and not view["tasks"]["rotation"]["orders"]
-    assert list(view["policies"]) == list(view["data"]["tasks"]) == ["spatial", "temporal"]
+    assert list(view["policies"]) == list(view["data"]["tasks"]) == list(view["puzzles"]) == ["spatial", "temporal"]
+    assert list(view["splits"]) == ["spatial", "temporal", "rotation"]
+
+
+def test_a_run_without_an_ordering_task_shows_its_held_out_images(rotation_run: Run) -> None:
+    view, snapshot = describe_run(*find_runs([rotation_run.folder]), "c0"), Snapshot.newest(rotation_run)
+    add_pictures(view, rotation_run, snapshot)
+    assert snapshot is not None and view["policies"] == view["puzzles"] == view["data"]["tasks"] == {}
+    assert view["data"]["neighbours"]["names"] == list(snapshot.held_out["rotation"].names)
+    assert view["splits"]["rotation"] == {"training": 24, "validation": 6, "requested": 6, "source": "images"}

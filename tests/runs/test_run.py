@@ -13,7 +13,7 @@ def write_lines(folder: Path, *lines: str) -> Run:
 
 
 def test_a_folder_without_config_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not a run folder: it has no config.yaml"):
+    with pytest.raises(UserError, match=r"is not a run folder: it has no config\.yaml"):
         Run.open(tmp_path)
 
 

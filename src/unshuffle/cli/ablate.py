@@ -20,8 +20,9 @@ class AblateCommand(ConfigCommand):
     out: Path | None = None
     """Folder of the ablation; by default runs/ablation."""
     arms: tuple[str, ...] = ()
-    """Tasks joined as in --tasks, with +P at the end for the policy instead of uniform sampling, such as S+T+R or S+T+P;
-    by default S, S+P, T, T+P, S&T, S+T and S+T+P. A .yaml file adds arms: NAME: {policy: {sampler: exp3}}."""
+    """Tasks joined as in --tasks, such as S+T+R or S&T: with uniform sampling, or with the sampler of the preset where
+    +P follows, as in S+T+P. By default the paper's: S, S+P, T, T+P, S&T, S+T and S+T+P. A .yaml file adds arms that
+    change any option: NAME: {policy: {sampler: exp3}}."""
     seeds: tuple[int, ...] = (1,)
     """One number: how many seeds, counted from --seed. Several numbers: the seeds themselves."""
     evaluations: tuple[str, ...] = ()

@@ -55,7 +55,8 @@ def choose_tasks(run: Run, task: str | None) -> list[str]:
     tasks = ordering_tasks(run)
     if not tasks:
         raise UserError(
-            f"{run.folder} has no ordering task (its tasks: {', '.join(tasks_of(run))}), so there are no permutations to analyse"
+            f"{run.folder} has no ordering task (its tasks: {', '.join(tasks_of(run))}), so there are no permutations "
+            "to analyse"
         )
     if task is None:
         return tasks
