@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from unshuffle import cli
-from unshuffle.analysis.activations import OUTLINE, conv5, outlined, selectivities, selective_units
+from unshuffle.analysis.activations import OUTLINE, conv5, outlined, selective_units, selectivities
 from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.data.media import read_image
 from unshuffle.evaluation.features import find_backbone
@@ -116,7 +116,7 @@ def test_units_are_chosen_and_videos_are_seen(folders: list[Path], analyse: Anal
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"units": (96,)}, "units go from 0 to 95"),
+        ({"units": (96,)}, "units must be from 0 to 95"),
         ({"top": 0}, "top and count must be 1 or more"),
         ({"data": ()}, "give one or more"),
         ({"data": (Path("nowhere"),)}, "nowhere does not exist"),

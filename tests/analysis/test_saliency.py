@@ -9,7 +9,7 @@ from torch import nn
 
 from unshuffle import cli
 from unshuffle.analysis.analysis import AnalysisResult
-from unshuffle.analysis.saliency import half_area, saliency, grey_levels
+from unshuffle.analysis.saliency import grey_levels, half_area, saliency
 from unshuffle.evaluation.features import find_backbone
 from unshuffle.evaluation.finetuning import TrainedClassifier
 from unshuffle.evaluation.voc.devkit import CLASSES as VOC_CLASSES
@@ -100,13 +100,13 @@ def test_an_image_of_voc_is_of_its_largest_object(tmp_path: Path, analyse: Analy
     path = classifier(0, VOC_CLASSES).save(tmp_path / "out")
     analysis = analyse("saliency", images=tmp_path, year=2007, classifiers=(path,), device="cpu")
     assert [row["label"] for row in analysis.rows] == ["cat"]
-    with pytest.raises(ValueError, match="do not tell the classes of VOC apart"):
+    with pytest.raises(ValueError, match="were not trained on the classes of VOC"):
         analyse("saliency", images=tmp_path, year=2007, classifiers=(classifier(0).save(tmp_path / "o"),), device="cpu")
 
 
 def test_what_cannot_be_compared(images: Path, tmp_path: Path, analyse: Analyse) -> None:
     one, other = classifier(0).save(tmp_path / "one"), classifier(0, ("cat", "dog", "emu")).save(tmp_path / "other")
-    with pytest.raises(ValueError, match="other tells other classes apart than one"):
+    with pytest.raises(ValueError, match="other was trained on other classes than one: they cannot be compared"):
         analyse("saliency", images=images, classifiers=(one.parent, other.parent), device="cpu")
     with pytest.raises(ValueError, match="give one classifier or more"):
         analyse("saliency", images=images, classifiers=(), device="cpu")
