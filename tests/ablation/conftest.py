@@ -9,9 +9,11 @@ TINY: dict[str, Any] = {
     "device": "cpu",
     "data": {"val_size": 4, "workers": 1},
     "synthetic": {"images": 16, "clips": 12, "gallery": 12, "queries": 6},
-    "permutations": {"spatial": 4, "temporal": 4, "per_sample": 1},
+    "spatial": {"permutations": 4},
+    "temporal": {"permutations": 4},
+    "permutations": {"per_sample": 1},
     "optim": {"iterations": 2, "batch_size": 2},
-    "policy": {"groups": 2},
+    "policy": {"num_groups": 2},
     "log": {"pictures": False, "checkpoint_every": 1},
 }
 

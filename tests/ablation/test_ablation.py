@@ -15,12 +15,13 @@ from safetensors.torch import load_file
 from unshuffle import cli, pretrain
 from unshuffle.ablation import job as job_module
 from unshuffle.ablation.ablation import HEADLINES, PAPER_ARMS, ablate, make_plan
+from unshuffle.ablation.arms import find_arms
 from unshuffle.config import preset_config
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import EVALUATIONS, Result
-from unshuffle.evaluation.retrieval import Retrieval
 from unshuffle.files import locked
 from unshuffle.options import merge
+from unshuffle.runs.run import Run
 
 
 def stamps(folder: Path) -> dict[str, int]:
@@ -62,6 +63,26 @@ def test_the_papers_arms_by_the_command_line(
     assert stamps(out) == before
 
 
+def test_arms_with_rotation_by_the_command_line(
+    tmp_path: Path, tiny_line: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, file = tmp_path / "out", tmp_path / "figures.json"
+    line = ["ablate", *tiny_line, "--arms", "S+T+R", "S+T+P", "--out", str(out), "--json", str(file), "--jobs", "1"]
+    assert cli.run(line) == 0
+    capsys.readouterr()
+    metrics = json.loads(file.read_text())["metrics"]
+    assert list(metrics) == ["S+T+R", "S+T+P"]
+    assert 0 <= metrics["S+T+R"]["error.rotation"]["mean"] <= 1 and "error.rotation" not in metrics["S+T+P"]
+    runs = [Run(out / arm / "seed-0") for arm in metrics]
+    assert [(run.config.tasks, run.config.policy.sampler) for run in runs] == [
+        ("S+T+R", "uniform"),
+        ("S+T", "reinforce"),
+    ]
+    words = [line.split() for line in (out / "table.txt").read_text(encoding="utf-8").splitlines()]
+    column = words[0].index("error.rotation")
+    assert words[1][0] == "S+T+R" and words[1][column] != "-" and words[2][column] == "-"
+
+
 def test_killed_halfway_and_started_again_it_repeats_nothing_that_was_finished(
     tmp_path: Path, tiny_line: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,13 +122,6 @@ def test_jobs_in_other_processes_stop_when_their_parent_is_killed(tmp_path: Path
             assert not (out / arm / "seed-0" / "backbone.safetensors").exists()
 
 
-def test_a_job_that_was_killed_before_it_had_a_config_starts_afresh(tmp_path: Path, tiny: dict[str, Any]) -> None:
-    out = tmp_path / "out"
-    (out / "S" / "seed-0" / "permutations").mkdir(parents=True)
-    (out / "ablation.yaml").write_text("{}")
-    assert not ablate(out, arms=["S"], **tiny).failures
-
-
 def test_one_failing_arm_does_not_lose_the_others(
     tmp_path: Path, tiny_line: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,7 +131,7 @@ def test_one_failing_arm_does_not_lose_the_others(
     assert cli.run(line) == 1
     printed = capsys.readouterr()
     assert "broken, seed 0  failed after" in printed.out and "fine, seed 0    done in" in printed.out
-    assert printed.err.startswith("unshuffle: broken, seed 0 failed: the network's numbers overflowed")
+    assert printed.err.startswith("unshuffle: broken, seed 0 failed: the network's weights or outputs overflowed")
     assert len(printed.err.splitlines()) == 1
     rows = {row["arm"]: row for row in csv.DictReader((tmp_path / "out" / "table.csv").open())}
     assert rows["broken"]["seeds"] == "0/1" and rows["broken"]["error.spatial mean"] == ""
@@ -154,33 +168,10 @@ def test_evaluations_are_made_once_and_again_only_with_other_options(
     }
 
 
-def test_an_evaluation_that_fails_is_made_at_the_next_start(
-    tmp_path: Path, tiny: dict[str, Any], labelled: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = {"train": str(labelled), "test": str(labelled)}
-    evaluations = {"first": {"evaluation": "retrieval", **data}, "second": {"evaluation": "retrieval", **data}}
-    calls, run = [], Retrieval.run
-
-    def once(self: Retrieval, console: Any) -> Any:
-        calls.append(self.out)
-        if len(calls) == 1:
-            raise RuntimeError("a cable\nwas pulled")
-        return run(self, console)
-
-    monkeypatch.setattr(Retrieval, "run", once)
-    ablation = ablate(tmp_path / "out", arms=["S"], evaluations=evaluations, **tiny)
-    assert ablation.failures == {"S, seed 0": "evaluation first: RuntimeError: a cable was pulled"}
-    assert "second.top1" in ablation.figures["S"][0] and "first.top1" not in ablation.figures["S"][0]
-    assert "Traceback" in (tmp_path / "out" / "logs" / "S-seed-0.log").read_text()
-    monkeypatch.setattr(job_module, "_train", None)  # would fail if it were called
-    ablation = ablate(tmp_path / "out", arms=["S"], evaluations=evaluations, **tiny)
-    assert not ablation.failures and "first.top1" in ablation.figures["S"][0]
-    assert len(calls) == 3
-
-
 def test_arms_share_initial_weights(tmp_path: Path, tiny: dict[str, Any]) -> None:
     warm = pretrain(out=tmp_path / "warm", **tiny)
-    samplers = {name: {"policy": {"sampler": name}} for name in ("uniform", "policy", "inverse", "exp3")}
+    samplers = {name: {"policy": {"sampler": name}} for name in ("uniform", "reinforce", "exp3")}
+    samplers["inverse"] = {"policy": {"sampler": "reinforce", "inverse": True}}
     ablation = ablate(tmp_path / "out", arms=samplers, init=warm.folder, tasks="S", **tiny)
     assert not ablation.failures
     initial = {next(job.run.metrics("monitor"))["rankme"] for job in ablation.plan.jobs}
@@ -190,7 +181,7 @@ def test_arms_share_initial_weights(tmp_path: Path, tiny: dict[str, Any]) -> Non
 
 def test_the_papers_figures_stand_beside_its_evaluations(tmp_path: Path, tiny: dict[str, Any]) -> None:
     out = tmp_path / "out"
-    arms = {"S": PAPER_ARMS["S"], "mine": {"tasks": "S"}}
+    arms = {"S": find_arms(["S"])["S"], "mine": {"tasks": "S"}}
     ablate(out, arms=arms, **tiny)
     evaluations = {"voc-classification": {"preset": "quick", "voc": str(tmp_path)}}
     plan = make_plan(out, merge(preset_config("demo"), tiny), arms, 1, evaluations)

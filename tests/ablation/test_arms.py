@@ -3,31 +3,57 @@ from pathlib import Path
 import pytest
 
 from unshuffle.ablation.arms import PAPER_ARMS, build_evaluation, check_data, find_arms, find_evaluations
+from unshuffle.config import demo
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import published
 from unshuffle.evaluation.retrieval import Retrieval
+from unshuffle.options import merge
 
 
 def test_the_arms_are_those_of_the_papers_table() -> None:
     assert list(PAPER_ARMS) == list(published("5"))
-    assert find_arms([]) == PAPER_ARMS
+    assert list(find_arms([])) == list(PAPER_ARMS)
     assert find_arms(["S&T", "S"]) == {
         "S&T": {"tasks": "S&T", "policy": {"sampler": "uniform"}},
         "S": {"tasks": "S", "policy": {"sampler": "uniform"}},
     }
-    assert PAPER_ARMS["S+T+P"] == {"tasks": "S+T"}, "with the sampler of the preset"
+    assert find_arms([])["S+T+P"] == {"tasks": "S+T"}, "with the sampler of the preset"
+
+
+@pytest.mark.parametrize(
+    ("name", "tasks", "stages"),
+    [
+        ("S+T+R", "S+T+R", (("spatial", "temporal", "rotation"),)),
+        ("S+T+R+P", "S+T+R", (("spatial", "temporal", "rotation"),)),
+        ("S+R&T+P", "S+R&T", (("spatial", "rotation"), ("temporal",))),
+        ("R", "R", (("rotation",),)),
+    ],
+)
+def test_an_arm_joins_any_tasks(name: str, tasks: str, stages: tuple[tuple[str, ...], ...]) -> None:
+    values = find_arms([name])[name]
+    assert values.pop("tasks") == tasks
+    assert values == ({} if name.endswith("+P") else {"policy": {"sampler": "uniform"}})
+    assert merge(demo(), {"tasks": tasks}).stages == stages
 
 
 def test_own_arms_come_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("inverse: {policy: {inverse: true}}\nas it is:\n")
     found = find_arms(["T", str(tmp_path / "mine.yaml")])
-    assert found == {"T": PAPER_ARMS["T"], "inverse": {"policy": {"inverse": True}}, "as it is": {}}
+    assert found == {
+        "T": {"tasks": "T", "policy": {"sampler": "uniform"}},
+        "inverse": {"policy": {"inverse": True}},
+        "as it is": {},
+    }
 
 
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
-        (["X"], "there is no arm 'X': choose among S, S+P"),
+        (["X"], "there is no arm 'X': join tasks by + or &, with +P at the end for the policy, as in S, S+P, T"),
+        (["S+T+S"], "there is no arm 'S+T+S'"),
+        (["S+"], "there is no arm 'S+'"),
+        (["P"], "there is no arm 'P'"),
+        (["R+P"], "arm 'R+P' has no ordering task, so there is nothing for the policy to sample"),
         (["no.yaml"], "there is no arms file"),
         (["a.yaml"], "a must"),
     ],

@@ -45,7 +45,7 @@ def test_a_plan_is_read_back(tmp_path: Path) -> None:
         ({"logs": {}}, 1, "would share a folder"),
         ({"a": {"polcy": {}}}, 1, "arm a: unknown key polcy"),
         ({"a": {"seed": 3}}, 1, "arm a: seed cannot be changed by an arm"),
-        ({"a": {"shuffle": {"grid": 1}}}, 1, "arm a: shuffle.grid is 1"),
+        ({"a": {"spatial": {"grid": 1}}}, 1, "arm a: spatial.grid is 1"),
     ],
 )
 def test_what_cannot_work_is_refused(arms: dict[str, Any], seeds: Any, sentence: str, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from unshuffle.analysis.analysis import (
     flat_numbers,
 )
 from unshuffle.analysis.figures import panels, styled
+from unshuffle.errors import UserError
 from unshuffle.runs.run import Run
 
 
@@ -43,7 +44,7 @@ def test_the_list_of_analyses(capsys: pytest.CaptureFixture[str]) -> None:
     ("line", "sentence"),
     [
         ("csot x", "there is no analysis 'csot'"),
-        ("cost", "a run folder"),
+        ("cost", "still missing: RUN"),
         ("cost nowhere", "nowhere is not a run folder"),
         ("cost nowhere --json no/such/file.json", "there is no folder no/such"),
         ("cost nowhere --out file", "file is a file"),
@@ -99,6 +100,39 @@ def test_the_files_of_one_run_go_into_it() -> None:
     assert find_analysis("cost")(run=Path("runs/a")).folder == Path("runs/a/analysis")  # type: ignore[call-arg]
     assert find_analysis("convergence")(runs=(Path("a"), Path("b"))).folder == Path("analysis")  # type: ignore[call-arg]
     assert find_analysis("cost")(run=Path("runs/a"), out=Path("x")).folder == Path("x")  # type: ignore[call-arg]
+
+
+def test_a_run_without_an_ordering_task(
+    tiny_run: Callable[..., Run], analyse: Callable[..., AnalysisResult], tmp_path: Path
+) -> None:
+    run = tiny_run(tmp_path / "run", tasks="R")
+    for name in ("selection", "difficulty", "error-map", "baseline", "hamming", "cost", "valset", "groups"):
+        takes_several = "runs" in find_analysis(name).__dataclass_fields__
+        folder = {"runs": (run.folder,)} if takes_several else {"run": run.folder}
+        with pytest.raises(
+            UserError, match=r"has no ordering task \(its tasks: rotation\), so there are no permutations"
+        ):
+            analyse(name, **folder, out=tmp_path / "out")
+    convergence = analyse("convergence", runs=(run.folder,))
+    assert [row["run"] for row in convergence.rows] == ["run"] * 3
+    assert [row["forward_passes"] for row in convergence.rows] == [0, 6, 12], "its validations are no policy's cost"
+
+
+def test_an_ordering_task_beside_one_that_orders_nothing(
+    tiny_run: Callable[..., Run], analyse: Callable[..., AnalysisResult], tmp_path: Path
+) -> None:
+    run = tiny_run(tmp_path / "run", tasks="S+R", optim={"iterations": 8, "milestones": []})
+    for name in ("difficulty", "baseline", "hamming"):
+        assert list(analyse(name, run=run.folder).metrics) == ["spatial"]
+    cost = analyse("cost", run=run.folder).metrics
+    assert list(cost["tasks"]) == ["spatial"]
+    assert cost["cost_percent"]["shared_backbone"] == pytest.approx(100 * 5 * 6 / 4 / (2 * 8)), (
+        "of both tasks' training"
+    )
+    sizes = analyse("valset", run=run.folder, sizes=(2,), pool=6, device="cpu")
+    assert {(row["task"], row["iteration"]) for row in sizes.rows} == {("spatial", 4), ("spatial", 8)}
+    selection = analyse("selection", run=run.folder, checkpoints=(4,), iterations=2, out=tmp_path / "o", device="cpu")
+    assert {row["task"] for row in selection.rows} == {"spatial"} and "the run's own" in selection.statement
 
 
 @styled

@@ -61,5 +61,5 @@ def test_the_statement_mentions_learning_from_rollouts(
 def test_a_sampler_that_does_not_learn_is_not_said_to_learn_from_rollouts(
     copied: Run, analyse: Callable[..., AnalysisResult]
 ) -> None:
-    write_config(merge(copied.config, {"policy": {"reward": "trials", "sampler": "hard-first"}}), copied.config_file)
+    write_config(merge(copied.config, {"policy": {"sampler": "hard-first"}}), copied.config_file)
     assert "learns from" not in analyse("baseline", run=copied.folder).statement

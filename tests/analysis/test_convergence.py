@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from unshuffle.assembly import build_monitor
 
 from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.analysis.convergence import first_reached, speed
 from unshuffle.config import MonitorConfig
+from unshuffle.evaluation.retrieval import build_monitor
 from unshuffle.models.weights import load_backbone
 from unshuffle.runs.run import Run
 
@@ -38,7 +38,7 @@ def test_speed_is_measured_at_what_all_reach() -> None:
 
 def test_of_the_monitor(run: Run, uniform_run: Run, analyse: Callable[..., AnalysisResult]) -> None:
     analysis = analyse("convergence", runs=(run.folder, uniform_run.folder))
-    with_policy = [row for row in analysis.rows if row["run"] == "policy"]
+    with_policy = [row for row in analysis.rows if row["run"] == "policy (reinforce)"]
     assert [row["iteration"] for row in with_policy] == [0, 6, 12]
     assert [row["top1"] for row in with_policy] == [entry["top1"] for entry in run.metrics("monitor")]
     assert with_policy[-1]["forward_passes"] == 24 + 7 * 6 * (6 + 5) / 4
@@ -57,7 +57,7 @@ def test_rollouts_count_as_the_policys_cost(pair_run: Run, analyse: Callable[...
 def test_a_folder_may_be_called_anything(copied: Run, analyse: Callable[..., AnalysisResult], tmp_path: Path) -> None:
     folder = copied.folder.rename(tmp_path / "a $\\frac$ \udcff")
     paths = analyse("convergence", runs=(folder,)).write(tmp_path / "out")
-    assert r"a $\frac$ \udcff (policy)" in paths[2].read_text(encoding="utf-8")
+    assert r"a $\frac$ \udcff (reinforce)" in paths[2].read_text(encoding="utf-8")
 
 
 def test_of_checkpoints(run: Run, analyse: Callable[..., AnalysisResult], tmp_path: Path) -> None:

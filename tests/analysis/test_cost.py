@@ -1,8 +1,10 @@
 """The cost of a run in forward passes and seconds, against hand counts and against the trainer."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from unshuffle.analysis.cost import (
     measured_cost,
     paper_cost,
     rollout_passes,
+    task_steps,
     total_passes,
     training_passes,
     training_seconds,
@@ -23,7 +26,8 @@ from unshuffle.analysis.cost import (
 )
 from unshuffle.config import demo
 from unshuffle.data.batches import Batch
-from unshuffle.policy.state import Validation
+from unshuffle.options import merge
+from unshuffle.policy.state import PermutationValidation
 from unshuffle.runs.history import Rollouts
 from unshuffle.runs.run import Run
 from unshuffle.training.trainer import Tally, Trainer
@@ -35,11 +39,14 @@ def test_the_cost_in_the_paper() -> None:
 
 
 def test_derived_cost_of_two_tasks() -> None:
-    tasks = [Validations([0, 10], samples=4, permutations=6), Validations([0], samples=8, permutations=3)]
+    tasks = [
+        Validations([0, 10], samples=4, permutations=6, batch_size=2),
+        Validations([0], samples=8, permutations=3, batch_size=2),
+    ]
     # (2 · 4 · 6 + 8 · 3) / 2 batches of 2, beside 2 tasks · 10 iterations
-    assert derived_cost(tasks, 2, 20, 0, 10, shared_backbone=False) == pytest.approx(100 * 36 / 20)
-    assert derived_cost(tasks, 2, 20, 0, 10, shared_backbone=True) == pytest.approx(100 * 8 / 20)
-    assert derived_cost(tasks, 2, 20, 5, 10, shared_backbone=True) == pytest.approx(100 * (8 + 5) / 20), "with rollouts"
+    assert derived_cost(tasks, 20, 0, 10, shared_backbone=False) == pytest.approx(100 * 36 / 20)
+    assert derived_cost(tasks, 20, 0, 10, shared_backbone=True) == pytest.approx(100 * 8 / 20)
+    assert derived_cost(tasks, 20, 5, 10, shared_backbone=True) == pytest.approx(100 * (8 + 5) / 20), "with rollouts"
 
 
 def test_measured_cost() -> None:
@@ -78,21 +85,30 @@ def test_cost_of_a_run_with_rollouts(pair_run: Run, analyse: Callable[..., Analy
 
 
 def test_passes_of_validations() -> None:
-    validations = Validations([0, 10, 20], samples=100, permutations=50)
-    assert [validations.passes(25, iteration) for iteration in (0, 9, 10, 99)] == [200, 200, 400, 600]
-    assert validations.passes(25, 10, shared_backbone=True) == 8
+    validations = Validations([0, 10, 20], samples=100, permutations=50, batch_size=25)
+    assert [validations.passes(iteration) for iteration in (0, 9, 10, 99)] == [200, 200, 400, 600]
+    assert validations.passes(10, shared_backbone=True) == 8
 
 
 def test_training_passes_of_tasks_that_take_turns() -> None:
-    assert training_passes(demo(), 2, 10) == 20
-    assert training_passes(replace(demo(), tasks="S&T"), 2, 10) == 10
+    assert training_passes(demo(), 0, 10) == 20
+    assert training_passes(replace(demo(), tasks="S&T"), 0, 10) == 10
+
+
+def test_steps_of_stages_against_a_count_of_every_iteration() -> None:
+    config = merge(demo(), {"tasks": "S+R&T", "optim": {"iterations": 7}})
+    trained = [("spatial", "rotation") if iteration < 3 else ("temporal",) for iteration in range(9)]  # past the end
+    for begin, end in combinations(range(10), 2):
+        by_hand = Counter(task for tasks in trained[begin:end] for task in tasks)
+        assert task_steps(config, begin, end) == {task: by_hand[task] for task in ("spatial", "rotation", "temporal")}
+    assert training_passes(config, 0, 7) == 3 * 2 + 4
 
 
 def test_passes_of_rollouts() -> None:
     """Four of 40 iterations at iteration 50, three at iteration 100."""
     rollouts = [Rollouts(50, 4, 40, ("spatial", "temporal")), Rollouts(100, 3, 40, ("spatial",))]
-    assert [rollout_passes(demo(), 2, rollouts, at) for at in (49, 50, 100)] == [0, 4 * 40 * 2, (4 + 3) * 40 * 2]
-    assert rollout_passes(replace(demo(), tasks="S&T"), 2, rollouts, 100) == (4 + 3) * 40
+    assert [rollout_passes(demo(), rollouts, at) for at in (49, 50, 100)] == [0, 4 * 40 * 2, (4 + 3) * 40 * 2]
+    assert rollout_passes(replace(demo(), tasks="S&T"), rollouts, 100) == (4 + 3) * 40
 
 
 def test_total_of_runs(run: Run, uniform_run: Run) -> None:
@@ -114,15 +130,15 @@ def test_total_passes_against_the_trainer(
         passes += len(batch)
         step(self, batch, tally)
 
-    def counted_validate(self: Trainer, task: str) -> Validation:
+    def counted_validate(self: Trainer, task: str) -> PermutationValidation:
         nonlocal passes
-        validation = validate(self, task)
+        validation: PermutationValidation = validate(self, task)
         passes += validation.state.numel() / self.config.optim.batch_size
         return validation
 
     monkeypatch.setattr(Trainer, "step", counted_step)
     monkeypatch.setattr(Trainer, "validate", counted_validate)
-    policy: dict[str, Any] = {"reward": "trials", "trial": 3}
+    policy: dict[str, Any] = {"sampler": "rollouts", "rollout_iterations": 3}
     run = tiny_run(tmp_path / "run", tasks=tasks, policy=policy, optim={"iterations": 6, "milestones": []})
     assert list(run.metrics("rollouts"))
     assert total_passes(run, [6]) == pytest.approx([passes])

@@ -88,7 +88,7 @@ def test_difficulty_of_a_run_that_grouped_pairs(pair_run: Run, analyse: Callable
 
 
 def test_a_policy_without_a_finished_episode(copied: Run, analyse: Callable[..., AnalysisResult]) -> None:
-    write_config(merge(copied.config, {"policy": {"grouped": "pairs"}}), copied.config_file)
+    write_config(merge(copied.config, {"policy": {"grouping": "pairs"}}), copied.config_file)
     kept = [line for line in copied.metrics_file.read_text().splitlines() if '"episode"' not in line]
     copied.metrics_file.write_text("\n".join(kept) + "\n")
     with pytest.raises(ValueError, match="has sampled nothing in the policy's episodes yet"):

@@ -39,7 +39,7 @@ def test_columns_meet_half_way() -> None:
 
 def test_error_maps_of_two_runs(run: Run, uniform_run: Run, analyse: Callable[..., AnalysisResult]) -> None:
     analysis = analyse("error-map", runs=(run.folder, uniform_run.folder))
-    assert list(analysis.metrics) == ["policy", "uniform"] and len(analysis.rows) == 12
+    assert list(analysis.metrics) == ["policy (reinforce)", "uniform"] and len(analysis.rows) == 12
     for name, mapped in zip(analysis.metrics, (run, uniform_run), strict=True):
         logged = [entry["error"] for entry in mapped.metrics("validation") if entry["task"] == "spatial"]
         np.testing.assert_allclose([entry["mean"] for entry in analysis.metrics[name]], logged)

@@ -6,14 +6,14 @@ import pytest
 import torch
 from PIL import Image
 from rich.console import Console
-from unshuffle.analysis.result import Analysis
 
 from unshuffle import cli
+from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.analysis.neighbours import rows
 from unshuffle.data.dataset import LabelledImages
 from unshuffle.evaluation.retrieval import Neighbours, Retrieval
 
-Ask = Callable[..., Analysis]
+Analyse = Callable[..., AnalysisResult]
 
 
 @pytest.fixture
@@ -43,10 +43,10 @@ def test_rows_by_hand() -> None:
     ]
 
 
-def test_each_model_is_a_retrieval(sides: dict[str, Path], ask: Ask) -> None:
+def test_each_model_is_a_retrieval(sides: dict[str, Path], analyse: Analyse) -> None:
     options = {**sides, "device": "cpu", "workers": 1}
     models = ("random:tiny", "random:resnet18")
-    analysis = ask("neighbours", weights=models, count=1, **options)
+    analysis = analyse("neighbours", weights=models, count=1, **options)
     assert [*analysis.metrics] == [*models]
     alone = Retrieval(weights="random:tiny", **options).run(Console(quiet=True))
     assert analysis.metrics["random:tiny"] == alone.metrics

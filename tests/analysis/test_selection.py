@@ -2,19 +2,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from unshuffle.analysis.analysis import AnalysisResult
-from unshuffle.analysis.branch import BranchTrainer
 from unshuffle.analysis.selection import relative_accuracy, relative_rows
 from unshuffle.runs.run import Run
-
-QUIET = Console(quiet=True)
-
-
-def errors(run: Run, first: int, last: int) -> list[tuple[int, str, float]]:
-    entries = run.metrics("validation")
-    return [(e["iteration"], e["task"], e["error"]) for e in entries if first <= e["iteration"] <= last]
 
 
 def test_relative_accuracy() -> None:
@@ -32,33 +23,6 @@ def test_relative_accuracy() -> None:
 def test_uniform_sampling_with_an_accuracy_of_zero() -> None:
     rows = relative_rows(4, {"policy": {"spatial": 1.0}, "uniform": {"spatial": 0.0}, "inverse": {"spatial": 0.0}})
     assert relative_accuracy(rows)["policy"] == {"mean": None, "std": None, "repetitions": 0}
-
-
-def test_the_policys_branch_is_the_run_itself(run: Run, tmp_path: Path) -> None:
-    branch = BranchTrainer.open(run, "cpu").train(4, "policy", 6, tmp_path / "branch", QUIET, keep_policy=True)
-    assert errors(branch, 0, 99) == errors(run, 4, 10)
-    rewards = [
-        [e["reward"] for e in trained.metrics("episode") if 4 < e["iteration"] <= 10] for trained in (branch, run)
-    ]
-    assert rewards[0] == rewards[1] and rewards[0]
-
-
-def test_a_branch_is_not_trained_twice(run: Run, copied: Run, tmp_path: Path) -> None:
-    folder = tmp_path / "branch"
-    first = BranchTrainer.open(run, "cpu").train(4, "inverse", 2, folder, QUIET, keep_policy=True)
-    written = first.metrics_file.stat().st_mtime_ns
-    again = BranchTrainer.open(run, "cpu").train(4, "inverse", 2, folder, QUIET, keep_policy=True)
-    assert again.metrics_file.stat().st_mtime_ns == written
-    another = BranchTrainer.open(copied, "cpu").train(4, "inverse", 2, folder, QUIET, keep_policy=True)
-    assert another.metrics_file.stat().st_mtime_ns != written
-
-
-def test_the_inverse_policy_samples_differently_at_once(run: Run, tmp_path: Path) -> None:
-    trainer = BranchTrainer.open(run, "cpu")
-    policy = trainer.train(8, "policy", 2, tmp_path / "policy", QUIET, keep_policy=True)
-    inverse = trainer.train(8, "inverse", 2, tmp_path / "inverse", QUIET, keep_policy=True)
-    first, second = ([e["probability"] for e in branch.metrics("episode")] for branch in (policy, inverse))
-    assert len(first) == len(second) == 2 and first != second
 
 
 @pytest.mark.parametrize("name", ["run", "uniform_run"])

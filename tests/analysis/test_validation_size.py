@@ -6,15 +6,20 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from unshuffle.assembly import build_network, stored_permutation_sets
-from unshuffle.data.prepare import prepare
 
 from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.analysis.validation_size import Spread, draw, sample_errors, sample_sets, samples_needed, set_spreads
-from unshuffle.data.crops import CUTS, render
+from unshuffle.data.squares import Squares
+from unshuffle.models import build_backbone
+from unshuffle.models.heads import Head
 from unshuffle.options import merge, write_config
 from unshuffle.runs.checkpoints import load_checkpoint
+from unshuffle.runs.history import stored_permutations
 from unshuffle.runs.run import Run
+from unshuffle.tasks import build_tasks
+from unshuffle.tasks.base import Network
+from unshuffle.tasks.ordering import OrderingTask
+from unshuffle.tasks.prepare import prepare
 
 Analyse = Callable[..., AnalysisResult]
 
@@ -49,18 +54,19 @@ def test_samples_needed() -> None:
 
 @pytest.mark.parametrize("task", ["spatial", "temporal"])
 def test_errors_of_samples_against_one_permutation_at_a_time(run: Run, task: str) -> None:
-    config, permutations = run.config, stored_permutation_sets(run, ["spatial", "temporal"])
-    network = build_network(config, permutations).eval()
+    config, permutations = run.config, stored_permutations(run)
+    tasks = build_tasks(config, config.task_names, permutations=permutations)
+    network, ordering = Network(build_backbone(config.model.backbone), tasks).eval(), tasks[task]
+    head = network.heads[task]
+    assert isinstance(ordering, OrderingTask) and isinstance(head, Head)
     network.load_state_dict(load_checkpoint(run.checkpoints / "00000012.pt")["network"])
     pixels = prepare(config).validation[task].centres()
-    rows = torch.from_numpy(permutations[task])
-    errors = sample_errors(network, task, pixels, rows, config.shuffle)
+    errors = sample_errors(ordering, network, pixels)
     for sample, error in zip(pixels, errors, strict=True):
-        crops = render(
-            sample, CUTS[task](1, sample.shape[1], config.shuffle, torch.device("cpu")), config.shuffle.crop_size
-        )
+        crops = ordering.crops(Squares.of(sample[None]))[0]
         with torch.no_grad():
-            predicted = [network({task: crops}, {task: row[None, None]})[task].argmax() for row in rows]
+            embeddings = head.embed(network.backbone(crops).flatten(1)[None])[0]
+            predicted = [head.classify(embeddings[row][None]).argmax() for row in permutations[task]]
         assert error == pytest.approx(np.mean([int(prediction) != label for label, prediction in enumerate(predicted)]))
     logged = [entry["error"] for entry in run.metrics("validation") if entry["task"] == task]
     assert errors.mean() == pytest.approx(logged[-1])

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from unshuffle.assembly import build_trainer
-from unshuffle.data.prepare import prepare
 
 from unshuffle.config import Config, demo
 from unshuffle.options import merge
 from unshuffle.pretraining import run_pretraining
 from unshuffle.report.snapshot import Snapshot, hold_out
 from unshuffle.runs.run import Run
+from unshuffle.tasks.prepare import prepare
+from unshuffle.training.trainer import build_trainer
 
 HOSTILE = "<img src=x onerror=document.title='pwned'>&\"'"
 """A valid name of a file."""
@@ -37,7 +37,10 @@ def tiny_config(**changes: object) -> Config:
         device="cpu",
         data=replace(config.data, val_size=6, workers=1),
         synthetic=replace(config.synthetic, **world),
-        permutations=replace(config.permutations, spatial=5, temporal=5, per_sample=2),
+        spatial=replace(config.spatial, permutations=5),
+        temporal=replace(config.temporal, permutations=5),
+        rotation=replace(config.rotation, crop_size=24),
+        permutations=replace(config.permutations, per_sample=2),
         optim=replace(config.optim, iterations=6, batch_size=4, warmup=0, milestones=()),
         policy=replace(config.policy, num_groups=2, interval=2, batches=2, start_below=2.0),
         log=replace(config.log, train_every=1),
@@ -83,6 +86,18 @@ def pair_run(tmp_path_factory: pytest.TempPathFactory, reliable: Any) -> Run:
 
 
 @pytest.fixture(scope="session")
+def all_tasks_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished run on all three tasks."""
+    return run_pretraining(tiny_config(out=tmp_path_factory.mktemp("report") / "all", tasks="S+T+R"))
+
+
+@pytest.fixture(scope="session")
+def rotation_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished run without an ordering task."""
+    return run_pretraining(tiny_config(out=tmp_path_factory.mktemp("report") / "rotation", tasks="R"))
+
+
+@pytest.fixture(scope="session")
 def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A finished run whose folder and images have names that look like HTML; one image cannot be read."""
     folder = tmp_path_factory.mktemp("report")
@@ -94,7 +109,7 @@ def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         Image.fromarray(pixels).save(images / f"{HOSTILE}{number}.png")
     (images / f"{HOSTILE}.jpg").write_bytes(b"not an image")
     config = tiny_config(images=str(images), out=folder / HOSTILE)
-    return run_pretraining(merge(config, {"data": {"cache": str(folder / "cache"), "max_bad_share": 0.5}}))
+    return run_pretraining(merge(config, {"data": {"cache": str(folder / "cache"), "max_bad_fraction": 0.5}}))
 
 
 @pytest.fixture(scope="session")
@@ -103,4 +118,4 @@ def snapshot() -> Snapshot:
     config = tiny_config()
     torch.manual_seed(0)
     trainer = build_trainer(config, prepare(config))
-    return Snapshot.of(trainer, hold_out(trainer, {"spatial": 6, "temporal": 6}))
+    return Snapshot.of(trainer, hold_out(trainer))

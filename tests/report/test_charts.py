@@ -1,6 +1,4 @@
 import math
-import shutil
-from pathlib import Path
 
 import pytest
 
@@ -42,7 +40,7 @@ def test_several_runs_have_a_chart_for_each_task(run: Run, uniform_run: Run) -> 
     by_title = {chart.title: chart for chart in charts(find_runs([run.folder, uniform_run.folder]))}
     assert [len(by_title[f"Validation error, {task}"].series) for task in ("spatial", "temporal")] == [2, 1]
     names = [series.name for series in by_title["Retrieval"].series]
-    assert names == ["finished (policy)", "uniform"]
+    assert names == ["finished (reinforce)", "uniform"]
     assert len({series.colour for series in by_title["Retrieval"].series}) == 2
 
 
@@ -79,10 +77,31 @@ def test_groups_that_share_a_colour_share_their_name_in_the_legend() -> None:
     assert difficulty_chart(Division("group", group_names(2), [])).series == []
 
 
-def test_a_task_that_orders_nothing_has_curves(run: Run, tmp_path: Path) -> None:
-    copied = shutil.copytree(run.folder, tmp_path / "copied")
-    with (copied / "metrics.jsonl").open("a") as file:
-        file.write('{"iteration": 6, "kind": "validation", "task": "rotation", "error": 0.5, "chance": 0.75}\n')
-    (errors, *_) = charts(find_runs([copied]))
+def test_a_task_that_orders_nothing_has_curves(all_tasks_run: Run) -> None:
+    by_title = {chart.title: chart for chart in charts(find_runs([all_tasks_run.folder]))}
+    errors, losses = by_title["Validation error"], by_title["Training loss"]
+    assert len({series.colour for series in errors.series}) == len({series.colour for series in losses.series}) == 3
+    assert [len(series.points) for series in errors.series] == [4, 4, 4]
+    assert losses.levels == {
+        "chance, spatial and temporal": pytest.approx(math.log(5)),
+        "chance, rotation": pytest.approx(math.log(4)),
+    }
     assert [series.name for series in errors.series] == ["spatial", "temporal", "rotation"]
-    assert errors.levels == {"chance, spatial": 0.8, "chance, temporal": 0.8, "chance, rotation": 0.75}
+    assert errors.levels == {"chance, spatial and temporal": 0.8, "chance, rotation": 0.75}
+
+
+def test_a_run_of_one_task_has_one_chance_line(rotation_run: Run) -> None:
+    by_title = {chart.title: chart for chart in charts(find_runs([rotation_run.folder]))}
+    assert [series.name for series in by_title["Validation error"].series] == ["rotation"]
+    assert by_title["Validation error"].levels == {"chance": 0.75}
+    assert by_title["Training loss"].levels == {"chance": pytest.approx(math.log(4))}
+
+
+def test_runs_with_other_tasks_have_the_charts_of_all(run: Run, rotation_run: Run) -> None:
+    by_title = {chart.title: chart for chart in charts(find_runs([run.folder, rotation_run.folder]))}
+    series = {task: by_title[f"Validation error, {task}"].series for task in ("spatial", "temporal", "rotation")}
+    assert {task: [each.name for each in of_task] for task, of_task in series.items()} == {
+        "spatial": ["finished (reinforce)"],
+        "temporal": ["finished (reinforce)"],
+        "rotation": ["rotation"],
+    }

@@ -125,6 +125,27 @@ def test_several_runs_side_by_side(run: Run, uniform_run: Run, tmp_path: Path) -
     assert "2 runs side by side" in words and "policy.sampler" in words and "No policy" in words
 
 
+def test_a_task_that_orders_nothing_has_results_and_no_policy(all_tasks_run: Run, rotation_run: Run) -> None:
+    words = [
+        " ".join(" ".join(Seen(each.report.read_text(encoding="utf-8")).texts).split())
+        for each in (all_tasks_run, rotation_run)
+    ]
+    for run, text in zip((all_tasks_run, rotation_run), words, strict=True):
+        (*_, last) = (entry["error"] for entry in run.metrics("validation") if entry["task"] == "rotation")
+        assert f"{100 * (1 - last):.1f} % of the rotations of held-out images recognised;" in text
+        assert "Nearest neighbours" in text and f"{last:.3f}" in text
+    assert "the temporal task (frames of clips) and the rotation task (rotations of images), with the" in words[0]
+    assert "Puzzles" in words[0] and "Preferences of the policy" in words[0]
+    assert "iterations on the rotation task (rotations of images)." in words[1]
+    for heading in ("Puzzles", "Preferences of the policy", "Error map", "sampler reinforce"):
+        assert heading not in words[1].split("config.yaml")[0]
+
+
+def test_a_run_without_an_ordering_task_beside_one_that_has_some(run: Run, rotation_run: Run, tmp_path: Path) -> None:
+    page = written([run.folder, rotation_run.folder], tmp_path / "report.html")
+    assert "The run has no ordering task." in page and "There are no pictures" not in page
+
+
 def test_many_runs_have_no_pictures(run: Run, tmp_path: Path) -> None:
     for seed in range(5):
         shutil.copytree(run.folder, tmp_path / "arm" / f"seed-{seed}")
@@ -155,7 +176,7 @@ def test_a_report_that_fails_does_not_fail_the_run(
     run = run_pretraining(tiny_config(out=tmp_path / "run", tasks="S"))
     printed = capsys.readouterr().out
     assert "no report was written (no paper); try again with: unshuffle report" in printed
-    assert run.weights.exists() and not run.report.exists() and "Open these" in printed
+    assert run.weights.exists() and not run.report.exists() and "Results:" in printed
 
 
 def test_only_reports_are_overwritten(tmp_path: Path) -> None:

@@ -71,6 +71,20 @@ def test_a_run(page: Page, run: Run) -> None:
     assert all(cells and all(cells) for cells in coloured), "orange and blue, not grey"
 
 
+def test_runs_with_a_task_that_orders_nothing(page: Page, all_tasks_run: Run, rotation_run: Run) -> None:
+    for run, curves, puzzles, maps in ((all_tasks_run, 3 + 1 + 3 + 1 + 4 + 4, 10, 2), (rotation_run, 4, 0, 0)):
+        page.open(run.report)
+        all_is_well(page, run.report)
+        page.fetched.clear()
+        assert page.run("document.querySelectorAll('.chart svg path.curve').length") == curves
+        assert page.run("document.querySelectorAll('.puzzle').length") == puzzles
+        assert page.run("document.querySelectorAll('.errormap').length") == maps
+        colours = (
+            "new Set([...document.querySelectorAll('.figure[class*=\" t\"] b')].map((e) => getComputedStyle(e).color))"
+        )
+        assert page.run(f"{colours}.size") == len(run.config.task_names)
+
+
 def test_advantages_of_groups(page: Page, rollout_run: Run) -> None:
     page.open(rollout_run.report)
     all_is_well(page, rollout_run.report)

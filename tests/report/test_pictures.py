@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from unshuffle.assembly import build_trainer
-from unshuffle.data.prepare import prepare
 
 from unshuffle.config import Config
 from unshuffle.options import write_config
 from unshuffle.report.pictures import draw_pictures, mosaic
 from unshuffle.report.snapshot import Snapshot, hold_out
 from unshuffle.runs.run import Run
+from unshuffle.tasks.prepare import prepare
+from unshuffle.training.trainer import build_trainer
 
 
 def test_mosaic_puts_parts_row_by_row_with_gaps() -> None:
@@ -35,10 +35,16 @@ def test_a_run_has_all_four_pictures(run: Run) -> None:
         assert path.stat().st_size < 1_000_000
 
 
+def test_a_task_that_orders_nothing_has_no_puzzles(all_tasks_run: Run, rotation_run: Run) -> None:
+    names = [sorted(path.name for path in each.pictures.iterdir()) for each in (all_tasks_run, rotation_run)]
+    assert names[0] == ["clips.png", "curves.png", "neighbours.png", "puzzles.png"]
+    assert names[1] == ["curves.png", "neighbours.png"]
+
+
 def test_a_run_with_few_metrics_has_fewer_pictures(tmp_path: Path, tiny_config: Callable[..., Config]) -> None:
     config = tiny_config(tasks="S")
-    config = replace(config, data=replace(config.data, val_size=1), shuffle=replace(config.shuffle, grid=2))
+    config = replace(config, data=replace(config.data, val_size=1), spatial=replace(config.spatial, grid=2))
     trainer = build_trainer(config, prepare(config))
-    snapshot = Snapshot.of(trainer, hold_out(trainer, {"spatial": 1}))
+    snapshot = Snapshot.of(trainer, hold_out(trainer))
     write_config(config, tmp_path / "config.yaml")
     assert [path.name for path in draw_pictures(snapshot, None, Run(tmp_path))] == ["puzzles.png"]

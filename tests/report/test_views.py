@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from unshuffle.cli import PretrainCommand, _config_of, _parse_run
+from unshuffle.cli.pretrain import parse_pretrain
 from unshuffle.config import Config, preset_config
 from unshuffle.evaluation.features import extract
 from unshuffle.options import merge
@@ -55,14 +55,14 @@ def test_neighbours_are_by_the_features_of_the_network(snapshot: Snapshot) -> No
 
 def test_one_image_has_no_neighbour(snapshot: Snapshot) -> None:
     one = {"spatial": type(snapshot.held_out["spatial"])(snapshot.held_out["spatial"].pixels[:1], ["a"])}
-    alone = Snapshot(snapshot.config, 0, snapshot.network, snapshot.permutations, one, snapshot.device)
+    alone = replace(snapshot, held_out=one)
     assert find_neighbours(alone) is None
 
 
 def parsed(command: str) -> Config:
     program, name, *options = shlex.split(command)
     assert (program, name) == ("unshuffle", "pretrain")
-    return _config_of(_parse_run(PretrainCommand, options))
+    return parse_pretrain(options).run_config()
 
 
 def test_a_preset_repeats_itself() -> None:
@@ -74,8 +74,9 @@ def test_the_command_gives_the_config_back(tiny_config: Callable[..., Config]) -
     config = merge(
         config,
         {
-            "shuffle": {"shared_crop": False, "frame_jitter": True, "grey": 1e-7},
-            "model": {"spatial": {"centre": False}},
+            "temporal": {"shared_crop": True, "colour_jitter": True},
+            "augmentation": {"grayscale": 1e-7},
+            "spatial": {"head": {"centre": False}},
             "optim": {"milestones": [3, 5]},
             "monitor": {"gallery": "a b", "queries": "-"},
             "log": {"pictures": False},
@@ -114,12 +115,18 @@ def test_sources_and_splits_are_described(run: Run, tmp_path: Path) -> None:
     assert view["splits"]["temporal"]["training"] == 24
 
 
-def test_a_task_that_orders_nothing_has_errors_but_no_policy(run: Run, tmp_path: Path) -> None:
-    copied = Run(shutil.copytree(run.folder, tmp_path / "copied"))
-    with copied.metrics_file.open("a") as file:
-        file.write('{"iteration": 6, "kind": "validation", "task": "rotation", "error": 0.5, "chance": 0.75}\n')
-    view = describe_run(*find_runs([copied.folder]), "c0")
-    add_pictures(view, copied, None)
+def test_a_task_that_orders_nothing_has_errors_but_no_policy(all_tasks_run: Run) -> None:
+    view = describe_run(*find_runs([all_tasks_run.folder]), "c0")
+    add_pictures(view, all_tasks_run, Snapshot.newest(all_tasks_run))
     assert [row.task for row in view["errors"]] == ["spatial", "temporal", "rotation"]
     assert view["tasks"]["spatial"]["orders"] and not view["tasks"]["rotation"]["orders"]
-    assert list(view["policies"]) == list(view["data"]["tasks"]) == ["spatial", "temporal"]
+    assert list(view["policies"]) == list(view["data"]["tasks"]) == list(view["puzzles"]) == ["spatial", "temporal"]
+    assert list(view["splits"]) == ["spatial", "temporal", "rotation"]
+
+
+def test_a_run_without_an_ordering_task_shows_its_held_out_images(rotation_run: Run) -> None:
+    view, snapshot = describe_run(*find_runs([rotation_run.folder]), "c0"), Snapshot.newest(rotation_run)
+    add_pictures(view, rotation_run, snapshot)
+    assert snapshot is not None and view["policies"] == view["puzzles"] == view["data"]["tasks"] == {}
+    assert view["data"]["neighbours"]["names"] == list(snapshot.held_out["rotation"].names)
+    assert view["splits"]["rotation"] == {"training": 24, "validation": 6, "requested": 6, "source": "images"}

@@ -4,7 +4,7 @@ import pytest
 
 from unshuffle.config import demo
 from unshuffle.errors import UserError
-from unshuffle.options import write_config
+from unshuffle.options import merge, write_config
 from unshuffle.report.charts import run_colours
 from unshuffle.report.page import default_file
 from unshuffle.runs.folders import find_runs, find_tables, folder_name, read_table, run_labels, short_names
@@ -25,7 +25,7 @@ def test_a_run_has_the_name_of_its_folder(tmp_path: Path) -> None:
 
 def test_runs_of_the_same_name_get_distinct_names(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / path / "demo") for path in ("a", "b")]
-    assert [named.name for named in find_runs(folders)] == ["a/demo (policy)", "b/demo (policy)"]
+    assert [named.name for named in find_runs(folders)] == ["a/demo (reinforce)", "b/demo (reinforce)"]
     assert default_file(folders) == Path("report.html")
 
 
@@ -85,11 +85,27 @@ def test_short_names_have_as_few_components_as_needed(tmp_path: Path) -> None:
 
 
 def test_labels_of_runs_are_distinct(run: Run, copied: Run, tmp_path: Path) -> None:
-    assert run_labels([run, copied]) == ["policy", "copied (policy)"]
+    assert run_labels([run, copied]) == ["policy (reinforce)", "copied (reinforce)"]
     other = Run(copied.folder.rename(tmp_path / "policy"))
-    assert run_labels([run, other]) == [f"{labelled_run.folder.parent.name}/policy" for labelled_run in (run, other)]
+    assert run_labels([run, other]) == [f"{each.folder.parent.name}/policy (reinforce)" for each in (run, other)]
     with pytest.raises(ValueError, match="the same path is given twice"):
         run_labels([run, run])
+
+
+def test_labels_name_the_sampler_unless_the_folder_does_or_there_is_none(tmp_path: Path) -> None:
+    changes: dict[str, dict[str, object]] = {
+        "control": {"policy": {"inverse": True}},
+        "uniform": {"policy": {"sampler": "uniform"}},
+        "rotation": {"tasks": "R"},
+    }
+    for name, values in changes.items():
+        (tmp_path / name).mkdir()
+        write_config(merge(demo(), values), tmp_path / name / "config.yaml")
+    assert run_labels([Run(tmp_path / name) for name in changes]) == [
+        "control (inverse reinforce)",
+        "uniform",
+        "rotation",
+    ]
 
 
 def test_folder_names_are_safe_in_shells() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from unshuffle.policy.pairs import Choice, Pick, gumbel
 
+from unshuffle.policy.groups import gumbel, select
 from unshuffle.runs.history import (
     Rollouts,
     SamplingState,
@@ -113,10 +113,10 @@ def test_fractions_of_pairs_against_sampling(probabilities: list[float], candida
     """Many samples of which each has 8 permutations chosen among its candidates, as in training."""
     generator, shape = torch.Generator().manual_seed(0), (2000, 8 * candidates)
     logits = torch.rand((*shape, 4), generator=generator)
-    choice = Choice(torch.tensor(probabilities).log(), gumbel(shape, generator), count=8)
-    pick = Pick(torch.randint(4, shape, generator=generator), choice)
-    pick(logits)
-    sampled = np.bincount(pick.groups.flatten().numpy(), minlength=4) / (2000 * 8)
+    noise = gumbel(shape, generator)
+    labels = torch.randint(4, shape, generator=generator)
+    selected = select(logits, labels, torch.tensor(probabilities).log(), noise, count=8)
+    sampled = np.bincount(selected.groups.flatten().numpy(), minlength=4) / (2000 * 8)
     assert pair_fractions(np.array(probabilities), candidates) == pytest.approx(sampled, abs=0.015)
 
 
@@ -149,7 +149,7 @@ def test_sampling_states_show_the_probabilities_after_the_rollouts(pair_run: Run
 
 
 def test_rollouts_after_which_nothing_was_sampled_yet(tiny_run: Callable[..., Run], tmp_path: Path) -> None:
-    policy = {"groups": 2, "reward": "trials", "trial": 1}
+    policy = {"num_groups": 2, "sampler": "rollouts", "rollout_iterations": 1}
     run = tiny_run(tmp_path / "run", tasks="S", policy=policy, optim={"iterations": 4, "milestones": []})
     lines = [line for line in run.metrics_file.read_text().splitlines() if '"iteration": 4' not in line]
     run.metrics_file.write_text("\n".join(lines) + "\n")  # it is still training

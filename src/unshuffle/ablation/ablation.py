@@ -100,11 +100,12 @@ def ablate(
 ) -> Ablation:
     """Train every arm with every seed, evaluate all runs, and write the table into `out`.
 
-    Arms are names of the paper's arms, or changes of the config by name, such as `{"long": {"optim": {"iterations":
-    9000}}}`; both can be combined, `{**PAPER_ARMS, "mine": ...}`. Evaluations are names, or options by name. Further
-    options are the fields of `unshuffle.config.Config`, as for `unshuffle.pretrain`. With `jobs=1` all jobs run in this
-    process. Jobs that are finished in `out` are not repeated; a job that fails is listed in `failures` and does not
-    stop the others.
+    Arms are tasks joined as in `tasks`, with +P at the end for the policy, such as `["S+T+R", "S+T+P"]`, or changes of
+    the config by name, such as `{"long": {"optim": {"iterations": 9000}}}`; both can be combined,
+    `{**find_arms(["S+T+P"]), "mine": ...}`. By default they are the paper's. Evaluations are names, or options by name.
+    Further options are the fields of `unshuffle.config.Config`, as for `unshuffle.pretrain`. With `jobs=1` all jobs run
+    in this process. Jobs that are finished in `out` are not repeated; a job that fails is listed in `failures` and does
+    not stop the others.
     """
     plan = make_plan(
         Path(out),
@@ -172,7 +173,8 @@ def _check_arms(config: Config, jobs: Sequence[Job], *, on_this_machine: bool) -
 
 def _same_data(config: Config, other: Config) -> bool:
     return all(
-        getattr(config, name) == getattr(other, name) for name in ("images", "videos", "tasks", "data", "shuffle")
+        getattr(config, name) == getattr(other, name)
+        for name in ("images", "videos", "tasks", "data", "spatial", "temporal", "rotation")
     )
 
 

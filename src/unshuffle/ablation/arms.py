@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unshuffle.config import Config
+from unshuffle.config import Config, OrderingConfig
 from unshuffle.data.dataset import address_exists
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import DATA_OPTIONS, Evaluation, find_evaluation
@@ -42,14 +42,21 @@ def find_arms(names: Sequence[str]) -> dict[str, Values]:
 def _task_arm(name: str) -> Values:
     """Return an arm by its tasks, with the sampler of the preset or with uniform sampling."""
     tasks = name.removesuffix(POLICY)
+    config = Config(tasks=tasks)
     try:
-        _ = Config(tasks=tasks).stages
+        ordering = [task for task in config.task_names if isinstance(config.section(task), OrderingConfig)]
     except UserError:
         raise UserError(
             f"there is no arm '{name}': join tasks by + or &, with {POLICY} at the end for the policy, as in "
             f"{', '.join(PAPER_ARMS)}; or give a .yaml file of arms"
         ) from None
-    return {"tasks": tasks} if name.endswith(POLICY) else {"tasks": tasks, "policy": {"sampler": "uniform"}}
+    if not name.endswith(POLICY):
+        return {"tasks": tasks, "policy": {"sampler": "uniform"}}
+    if not ordering:
+        raise UserError(
+            f"arm '{name}' has no ordering task, so there is nothing for the policy to sample: drop {POLICY}"
+        )
+    return {"tasks": tasks}
 
 
 def find_evaluations(names: Sequence[str], common: Mapping[str, Any]) -> dict[str, Values]:

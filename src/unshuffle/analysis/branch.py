@@ -23,6 +23,8 @@ from unshuffle.training.log import RunLog
 from unshuffle.training.trainer import Trainer, build_trainer
 
 Sampler = Literal["policy", "uniform", "inverse"]
+LEARNED_SAMPLERS = ("reinforce", "rollouts")
+"""Samplers that are a policy: their checkpoints contain what it has learned."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def _policy(policy: PolicyConfig, sampler: Sampler) -> PolicyConfig:
     """Return a run's policy, its inverse or uniform sampling; a run without a policy gets the paper's."""
     if sampler == "uniform":
         return replace(policy, sampler="uniform", inverse=False)
-    learned = policy.sampler if policy.sampler in ("reinforce", "rollouts") else "reinforce"
+    learned = policy.sampler if policy.sampler in LEARNED_SAMPLERS else "reinforce"
     return replace(policy, sampler=learned, inverse=sampler == "inverse")
 
 

@@ -13,7 +13,15 @@ from unshuffle.analysis.analysis import Analysis, AnalysisResult
 from unshuffle.analysis.figures import COLOURS, INK, panels, styled
 from unshuffle.config import Config
 from unshuffle.permutations import load_permutations
-from unshuffle.runs.history import Rollouts, all_rollouts, open_run, permutation_file, read_states, tasks_of
+from unshuffle.runs.history import (
+    Rollouts,
+    all_rollouts,
+    choose_tasks,
+    open_run,
+    ordering_tasks,
+    permutation_file,
+    read_states,
+)
 from unshuffle.runs.run import Run
 
 if TYPE_CHECKING:
@@ -50,26 +58,32 @@ class Validations:
     samples: int
     """|X_val|"""
     permutations: int
-    """|Ψ|; 1 for a task without a permutation set."""
+    """|Ψ|"""
+    batch_size: int
+    """B: samples of the task in a training step."""
 
-    def passes(self, batch: int, iteration: int, *, shared_backbone: bool = False) -> float:
+    def passes(self, iteration: int, *, shared_backbone: bool = False) -> float:
         """Return the batches that passed the network in validations up to and including an iteration.
 
         Each validation costs V of appendix H: every sample in every permutation. With the shared backbone every
         sample passes once.
         """
         done = bisect_right(self.iterations, iteration)
-        return done * self.samples * (1 if shared_backbone else self.permutations) / batch
+        return done * self.samples * (1 if shared_backbone else self.permutations) / self.batch_size
 
 
 def validations_of(run: Run, task: str) -> Validations:
-    """Return the validations of a task: those that the run has logged, and one after each rollout."""
+    """Return the validations of an ordering task: those that the run has logged, and one after each rollout."""
     iterations = [entry["iteration"] for entry in run.metrics("validation") if entry["task"] == task]
     for rollouts in all_rollouts(run):
         iterations += rollouts.count * [rollouts.iteration] if task in rollouts.tasks else []
-    file = permutation_file(run, task)
-    permutations = len(load_permutations(file)) if file.is_file() else 1
-    return Validations(sorted(iterations), _validation_samples(run, task), permutations)
+    permutations = len(load_permutations(permutation_file(run, task)))
+    batch_size = _batch_size(run.config, task)
+    return Validations(sorted(iterations), _validation_samples(run, task), permutations, batch_size)
+
+
+def _batch_size(config: Config, task: str) -> int:
+    return config.section(task).batch_size or config.optim.batch_size
 
 
 def _validation_samples(run: Run, task: str) -> int:
@@ -80,30 +94,44 @@ def _validation_samples(run: Run, task: str) -> int:
     return run.config.data.val_size
 
 
-def training_passes(config: Config, tasks: int, iteration: int) -> int:
-    """Return the batches that passed the network in training up to an iteration: one per task and step."""
-    return iteration if config.tasks == "S&T" else tasks * iteration
+def task_steps(config: Config, begin: int, end: int) -> dict[str, int]:
+    """Return how many of the steps between two iterations train each task: all of them, or those of its stage."""
+    stages, total = config.stages, config.optim.iterations
+    bounds = [0, *(total * number // len(stages) for number in range(1, len(stages))), max(total, end)]
+    return {
+        task: max(0, min(end, last) - max(begin, first))
+        for stage, first, last in zip(stages, bounds, bounds[1:], strict=False)
+        for task in stage
+    }
 
 
-def rollout_passes(config: Config, tasks: int, rollouts: Iterable[Rollouts], iteration: int) -> int:
+def training_passes(config: Config, begin: int, end: int) -> int:
+    """Return the batches that pass the network in training between two iterations: one per task and step."""
+    return sum(task_steps(config, begin, end).values())
+
+
+def rollout_passes(config: Config, rollouts: Iterable[Rollouts], iteration: int) -> int:
     """Return the batches that were trained on in rollouts up to and including an iteration."""
     return sum(
-        ended.count * training_passes(config, tasks, ended.length) for ended in rollouts if ended.iteration <= iteration
+        ended.count * training_passes(config, ended.iteration, ended.iteration + ended.length)
+        for ended in rollouts
+        if ended.iteration <= iteration
     )
 
 
 def total_passes(run: Run, iterations: Sequence[int], *, shared_backbone: bool = False) -> list[float]:
     """Return all batches that passed the network up to each iteration.
 
-    The validations of a uniform sampler only monitor the training, so they do not count as its cost.
+    The validations of a uniform sampler, and of tasks without a sampler, only monitor the training, so they do not
+    count as its cost.
     """
-    config, tasks = run.config, tasks_of(run)
+    config, tasks = run.config, ordering_tasks(run)
     validations = [] if config.policy.sampler == "uniform" else [validations_of(run, task) for task in tasks]
-    batch, rollouts = config.optim.batch_size, list(all_rollouts(run))
+    rollouts = list(all_rollouts(run))
     return [
-        training_passes(config, len(tasks), iteration)
-        + rollout_passes(config, len(tasks), rollouts, iteration)
-        + sum(task.passes(batch, iteration, shared_backbone=shared_backbone) for task in validations)
+        training_passes(config, 0, iteration)
+        + rollout_passes(config, rollouts, iteration)
+        + sum(task.passes(iteration, shared_backbone=shared_backbone) for task in validations)
         for iteration in iterations
     ]
 
@@ -119,16 +147,10 @@ def paper_cost(
 
 
 def derived_cost(
-    validations: Iterable[Validations],
-    batch: int,
-    training: float,
-    rollouts: float,
-    iteration: int,
-    *,
-    shared_backbone: bool,
+    validations: Iterable[Validations], training: float, rollouts: float, iteration: int, *, shared_backbone: bool
 ) -> float:
     """Return the forward passes of validations and rollouts up to an iteration, in percent of the training's."""
-    passes = sum(task.passes(batch, iteration, shared_backbone=shared_backbone) for task in validations)
+    passes = sum(task.passes(iteration, shared_backbone=shared_backbone) for task in validations)
     return 100 * (passes + rollouts) / training
 
 
@@ -136,7 +158,8 @@ def training_seconds(config: Config, entries: Iterable[Mapping[str, Any]]) -> li
     """Return (iteration, seconds of training so far) per `train` entry, without validations, rollouts and monitor."""
     seconds, previous, curve = 0.0, 0, []
     for entry in entries:
-        samples = config.optim.batch_size * training_passes(config, len(entry["loss"]), entry["iteration"] - previous)
+        steps = task_steps(config, previous, entry["iteration"])
+        samples = sum(count * _batch_size(config, task) for task, count in steps.items())
         seconds += samples / entry["samples_per_second"]
         previous = entry["iteration"]
         curve.append((previous, seconds))
@@ -164,7 +187,7 @@ def measured_cost(training: Sequence[tuple[int, float]], costs: Iterable[Mapping
 def analyse_cost(run: Run) -> AnalysisResult:
     """Return the derived and the measured costs of a run."""
     rows = measured_cost(training_seconds(run.config, run.metrics("train")), run.metrics("cost"))
-    tasks = {task: validations_of(run, task) for task in tasks_of(run)}
+    tasks = {task: validations_of(run, task) for task in choose_tasks(run, None)}
     costs = {"paper": paper_cost(), **_derived_costs(run, tasks, rows)}
     if rows:
         costs["measured"] = rows[-1]["cost_percent"]
@@ -172,7 +195,7 @@ def analyse_cost(run: Run) -> AnalysisResult:
     activities = "validations and rollouts" if rollouts else "validations"
     statement = (
         f"cost of the {activities}, in percent of the training, of {run.folder} with the sampler "
-        f"{run.config.policy.sampler}, up to iteration {rows[-1]['iteration'] if rows else 0:,}"
+        f"{run.config.policy.name}, up to iteration {rows[-1]['iteration'] if rows else 0:,}"
     )
     metrics = {
         "cost_percent": costs,
@@ -196,11 +219,11 @@ def analyse_cost(run: Run) -> AnalysisResult:
 def _derived_costs(run: Run, tasks: Mapping[str, Validations], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if not rows:
         return {}
-    batch, last = run.config.optim.batch_size, rows[-1]["iteration"]
-    training = training_passes(run.config, len(tasks), last)
-    rollouts = rollout_passes(run.config, len(tasks), all_rollouts(run), last)
+    last = rows[-1]["iteration"]
+    training = training_passes(run.config, 0, last)
+    rollouts = rollout_passes(run.config, all_rollouts(run), last)
     return {
-        name: derived_cost(tasks.values(), batch, training, rollouts, last, shared_backbone=shared)
+        name: derived_cost(tasks.values(), training, rollouts, last, shared_backbone=shared)
         for name, shared in (("all_permutations", False), ("shared_backbone", True))
     }
 

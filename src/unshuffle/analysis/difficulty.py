@@ -163,7 +163,7 @@ def analyse_difficulty(run: Run, tasks: Sequence[str]) -> AnalysisResult:
         for task, division in divisions.items()
     }
     statement = (
-        f"{first.noun} sampled by {run.folder} (sampler {run.config.policy.sampler}) {PERIODS[first.kind]}, "
+        f"{first.noun} sampled by {run.folder} (sampler {run.config.policy.name}) {PERIODS[first.kind]}, "
         f"{DIVISIONS[first.kind]}; uniform sampling gives {100 / len(first.classes):.3g} % each"
     )
     rows = [row for division in divisions.values() for row in division.rows]

@@ -122,7 +122,7 @@ def analyse_hamming(run: Run, tasks: Sequence[str], picture: Pixels | None = Non
         raise UserError(f"{run.folder} has sampled nothing between two validations yet: wait for the second one")
     metrics = {task: _metrics(task_rows) for task, task_rows in rows.items() if len(task_rows) > 1}
     statement = (
-        f"permutations sampled by {run.folder} (sampler {run.config.policy.sampler}) by their Hamming distance to the "
+        f"permutations sampled by {run.folder} (sampler {run.config.policy.name}) by their Hamming distance to the "
         f"identity, between two validations{PAIRS_NOTE if groups_pairs(run.config) else ''}"
     )
 

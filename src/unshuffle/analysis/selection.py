@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from unshuffle.analysis.analysis import Analysis, AnalysisResult
-from unshuffle.analysis.branch import BranchTrainer, Sampler
+from unshuffle.analysis.branch import LEARNED_SAMPLERS, BranchTrainer, Sampler
 from unshuffle.analysis.figures import INK, QUIET, name_axes, panels, styled, task_colour
 from unshuffle.console import say
 from unshuffle.errors import UserError
 from unshuffle.runs.checkpoints import checkpoint_iterations
-from unshuffle.runs.history import open_run, ordering_tasks
+from unshuffle.runs.history import choose_tasks, open_run, ordering_tasks
 from unshuffle.runs.run import Run
 from unshuffle.wording import plus_minus
 
@@ -44,6 +44,7 @@ class Selection(Analysis):
     def analyse(self, console: Console) -> AnalysisResult:
         """Train three branches from each checkpoint; finished ones that exist already are not trained again."""
         run = open_run(self.run)
+        choose_tasks(run, None)  # raises if the run has no ordering task
         checkpoints = self.checkpoints or tuple(checkpoint_iterations(run.checkpoints))
         if not checkpoints:
             raise UserError(f"{self.run} has no checkpoint to start from yet")
@@ -66,7 +67,7 @@ class Selection(Analysis):
 
 def has_policy(run: Run) -> bool:
     """Return whether the run's checkpoints contain a trained policy."""
-    return run.config.policy.sampler in ("policy", "inverse")
+    return run.config.policy.sampler in LEARNED_SAMPLERS
 
 
 def _accuracies(branch: Run) -> dict[str, float]:

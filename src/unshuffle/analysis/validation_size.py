@@ -21,7 +21,7 @@ from unshuffle.errors import UserError
 from unshuffle.models import build_backbone
 from unshuffle.randomness import numpy_rng
 from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
-from unshuffle.runs.history import open_run, ordering_tasks, stored_permutations
+from unshuffle.runs.history import choose_tasks, open_run, stored_permutations, tasks_of
 from unshuffle.runs.run import Run
 from unshuffle.tasks import build_tasks
 from unshuffle.tasks.base import Network
@@ -111,10 +111,11 @@ class ValidationSize(Analysis):
         checkpoints = list_checkpoints(run.checkpoints)
         if not checkpoints:
             raise UserError(f"{run.folder} has no checkpoint")
+        tasks = choose_tasks(run, None)
         data, origin = self._data(run)
-        pools = {task: self._pool(task, data) for task in data.training if task in ordering_tasks(run)}
+        pools = {task: self._pool(task, data) for task in data.training if task in tasks}
         if not pools:
-            raise UserError("there is no data for any task of the run: give --images or --videos")
+            raise UserError("there is no data for any ordering task of the run: give --images or --videos")
         device = choose_device(self.device)
         spreads = {
             task: {
@@ -159,7 +160,7 @@ class ValidationSize(Analysis):
         self, run: Run, checkpoints: Sequence[Path], task: str, pixels: Tensor, device: torch.device, console: Console
     ) -> Iterator[tuple[Path, npt.NDArray[np.float64]]]:
         config = replace(run.config, init=None)
-        tasks = build_tasks(config, config.task_names, device, stored_permutations(run))
+        tasks = build_tasks(config, tasks_of(run), device, stored_permutations(run))
         network, ordering = Network(build_backbone(config.model.backbone), tasks).to(device), tasks[task]
         assert isinstance(ordering, OrderingTask)
         with progress(console, f"validating {task}", len(checkpoints)) as advance:

@@ -156,10 +156,13 @@ def _baselines(run: Run) -> dict[str, float]:
 
 
 def _chance_levels(chances: Mapping[str, float]) -> dict[str, float]:
-    """Return one level if it is the same for all tasks, otherwise one per task."""
-    if len(set(chances.values())) == 1:
-        return {"chance": next(iter(chances.values()))}
-    return {f"chance, {task}": level for task, level in chances.items()}
+    """Return each distinct level; it names its tasks unless it is the same for all."""
+    by_level: dict[float, list[str]] = {}
+    for task, level in chances.items():
+        by_level.setdefault(level, []).append(task)
+    if len(by_level) == 1:
+        return {"chance": next(iter(by_level))}
+    return {f"chance, {' and '.join(tasks)}": level for level, tasks in by_level.items()}
 
 
 def _common(levels: Iterable[Mapping[str, float]]) -> Mapping[str, float]:

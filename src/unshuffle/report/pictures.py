@@ -111,8 +111,9 @@ def _sheet(title: str, block_height: int, count: int, head: int = HEAD) -> tuple
 
 def _draw_puzzles(snapshot: Snapshot, task: str) -> Figure:
     view, puzzles = TASKS[task].view, solve_puzzles(snapshot, task, SAMPLES)
+    count = len(snapshot.ordering_tasks[task].permutations)
     title = (
-        f"Validation {view.media_noun}, each shuffled by one of {len(snapshot.ordering_tasks[task].permutations):,} permutations, "
+        f"Validation {view.media_noun}, each shuffled by one of {count:,} permutations, "
         f"after {snapshot.iteration:,} iterations"
     )
     return _draw_grids(puzzles, title, view.noun) if view.in_grid else _draw_strips(puzzles, title)

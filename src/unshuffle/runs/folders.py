@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from unshuffle.config import OrderingConfig
 from unshuffle.errors import UserError
 from unshuffle.options import read_yaml
 from unshuffle.runs.run import Run
@@ -40,8 +41,15 @@ def _components(path: str | Path) -> tuple[str, ...]:
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
     """Return a distinct name for each run: its folder's, with the sampler's where the folder does not mention it."""
-    names, samplers = short_names([run.folder for run in runs]), [run.config.policy.sampler for run in runs]
+    names, samplers = short_names([run.folder for run in runs]), [_sampler_name(run) for run in runs]
     return [name if sampler in name else f"{name} ({sampler})" for name, sampler in zip(names, samplers, strict=True)]
+
+
+def _sampler_name(run: Run) -> str:
+    """Return the name of the run's sampler; empty if it has no ordering task."""
+    config = run.config
+    orders = any(isinstance(config.section(task), OrderingConfig) for task in config.task_names)
+    return config.policy.name if orders else ""
 
 
 def folder_name(name: str) -> str:

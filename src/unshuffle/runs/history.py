@@ -54,7 +54,10 @@ def choose_tasks(run: Run, task: str | None) -> list[str]:
     """Return the requested ordering task, or all that the run has; raise a UserError if there is no such task."""
     tasks = ordering_tasks(run)
     if not tasks:
-        raise UserError(f"{run.folder} has no task with a permutation set, so there is nothing to analyse")
+        raise UserError(
+            f"{run.folder} has no ordering task (its tasks: {', '.join(tasks_of(run))}), so there are no permutations "
+            "to analyse"
+        )
     if task is None:
         return tasks
     if task not in tasks:
