@@ -100,11 +100,11 @@ def ablate(
 ) -> Ablation:
     """Train every arm with every seed, evaluate all runs, and write the table into `out`.
 
-    Arms are names of the paper's arms, or changes of the config by name, such as `{"long": {"optim": {"iterations":
-    9000}}}`; both can be combined, `{**find_arms(PAPER_ARMS), "mine": ...}`. Evaluations are names, or options by name. Further
-    options are the fields of `unshuffle.config.Config`, as for `unshuffle.pretrain`. With `jobs=1` all jobs run in this
-    process. Jobs that are finished in `out` are not repeated; a job that fails is listed in `failures` and does not
-    stop the others.
+    Arms are names such as `S+T+P`, or changes of the config by name, such as `{"long": {"optim": {"iterations":
+    9000}}}`; both can be combined, `{**find_arms(["S"]), "mine": ...}`. Evaluations are names, or options by name.
+    Further options are the fields of `unshuffle.config.Config`, as for `unshuffle.pretrain`. With `jobs=1` all jobs run
+    in this process. Jobs that are finished in `out` are not repeated; a job that fails is listed in `failures` and does
+    not stop the others.
     """
     plan = make_plan(
         Path(out),
