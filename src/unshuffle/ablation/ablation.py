@@ -100,14 +100,9 @@ def ablate(
 ) -> Ablation:
     """Train every arm with every seed, evaluate all runs, and write the table into `out`.
 
-<<<<<<< HEAD
     Arms are tasks joined as in `tasks`, with +P at the end for the policy, such as `["S+T+R", "S+T+P"]`, or changes of
     the config by name, such as `{"long": {"optim": {"iterations": 9000}}}`; both can be combined,
     `{**find_arms(["S+T+P"]), "mine": ...}`. By default they are the paper's. Evaluations are names, or options by name.
-=======
-    Arms are names such as `S+T+P`, or changes of the config by name, such as `{"long": {"optim": {"iterations":
-    9000}}}`; both can be combined, `{**find_arms(["S"]), "mine": ...}`. Evaluations are names, or options by name.
->>>>>>> t4
     Further options are the fields of `unshuffle.config.Config`, as for `unshuffle.pretrain`. With `jobs=1` all jobs run
     in this process. Jobs that are finished in `out` are not repeated; a job that fails is listed in `failures` and does
     not stop the others.
