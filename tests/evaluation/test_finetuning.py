@@ -6,12 +6,12 @@ import pytest
 import torch
 from rich.console import Console
 from torch import Tensor, nn
-from unshuffle.evaluation.voc_classification import Classifier
 
 from unshuffle.errors import UserError
 from unshuffle.evaluation.classification import FineTuning
 from unshuffle.evaluation.features import find_backbone
 from unshuffle.evaluation.finetuning import Recipe, TrainedClassifier, TrainingSetup, batch_items, build_sgd, fine_tune
+from unshuffle.evaluation.voc.classification import MultiLabelClassifier
 from unshuffle.models.batch_norm import fold_batch_norm
 from unshuffle.models.weights import load_backbone, write_weights
 from unshuffle.stopping import Stopped
@@ -170,7 +170,7 @@ def test_one_layer_round_trip(tmp_path: Path) -> None:
 
 
 def test_folded_backbone_under_three_layers(tmp_path: Path) -> None:
-    network = Classifier(fold_batch_norm(find_backbone("random:tiny")), hidden=8, deviation=0.1).eval()
+    network = MultiLabelClassifier(fold_batch_norm(find_backbone("random:tiny")), hidden=8, init_std=0.1).eval()
     TrainedClassifier(network.backbone, network.head, [str(label) for label in range(20)]).save(tmp_path)
     pixels = torch.randint(0, 256, (2, 96, 96, 3), dtype=torch.uint8)
     images = network.backbone.normalise(pixels.permute(0, 3, 1, 2).float() / 255)

@@ -1,13 +1,15 @@
 """RankMe (Garrido et al., ICML 2023): the effective rank of the features of unlabelled images."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Annotated, Self
 
 import torch
+from annotated_types import Ge
 from rich.console import Console
 from torch import Tensor
 
 from unshuffle.accelerator import choose_device
+from unshuffle.config import Count
 from unshuffle.data.dataset import LabelledDataset, Square, open_dataset
 from unshuffle.errors import UserError
 from unshuffle.evaluation.features import (
@@ -40,11 +42,11 @@ class RankMe(Evaluation):
 
     images: str | None = None
     """Images without labels: a folder, a packed store, tar shards, or synthetic:images:COUNT:SEED."""
-    limit: int = 25_600
+    limit: Annotated[int, Ge(0)] = 25_600
     """Evaluate at most this many images, sampled with the seed; the rank is bounded by their number; 0 is no limit."""
-    batch_size: int = 64
+    batch_size: Count = 64
     """Images per forward pass; lower it if memory runs out."""
-    workers: int = WORKERS
+    workers: Count = WORKERS
     """Threads that decode files."""
 
     @classmethod
@@ -53,7 +55,6 @@ class RankMe(Evaluation):
         return cls(preset="quick", limit=1000)
 
     incidental = Evaluation.incidental | {"batch_size"}
-    may_be_zero = Evaluation.may_be_zero | {"limit"}
 
     def measure(self, console: Console) -> Result:
         """Measure the effective rank of pool5."""

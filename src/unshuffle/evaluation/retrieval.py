@@ -3,17 +3,18 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
+from annotated_types import Ge, MinLen
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
 from unshuffle.accelerator import choose_device
-from unshuffle.config import Config
+from unshuffle.config import Config, Count
 from unshuffle.data.dataset import (
     LabelledDataset,
     LabelledImages,
@@ -179,34 +180,34 @@ class Retrieval(Evaluation):
     """The queries, with the same classes."""
     voc: Path | None = None
     """Instead of --train and --test: a VOC devkit, whose objects are cut out and compared."""
-    year: int = 2007
+    year: Count = 2007
     """Year of the devkit."""
     train_set: str = "trainval"
     """Image set whose objects are the gallery."""
     test_set: str = "test"
     """Image set whose objects are the queries."""
-    min_pixels: int = 10_000
+    min_pixels: Annotated[int, Ge(0)] = 10_000
     """Leave out objects whose box has fewer pixels."""
     difficult: bool = True
     """Include objects that are marked as difficult."""
-    frames: int = 10
+    frames: Count = 10
     """Frames of each video, evenly spaced."""
     per_video: bool = False
     """Compare videos by the mean vector of their frames; otherwise every frame is a query of its own."""
     fit: Literal["auto", "crop", "squash"] = "auto"
     """How an image becomes a square: crop its centre, or squash it; auto squashes objects of VOC only."""
-    size: int = 0
+    size: Annotated[int, Ge(0)] = 0
     """Side of the input in pixels; 0 is the backbone's own, 227 for CaffeNet."""
-    top: tuple[int, ...] = (1, 5, 10, 20, 50)
+    top: Annotated[tuple[Count, ...], MinLen(1)] = (1, 5, 10, 20, 50)
     """Each k of the top-k accuracies."""
-    examples: int = 8
+    examples: Annotated[int, Ge(0)] = 8
     """Queries in the picture that is drawn into --out, each of another class; 0 draws none."""
-    limit: int = 0
+    limit: Annotated[int, Ge(0)] = 0
     """Use at most this many images, videos or objects as gallery and as queries, evenly over the classes; 0 is no
     limit."""
-    batch_size: int = 64
+    batch_size: Count = 64
     """Images per forward pass; lower it if memory runs out."""
-    workers: int = WORKERS
+    workers: Count = WORKERS
     """Threads that decode files."""
 
     @classmethod
@@ -216,12 +217,9 @@ class Retrieval(Evaluation):
 
     incidental = Evaluation.incidental | {"batch_size", "examples"}
     stated = Evaluation.stated | {"year", "train_set", "test_set"}
-    may_be_zero = Evaluation.may_be_zero | {"min_pixels", "size", "limit", "examples"}
 
     def measure(self, console: Console) -> Result:
         """Search the gallery for the nearest neighbours of every query."""
-        if not self.top:
-            raise UserError("--top needs one number or more")
         device = choose_device(self.device)
         backbone = find_backbone(self.weights, self.seed).to(device)
         size = self.size or backbone.eval_size

@@ -14,6 +14,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from unshuffle.accelerator import choose_device
+from unshuffle.config import Count, Positive
 from unshuffle.console import say
 from unshuffle.data.dataset import digest, file_stamp, shared_files
 from unshuffle.data.source import Pixels
@@ -41,25 +42,25 @@ class VocEvaluation(Evaluation):
 
     voc: Path | None = None
     """VOC devkit: the folder that holds VOC2007, VOC2012 ..., or the folder of one year."""
-    year: int = 2007
+    year: Count = 2007
     """Year of the devkit, such as 2007 or 2012."""
     train_set: str = "trainval"
     """Image set to fine-tune on: its name in the devkit, or a text file with one image name per line."""
     test_set: str = "test"
     """Image set to test on, given like --train_set."""
-    limit: int | None = None
+    limit: Count | None = None
     """Use at most this many images of each image set, for a quick test; all if not given."""
-    iterations: int | None = None
+    iterations: Count | None = None
     """Iterations of fine-tuning, instead of the schedule's; the learning-rate drops move in proportion."""
-    lr: float | None = None
+    lr: Positive | None = None
     """Initial learning rate, instead of the schedule's."""
-    hidden: int = 4096
+    hidden: Count = 4096
     """Units of each of the new layers fc6 and fc7; fewer train faster."""
-    init_std: float = 0.005
+    init_std: Positive = 0.005
     """Standard deviation of the initial weights of fc6 and fc7; raise it for narrow layers. Biases: 0.1."""
-    workers: int = os.cpu_count() or 1
+    workers: Count = os.cpu_count() or 1
     """Threads that read images; raise it if the accelerator waits for them."""
-    save_every: int = 1000
+    save_every: Count = 1000
     """Iterations between checkpoints in --out."""
 
     incidental = Evaluation.incidental | {"proposals_cache"}

@@ -13,6 +13,7 @@ from rich.console import Console, Group
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unshuffle.config import Count, Positive
 from unshuffle.console import progress
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.media import read_image
@@ -47,11 +48,11 @@ UNKNOWN = -1
 class VocClassification(VocEvaluation):
     """Fine-tune all layers to tell which of 20 classes an image shows; mAP (Tab. 4)."""
 
-    batch_size: int = 16
+    batch_size: Count = 16
     """Images per iteration."""
-    crops: int = 10
+    crops: Count = 10
     """Random crops of each test image, whose scores are summed; fewer are faster and less accurate."""
-    init_std: float = 0.01
+    init_std: Positive = 0.01
     """Standard deviation of the initial weights of fc6, fc7 and fc8; raise it for narrow layers. Biases: 0.1."""
 
     @classmethod
