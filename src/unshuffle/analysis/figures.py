@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from unshuffle.tasks import TASKS
+from unshuffle.config import TASK_SYMBOLS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +59,7 @@ STYLE: Any = {
 
 def task_colour(task: str) -> str:
     """Return the colour of a task in figures."""
-    return COLOURS[list(TASKS).index(task) % len(COLOURS)]
+    return COLOURS[list(TASK_SYMBOLS.values()).index(task) % len(COLOURS)]
 
 
 def styled(draw: Callable[P, "Figure"]) -> Callable[P, "Figure"]:

@@ -20,7 +20,7 @@ from unshuffle.lazy import LazyClass, find_class
 from unshuffle.options import check_bounds
 
 if TYPE_CHECKING:  # both need torch, which takes seconds to import
-    from unshuffle.data.dataset import Skipped
+    from unshuffle.data.source import Skipped
     from unshuffle.evaluation.retrieval import Neighbours
 
 

@@ -24,6 +24,7 @@ from unshuffle.data.dataset import (
     open_dataset,
     shared_files,
     synthetic_dataset,
+    voc_objects,
 )
 from unshuffle.data.synthetic import SyntheticSource, synthetic_images
 from unshuffle.errors import UserError
@@ -53,7 +54,6 @@ from unshuffle.evaluation.protocol import (
     skipped_figures,
 )
 from unshuffle.evaluation.rankme import effective_rank
-from unshuffle.evaluation.voc.devkit import voc_objects
 from unshuffle.models import Backbone, build_backbone
 from unshuffle.models.registry import backbone_features
 from unshuffle.randomness import stream_seed

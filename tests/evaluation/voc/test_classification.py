@@ -7,6 +7,7 @@ import torch
 from rich.console import Console
 from sklearn.metrics import average_precision_score
 
+from unshuffle.data.voc import CLASSES, VocImage, VocObject
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import find_evaluation
 from unshuffle.evaluation.voc.classification import (
@@ -18,7 +19,6 @@ from unshuffle.evaluation.voc.classification import (
     multi_label_loss,
     random_crop,
 )
-from unshuffle.evaluation.voc.devkit import CLASSES, VocImage, VocObject
 
 MakeDevkit = Callable[..., Path]
 BOX = (0.0, 0.0, 1.0, 1.0)

@@ -18,6 +18,7 @@ from unshuffle.config import Count, Positive
 from unshuffle.console import say
 from unshuffle.data.dataset import digest, file_stamp, shared_files
 from unshuffle.data.source import Pixels
+from unshuffle.data.voc import CLASSES, Devkit, ImageSet
 from unshuffle.errors import UserError
 from unshuffle.evaluation.features import find_backbone, weights_digest
 from unshuffle.evaluation.finetuning import Recipe, TrainingSetup
@@ -30,7 +31,6 @@ from unshuffle.evaluation.protocol import (
     shared_sentence,
     skipped_figures,
 )
-from unshuffle.evaluation.voc.devkit import CLASSES, Devkit, ImageSet
 from unshuffle.models import Backbone
 from unshuffle.models.batch_norm import fold_batch_norm
 from unshuffle.randomness import seed_everything

@@ -18,6 +18,7 @@ from unshuffle.console import progress
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.media import read_image
 from unshuffle.data.source import Pixels
+from unshuffle.data.voc import CLASSES, ImageSet, VocImage
 from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.finetuning import Recipe, TrainedClassifier, TrainingSetup, batch_items, fine_tune
 from unshuffle.evaluation.protocol import Result, published_table
@@ -29,7 +30,6 @@ from unshuffle.evaluation.voc.base import (
     init_layer,
     mean_percent,
 )
-from unshuffle.evaluation.voc.devkit import CLASSES, ImageSet, VocImage
 from unshuffle.evaluation.voc.metrics import average_precision, precision_recall_curve, voc2007_average_precision
 from unshuffle.models import Backbone
 from unshuffle.models.registry import backbone_features

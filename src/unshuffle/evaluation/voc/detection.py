@@ -15,11 +15,11 @@ from unshuffle.config import Count
 from unshuffle.console import progress, say
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.media import read_image
+from unshuffle.data.voc import CLASSES, ImageSet, VocImage
 from unshuffle.errors import UserError
 from unshuffle.evaluation.finetuning import Recipe, TrainingSetup, batch_items, fine_tune
 from unshuffle.evaluation.protocol import Result, published_table
 from unshuffle.evaluation.voc.base import VocEvaluation, byte_tensor, class_percentages, class_table, mean_percent
-from unshuffle.evaluation.voc.devkit import CLASSES, ImageSet, VocImage
 from unshuffle.evaluation.voc.fast_rcnn import FastRCNN, RegionTargets, detect, detection_loss, sample_regions
 from unshuffle.evaluation.voc.metrics import Detections, detection_average_precisions
 from unshuffle.evaluation.voc.proposals import Boxes, clip_proposals, read_proposals, search_proposals

@@ -12,6 +12,7 @@ from unshuffle.config import Count
 from unshuffle.console import progress
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.media import read_image
+from unshuffle.data.voc import CLASSES, IGNORE_INDEX, ImageSet, VocImage, read_mask
 from unshuffle.evaluation.features import to_floats
 from unshuffle.evaluation.finetuning import Recipe, TrainingSetup, batch_items, fine_tune
 from unshuffle.evaluation.protocol import Result, published_table
@@ -23,7 +24,6 @@ from unshuffle.evaluation.voc.base import (
     init_layer,
     mean_percent,
 )
-from unshuffle.evaluation.voc.devkit import CLASSES, IGNORE_INDEX, ImageSet, VocImage, read_mask
 from unshuffle.evaluation.voc.metrics import class_ious, confusion_matrix, pixel_accuracy
 from unshuffle.models import Backbone
 from unshuffle.models.chain import Geometry, chain_of, first_convolution, geometry
