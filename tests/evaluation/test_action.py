@@ -468,9 +468,9 @@ def test_unreadable_videos_are_counted_and_said(folders: dict[str, Path], tmp_pa
         ({"test": None}, "give --train and --test"),
         ({"list": Path("x")}, "give --train and --test"),
         ({"train": Path("absent")}, "absent does not exist or is not a folder"),
-        ({"epochs": 0}, "--epochs is 0, but must be above 0"),
-        ({"classes": 1}, "--classes 1 is too few"),
-        ({"dropout": (0.5, 1.0)}, "--dropout"),
+        ({"epochs": 0}, "epochs is 0, but must be 1 or more"),
+        ({"classes": 1}, "classes is 1, but must be 2 or more"),
+        ({"dropout": (0.5, 1.0)}, "dropout is 1.0, but must be 0 or more and below 1"),
     ],
 )
 def test_bad_options(folders: dict[str, Path], options: dict[str, Any], match: str) -> None:

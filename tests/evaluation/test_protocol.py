@@ -1,7 +1,8 @@
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from io import StringIO
+from typing import Literal, get_origin
 
 import pytest
 from rich.console import Console
@@ -21,6 +22,7 @@ from unshuffle.evaluation.protocol import (
     rounded,
     skipped_figures,
 )
+from unshuffle.options import check_bounds, field_types
 
 
 def test_help_lists_all_without_importing_torch() -> None:
@@ -57,35 +59,44 @@ def test_switches_are_named_as_they_are_given() -> None:
 @pytest.mark.parametrize(
     ("name", "option", "value", "sentence"),
     [
-        ("voc-classification", "crops", 0, "--crops is 0, but must be above 0"),
-        ("voc-detection", "lr", float("nan"), "--lr is nan, but must be above 0"),
-        ("voc-segmentation", "limit", -1, "--limit is -1, but must be above 0"),
-        ("retrieval", "top", (1, 0), "--top is 1 0, but must be above 0"),
-        ("rankme", "limit", -1, "--limit is -1, but must not be negative"),
-        ("rankme", "batch_size", 0, "--batch_size is 0, but must be above 0"),
-        ("action", "dropout", (0.5, -0.1), "--dropout is 0.5 -0.1, but must not be negative"),
-        ("finetune", "seed", -1, "--seed is -1, but must not be negative"),
-        ("finetune", "seed", 2**32, "--seed is 4294967296, but must be below"),
+        ("voc-classification", "crops", 0, "crops is 0, but must be 1 or more"),
+        ("voc-detection", "lr", float("nan"), "lr is nan, but must be a finite number"),
+        ("voc-segmentation", "limit", -1, "limit is -1, but must be 1 or more"),
+        ("retrieval", "top", (1, 0), "top is 0, but must be 1 or more"),
+        ("retrieval", "top", (), "top has 0 values, but must have 1 or more"),
+        ("finetune", "batch_size", 1, "batch_size is 1, but must be 2 or more"),
+        ("rankme", "limit", -1, "limit is -1, but must be 0 or more"),
+        ("rankme", "batch_size", 0, "batch_size is 0, but must be 1 or more"),
+        ("action", "dropout", (0.5, -0.1), "dropout is -0.1, but must be 0 or more and below 1"),
+        ("action", "dropout", (0.5,), "dropout has 1 value, but must have 2 or more and at most 2"),
+        ("finetune", "seed", -1, "seed is -1, but must be 0 or more and below 4294967296"),
+        ("finetune", "seed", 2**32, "seed is 4294967296, but must be 0 or more and below 4294967296"),
     ],
 )
-def test_numbers_that_make_no_sense(name: str, option: str, value: object, sentence: str) -> None:
+def test_numbers_out_of_bounds_are_refused(name: str, option: str, value: object, sentence: str) -> None:
     with pytest.raises(UserError, match=f"^{sentence}"):
         find_evaluation(name)(**{option: value}).run(Console(quiet=True))  # type: ignore[arg-type]
 
 
-def complaint(evaluation: Evaluation) -> str:
-    try:
-        evaluation.check_numbers()
-    except UserError as error:
-        return str(error)
-    return ""
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_the_numbers_of_the_presets_are_within_their_bounds(name: str) -> None:
+    kind = find_evaluation(name)
+    check_bounds(kind())
+    check_bounds(kind.quick())
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)
-def test_the_numbers_of_the_presets_make_sense(name: str) -> None:
+def test_every_number_has_bounds(name: str) -> None:
     kind = find_evaluation(name)
-    assert [complaint(kind()), complaint(kind.quick())] == ["", ""]
-    assert complaint(replace(kind.quick(), seed=-1)) != ""
+    for option in fields(kind):
+        value = getattr(kind.quick(), option.name)
+        numbers = value if isinstance(value, tuple) else (value,)
+        literal = get_origin(field_types(kind)[option.name]) is Literal
+        if not literal and all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers):
+            negative = tuple(-1 for _ in numbers) if isinstance(value, tuple) else -1
+            if numbers:
+                with pytest.raises(UserError, match=f"^{option.name} is -1"):
+                    check_bounds(replace(kind.quick(), **{option.name: negative}))
 
 
 @pytest.mark.parametrize("name", ["voc-classification", "voc-detection", "voc-segmentation"])
