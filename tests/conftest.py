@@ -247,7 +247,7 @@ def devkit(tmp_path: Path) -> Callable[..., Path]:
     return lambda **sets: write_devkit(tmp_path / "devkit", sets)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def annotate() -> Callable[[Path, Sequence[VocObject]], None]:
     """A function that writes one annotation of a VOC devkit."""
     return write_annotation

@@ -19,7 +19,7 @@ def test_classes_are_in_the_order_of_the_devkit() -> None:
 
 def test_boxes_enclose_the_painted_objects(devkit: MakeDevkit) -> None:
     images = Devkit(devkit(test=5), 2007).with_objects("test")
-    assert len(images) == 5 and images.summary() == "VOC2007 test: 5 images"
+    assert len(images) == 5 and images.name == "VOC2007 test" and not images.skipped
     for image in images.images:
         pixels = read_image(image.path).astype(int)
         left, top, right, bottom = map(int, image.objects[0].box)
@@ -98,7 +98,7 @@ def test_unusable_images_are_skipped_and_counted(
     damage(root / "VOC2007")
     images = Devkit(root, 2007).with_objects("test")
     assert [image.name for image in images.images] == ["000001", "000002"]
-    assert images.summary() == f"VOC2007 test: 2 images (1 skipped: 1 because {reason})"
+    assert images.skipped == [("000000", reason)] and images.skip_reasons() == f"1 because {reason}"
     with pytest.raises(UserError, match="no image of VOC2007 single can be used: 1 because"):
         Devkit(root, 2007).with_objects("single")
 

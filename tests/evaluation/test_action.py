@@ -1,5 +1,4 @@
 import json
-import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import StringIO
@@ -574,25 +573,3 @@ def test_official_lists_that_make_no_sense(tmp_path: Path, file: str, text: str,
     (tmp_path / file).write_text(text)
     with pytest.raises(UserError, match=match):
         official_split(tmp_path, videos, 1).check()
-
-
-@pytest.mark.parametrize(
-    ("train", "test"),
-    [
-        ("synthetic:videos:18:0", "synthetic:videos:12:1"),
-        ("{root}/trainlist01.txt", "{root}/testlist01.txt"),
-        ("{root}/train.tar", "{root}/test.tar"),
-    ],
-    ids=["synthetic", "split lists", "shards"],
-)
-def test_every_source_of_labelled_videos(train: str, test: str, tmp_path: Path) -> None:
-    videos = make_ucf(tmp_path)
-    for side, groups in (("train", "12"), ("test", "3")):
-        with tarfile.open(tmp_path / f"{side}.tar", "w") as tar:
-            for group in groups:
-                for kind in ("Upright", "Flat"):
-                    name = f"{kind}/v_{kind}_g0{group}_c01.avi"
-                    tar.add(videos / name, name)
-    options = {"cache": tmp_path / "cache", "epochs": 1, "test_crops": 1}
-    result = small({}, train=train.format(root=tmp_path), test=test.format(root=tmp_path), **options).run(QUIET)
-    assert result.metrics["skipped"]["count"] == 0 and len(result.metrics["per_class"]) >= 2

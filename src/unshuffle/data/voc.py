@@ -80,11 +80,6 @@ class ImageSet:
         """Return the paths of the image files."""
         return [image.path for image in self.images]
 
-    def summary(self) -> str:
-        """Return one line: the number of images, and of skipped images by reason."""
-        skipped = f" ({len(self.skipped)} skipped: {self.skip_reasons()})" if self.skipped else ""
-        return f"{self.name}: {len(self)} images{skipped}"
-
     def skip_reasons(self) -> str:
         """Return the number of skipped images for each reason, the most frequent first."""
         counts = Counter(reason for _, reason in self.skipped)
@@ -244,7 +239,7 @@ def large_objects(images: ImageSet, *, min_pixels: int = MIN_PIXELS, difficult: 
 
 
 def find_image_set(address: Path) -> tuple[Devkit, str] | None:
-    """Return the devkit and the name of an image set that an address VOC2007/ImageSets/Main/NAME.txt leads to, if any."""
+    """Return the devkit and the name of an image set that VOC2007/ImageSets/Main/NAME.txt leads to, if it does."""
     file = address.expanduser().absolute()
     if file.parts[-3:-1] != ("ImageSets", "Main") or not file.is_file():
         return None

@@ -21,7 +21,6 @@ from unshuffle.data.dataset import (
     Square,
     load_images,
     one_per_class,
-    open_dataset,
     shared_files,
     synthetic_dataset,
     voc_objects,
@@ -175,7 +174,8 @@ class Retrieval(Evaluation):
 
     train: str | None = None
     """The gallery: class folders (torchvision's ImageFolder layout) of images or of videos, a packed store or tar
-    shards with labels, a split list such as ucfTrainTestlist/trainlist01.txt, or synthetic:images:COUNT:SEED."""
+    shards with labels, a split list such as ucfTrainTestlist/trainlist01.txt, VOC2007/ImageSets/Main/trainval.txt for
+    the objects of VOC, or synthetic:images:COUNT:SEED (synthetic:videos:…)."""
     test: str | None = None
     """The queries, with the same classes."""
     voc: Path | None = None
@@ -402,15 +402,19 @@ class RetrievalMonitor:
         return top_k_accuracy(neighbours, self.queries.labels, self.gallery.labels)
 
 
-def build_monitor(config: Config) -> RetrievalMonitor | None:
-    """Return retrieval on the given labelled data, or on the synthetic world if that is trained on, or None."""
+def build_monitor(config: Config, console: Console | None = None) -> RetrievalMonitor | None:
+    """Return retrieval on the given labelled data, or on the synthetic world if that is trained on, or None.
+
+    Files that cannot be read are named on the console.
+    """
     device, monitor = choose_device(config.device), config.monitor
     if monitor.gallery is not None and monitor.queries is not None:
         square, cache = Square(build_backbone(config.model.backbone).eval_size), config.data.cache
-        gallery = load_images(open_dataset(monitor.gallery, square=square, frames=1, cache=cache), monitor.limit)
-        queries = load_images(
-            open_dataset(monitor.queries, square=square, frames=1, cache=cache, classes=gallery.classes), monitor.limit
-        )
+        datasets = open_pair(monitor.gallery, monitor.queries, square=square, frames=1, cache=cache)
+        gallery, queries = (load_images(dataset, monitor.limit) for dataset in datasets)
+        if console is not None:
+            for dataset in datasets:
+                note_skipped(console, dataset.skipped, f"monitor, {dataset.address}")
         return RetrievalMonitor(gallery, queries, device)
     if config.images is not None or config.videos is not None:
         return None

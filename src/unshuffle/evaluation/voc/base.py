@@ -34,6 +34,7 @@ from unshuffle.evaluation.protocol import (
 from unshuffle.models import Backbone
 from unshuffle.models.batch_norm import fold_batch_norm
 from unshuffle.randomness import seed_everything
+from unshuffle.wording import counted
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class VocEvaluation(Evaluation):
     def report_image_sets(self, train: ImageSet, test: ImageSet, console: Console) -> None:
         """Print the size of both image sets, what was skipped, and what would make the metrics unreliable."""
         for images in (train, test):
-            say(console, images.summary())
+            say(console, f"{images.name}: {counted(len(images), 'images')}")
             note_skipped(console, images.skipped, images.name)
         note_shared(console, len(shared_files(train.paths(), test.paths())))
         if len(train) < FEW_PER_CLASS * len(CLASSES):
