@@ -59,7 +59,7 @@ STYLE: Any = {
 
 def task_colour(task: str) -> str:
     """Return the colour of a task in figures."""
-    return COLOURS[list(TASK_SYMBOLS.values()).index(task) % len(COLOURS)]
+    return COLOURS[[*map(str, TASK_SYMBOLS.values())].index(task) % len(COLOURS)]
 
 
 def styled(draw: Callable[P, "Figure"]) -> Callable[P, "Figure"]:

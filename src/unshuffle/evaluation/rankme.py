@@ -85,8 +85,9 @@ class RankMe(Evaluation):
         rank = effective_rank(features.to(device))
         return Result(
             "RankMe",
-            f"{count:,} {dataset.kind} ({self.images}), centre square at {backbone.eval_size} px; exp of the entropy of "
-            f"the singular values of pool5 ({dimensions:,} numbers), to compare with equal numbers of {dataset.kind} only",
+            f"{count:,} {dataset.kind} ({self.images}), centre square at {backbone.eval_size} px; "
+            f"exp of the entropy of the singular values of pool5 ({dimensions:,} numbers), "
+            f"to compare with equal numbers of {dataset.kind} only",
             {"rankme": rank, "images": count, "dimensions": dimensions, "skipped": skipped_figures(dataset.skipped)},
             f"effective rank {rank:.1f} of at most {min(count, dimensions):,}",
         )
