@@ -334,7 +334,7 @@ def test_standardisation() -> None:
     assert (standard(torch.full((2, 16), 1e9))[:, 0] == 0).all()
 
 
-def test_the_penalty_is_chosen_by_images_that_were_held_back() -> None:
+def test_the_penalty_is_chosen_on_held_out_images() -> None:
     generator = torch.Generator().manual_seed(0)
     labels = (torch.rand(200, generator=generator) < 0.3).long()
     noisy = torch.randn(200, 100, generator=generator)  # one dimension of a hundred tells something

@@ -61,7 +61,7 @@ def test_switches_are_named_as_they_are_given() -> None:
     [
         ("voc-classification", "crops", 0, "crops is 0, but must be 1 or more"),
         ("voc-detection", "lr", float("nan"), "lr is nan, but must be a finite number"),
-        ("voc-segmentation", "limit", -1, "limit is -1, but must be 1 or more"),
+        ("voc-segmentation", "limit", -1, "limit is -1, but must be 0 or more"),
         ("retrieval", "top", (1, 0), "top is 0, but must be 1 or more"),
         ("retrieval", "top", (), "top has 0 values, but must have 1 or more"),
         ("finetune", "batch_size", 1, "batch_size is 1, but must be 2 or more"),
@@ -122,17 +122,17 @@ def test_all_tables_are_there() -> None:
     assert published("5")["S+T+P"]["classification"] == published("4")["Büchler et al."]["classification"]
 
 
-def test_ours_stand_above_theirs() -> None:
+def test_our_figures_stand_above_the_published_ones() -> None:
     said = StringIO()
-    theirs = {"top 1": "VOC 2007 top1"}
+    columns = {"top 1": "VOC 2007 top1"}
     ours = {"this network": {"top 1": 33.333, "mine": 1.0}, "chance": {"mine": 0.5}}
-    Console(file=said, width=200).print(published_table("1", ours, "VOC 2007", theirs))
+    Console(file=said, width=200).print(published_table("1", ours, "VOC 2007", columns))
     lines = [line.split() for line in said.getvalue().splitlines() if line.strip()]
     assert lines[0] == ["[%]", "top", "1", "mine"] and lines[1] == ["this", "network", "33.3", "1.0"]
     assert lines.pop(2) == ["chance", "-", "0.5"]
     assert " ".join(lines[2]) == "published, other data (VOC 2007)"
     assert lines[3] == ["Random", "17.6", "-"] and len(lines) == 7
-    Console(file=said, width=200).print(published_table("1", ours, "VOC 2007", theirs, same=True))
+    Console(file=said, width=200).print(published_table("1", ours, "VOC 2007", columns, same=True))
     assert "published, VOC 2007 " in said.getvalue()
 
 

@@ -120,9 +120,9 @@ def test_training_images_find_themselves(classes: tuple[Path, Path], tmp_path: P
     result = Retrieval(**TINY, train=train, test=train, batch_size=3, out=tmp_path).run(QUIET)
     assert result.metrics["top1"] == 100
     shown = result.neighbours
-    assert shown is not None and len(shown.queries) == 3 and len(shown.found) == 15
+    assert shown is not None and len(shown.queries) == 3 and len(shown.neighbours) == 15
     assert result.metrics["shared_files"] == 25 and "25 of the test files are training files too" in result.statement
-    assert (shown.found.pixels[::5] == shown.queries.pixels).all()
+    assert (shown.neighbours.pixels[::5] == shown.queries.pixels).all()
 
 
 def test_an_interrupted_search_resumes(

@@ -134,7 +134,7 @@ class FileSource:
         return read_image(path, self.short_side)[None]
 
     def stamp(self, item: int) -> str:
-        """Return what changes when the file, or the box in it, does."""
+        """Return text that changes when the file, or the box in it, does."""
         return f"{file_stamp(self.paths[item])} {self.boxes[item] if self.boxes else None}"
 
 
@@ -270,10 +270,10 @@ class LabelledImages:
 
 def load_images(dataset: LabelledDataset, limit: int = 0) -> LabelledImages:
     """Read the first frame of at most `limit` readable items, evenly over the classes, into memory; 0 reads all."""
-    most = max(1, limit // len(dataset.classes)) if limit else len(dataset)
+    per_class = max(1, limit // len(dataset.classes)) if limit else len(dataset)
     counts, chosen, pixels = Counter[int](), list[int](), list[Pixels]()
     for index, label in enumerate(dataset.labels):
-        if counts[label] == most:
+        if counts[label] == per_class:
             continue
         try:
             pixels.append(dataset.load(index)[0])
@@ -408,22 +408,22 @@ def _open_folder(folder: Path, kind: Literal["auto", "images", "videos"], labell
     if not folder.is_dir():
         raise UserError(f"{folder} does not exist or is not a folder")
     if not labelled:
-        found, paths = _find(folder, kind)
-        return _Opened(FileSource(folder, paths, found), found, [None] * len(paths), ())
+        media, paths = _find(folder, kind)
+        return _Opened(FileSource(folder, paths, media), media, [None] * len(paths), ())
     classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(classes) < 2:
         raise UserError(f"{folder} needs a subfolder for each of two or more classes")
-    found, paths = _find(folder, kind)
+    media, paths = _find(folder, kind)
     files: dict[str, list[Path]] = {name: [] for name in classes}
     for path in paths:
         files.get(path.relative_to(folder).parts[0], []).append(path)  # a file beside the folders has no class
     if empty := [name for name in classes if not files[name]]:
         raise UserError(
-            f"{len(empty)} of the {len(classes)} classes of {folder} have no {found} ({', '.join(empty[:5])}): "
+            f"{len(empty)} of the {len(classes)} classes of {folder} have no {media} ({', '.join(empty[:5])}): "
             "add some, or remove the folders"
         )
     class_of = [name for name in classes for _ in files[name]]
-    return _Opened(FileSource(folder, list(chain(*files.values())), found), found, class_of, classes)
+    return _Opened(FileSource(folder, list(chain(*files.values())), media), media, class_of, classes)
 
 
 def _find(folder: Path, kind: Literal["auto", "images", "videos"]) -> tuple[Literal["images", "videos"], list[Path]]:
@@ -435,7 +435,7 @@ def _find(folder: Path, kind: Literal["auto", "images", "videos"]) -> tuple[Lite
         stills = [path for path in images if path.suffix.lower() != ".gif"]
         if stills and any(path.suffix.lower() != ".gif" for path in videos):
             raise UserError(
-                f"{folder} holds images and videos: give a folder of one kind, or choose with --kind where there is one"
+                f"{folder} holds images and videos: give a folder of one kind, or --kind if the command has it"
             )
         images = images if stills else []
     if not images and not videos:
@@ -536,14 +536,14 @@ def _shard_labels(source: ShardSource, cache: Path) -> list[str | None]:
 
 
 def _cached_texts(file: ShardFile, cache: Path) -> dict[str, str]:
-    """Return the label text of each key of a shard; kept in the cache, as all headers have to be read for it."""
-    kept = cache / "shards" / f"{file.digest}-labels.json"
+    """Return the label text of each key of a shard; stored in the cache, as all headers have to be read for it."""
+    stored = cache / "shards" / f"{file.digest}-labels.json"
     try:
-        texts: dict[str, str] = json.loads(kept.read_bytes())
+        texts: dict[str, str] = json.loads(stored.read_bytes())
     except (OSError, ValueError):  # none yet, or an interrupted one
         texts = _text_members(file)[1]
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(kept) as draft:
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(stored) as draft:
             draft.write_text(json.dumps(texts))
     return texts
 
@@ -641,13 +641,13 @@ def digest(values: Iterable[object]) -> str:
 
 
 def file_stamp(path: Path) -> str:
-    """Return what changes when a file does: its size and time."""
+    """Return the size and the time of a file, as text: they change when the file does."""
     status = path.stat()
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def _version(source: Source) -> str:
-    """Return what tells the state of a source that is not files."""
+    """Return text that changes when a packed store or shards do; a synthetic world is told by its address."""
     if isinstance(source, Store):
         return str(source.header)
     return digest(file.digest for file in source.files) if isinstance(source, ShardSource) else ""

@@ -107,16 +107,16 @@ class Devkit:
             )
         self.folder = folder
 
-    def with_objects(self, name: str, limit: int | None = None) -> ImageSet:
-        """Return an image set of ImageSets/Main (or of a file of image names) with its annotated objects."""
+    def with_objects(self, name: str, limit: int = 0) -> ImageSet:
+        """Return an image set of ImageSets/Main (or of a file of image names) with its objects; a limit of 0 is none."""
         return self._read("Main", name, limit, self._with_objects)
 
-    def with_masks(self, name: str, masks: str = "SegmentationClass", limit: int | None = None) -> ImageSet:
+    def with_masks(self, name: str, masks: str = "SegmentationClass", limit: int = 0) -> ImageSet:
         """Return an image set of ImageSets/Segmentation (or of a file of image names) with a mask for each image."""
         return self._read("Segmentation", name, limit, lambda image: self._with_mask(image, self.folder / masks))
 
-    def _read(self, kind: str, name: str, limit: int | None, read: Callable[[str], VocImage]) -> ImageSet:
-        names = self._names(kind, name)[:limit]
+    def _read(self, kind: str, name: str, limit: int, read: Callable[[str], VocImage]) -> ImageSet:
+        names = self._names(kind, name)[: limit or None]
 
         def read_or_skip(number: int) -> VocImage | Skipped:
             try:

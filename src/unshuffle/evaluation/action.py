@@ -549,8 +549,8 @@ class ActionRecognition(Evaluation):
             "chance": {classes: metrics["chance"], videos: metrics["chance"]},
         }
         same = dataset in ("UCF-101", "HMDB-51") and self.unchanged("split", "classes", "per_class")
-        theirs = "HMDB-51" if dataset == "HMDB-51" else "UCF-101"
-        return published_table("3", ours, theirs, {classes: theirs}, same=same)
+        data = "HMDB-51" if dataset == "HMDB-51" else "UCF-101"
+        return published_table("3", ours, data, {classes: data}, same=same)
 
 
 def score(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> Figures:

@@ -1,7 +1,6 @@
 """Classification of labelled images: data, training crops and accuracies of all classifiers, and fine-tuning."""
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
@@ -21,6 +20,7 @@ from unshuffle.data.media import BadMedia
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.features import (
+    WORKERS,
     FeatureCache,
     extract_features,
     find_backbone,
@@ -98,7 +98,7 @@ class Classification(Evaluation):
     """Momentum of SGD."""
     weight_decay: NonNegative = 5e-4
     """Weight decay of SGD; biases have none, and twice the learning rate."""
-    workers: Count = os.cpu_count() or 1
+    workers: Count = WORKERS
     """Threads that decode images."""
     save_every: Count = 1000
     """Iterations between checkpoints in --out."""
@@ -114,12 +114,12 @@ class Classification(Evaluation):
             )
         device = choose_device(self.device)
         backbone = find_backbone(self.weights, self.seed).to(device)
-        sides = open_pair(self.train, self.test, square=Square(backbone.eval_size, margin=MARGIN))
-        if sides[0].kind == "videos":
+        datasets = open_pair(self.train, self.test, square=Square(backbone.eval_size, margin=MARGIN))
+        if datasets[0].kind == "videos":
             raise UserError(f"{self.train} holds videos, but this evaluation classifies images: see evaluate action")
         seed_everything(self.seed)
-        idle = frozenset({"limit"} if not any(dataset.exceeds(self.limit) for dataset in sides) else ())
-        training, testing = (dataset.limited(self.limit) for dataset in sides)
+        idle = frozenset({"limit"} if not any(dataset.exceeds(self.limit) for dataset in datasets) else ())
+        training, testing = (dataset.limited(self.limit) for dataset in datasets)
         shared = len(shared_files(training.paths(), testing.paths()))
         note_shared(console, shared)
         return Setting(backbone, weights_digest(backbone), device, training, testing, shared, idle)

@@ -1,4 +1,4 @@
-"""What all evaluations have in common: options, result, notes to the user, published figures, and the registry."""
+"""Options, results and notes to the user that all evaluations share, published figures, and the registry."""
 
 import csv
 import shutil
@@ -219,18 +219,18 @@ def published_table(
     table: str,
     ours: Mapping[str, Mapping[str, float]],
     data: str,
-    theirs: Mapping[str, str] | None = None,
+    paper_columns: Mapping[str, str] | None = None,
     *,
     same: bool = False,
 ) -> Table:
     """Return a table of our figures by row and column, and below them the paper's in the same columns.
 
-    `data` names the data of the paper's figures, and `same` says whether ours are of the same data. `theirs` maps our
-    columns to the paper's names where these differ. A method without a figure in any of the columns is left out.
+    `data` names the data of the paper's figures, and `same` says whether ours are of the same data. `paper_columns`
+    maps our columns to the paper's names where these differ. Methods without a figure in any column are left out.
     """
     grid = figure_table(ours)
     columns = {str(column.header): str(column.header) for column in grid.columns[1:]}
-    columns |= theirs or {}
+    columns |= paper_columns or {}
     rows = {method: row for method, row in published(table).items() if row.keys() & set(columns.values())}
     if rows:
         grid.add_row()

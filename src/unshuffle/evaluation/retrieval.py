@@ -151,7 +151,7 @@ class Neighbours:
     """Some queries and their nearest neighbours, as images."""
 
     queries: LabelledImages
-    found: LabelledImages
+    neighbours: LabelledImages
     """Equally many for each query, one query after another, the nearest first."""
 
 
@@ -201,7 +201,7 @@ class Retrieval(Evaluation):
     top: Annotated[tuple[Count, ...], MinLen(1)] = (1, 5, 10, 20, 50)
     """Each k of the top-k accuracies."""
     examples: Annotated[int, Ge(0)] = 8
-    """Queries in the picture that is drawn into --out, each of another class; 0 draws none."""
+    """Queries in the picture that is written to --out, each of another class; 0 writes none."""
     limit: Annotated[int, Ge(0)] = 0
     """Use at most this many images, videos or objects as gallery and as queries, evenly over the classes; 0 is no
     limit."""
@@ -310,12 +310,12 @@ class Retrieval(Evaluation):
         )
 
     def _table(self, accuracies: dict[str, float], kind: str) -> Table:
-        on = "UCF-101" if kind == "videos" else "VOC 2007"
+        data = "UCF-101" if kind == "videos" else "VOC 2007"
         same = kind == "objects" and self.unchanged("year", "train_set", "test_set", "limit")
         titles = {key: key.replace("top", "top ") for key in accuracies}
-        theirs = {title: f"{on} {key}" for key, title in titles.items()}
+        paper_columns = {title: f"{data} {key}" for key, title in titles.items()}
         ours = {"this network": {titles[key]: value for key, value in accuracies.items()}}
-        return published_table("1", ours, on, theirs, same=same)
+        return published_table("1", ours, data, paper_columns, same=same)
 
     def _unit(self, kind: str) -> str:
         if kind == "videos":
@@ -351,15 +351,15 @@ def _pictures(side: Side, rows: list[int]) -> LabelledImages:
 
 
 def rebatched(chunks: Iterable[FeatureChunk], rows: int) -> Iterator[FeatureChunk]:
-    """Yield the same in chunks of at least so many rows, but for the last: large products are faster."""
-    held: list[FeatureChunk] = []
+    """Merge chunks into larger ones of at least `rows` rows, except the last: large products are faster."""
+    pending: list[FeatureChunk] = []
     for chunk in chunks:
-        held.append(chunk)
-        if sum(len(part.items) for part in held) >= rows:
-            yield merge_chunks(held)
-            held = []
-    if held:
-        yield merge_chunks(held)
+        pending.append(chunk)
+        if sum(len(part.items) for part in pending) >= rows:
+            yield merge_chunks(pending)
+            pending = []
+    if pending:
+        yield merge_chunks(pending)
 
 
 # ---- the monitor of a run

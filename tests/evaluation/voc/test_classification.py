@@ -17,7 +17,7 @@ from unshuffle.evaluation.voc.classification import (
     class_average_precisions,
     image_labels,
     multi_label_loss,
-    random_crop,
+    random_scaled_crop,
 )
 
 MakeDevkit = Callable[..., Path]
@@ -80,7 +80,7 @@ def test_crops_lie_within_the_image_and_are_scaled_and_flipped() -> None:
     rng = np.random.default_rng(0)
     spans, flipped = [], []
     for _ in range(200):
-        crop = random_crop(pixels, 40, rng).astype(int)
+        crop = random_scaled_crop(pixels, 40, rng).astype(int)
         assert crop.shape == (40, 40, 3)
         flipped.append(crop[0, 0, 0] > crop[0, -1, 0])
         spans.append(abs(int(crop[0, -1, 0]) - int(crop[0, 0, 0])))

@@ -1,14 +1,14 @@
 """Options, backbone and tables that the three VOC evaluations share."""
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from rich.console import Console, Group
 from rich.table import Table
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from unshuffle.data.dataset import digest, file_stamp, shared_files
 from unshuffle.data.source import Pixels
 from unshuffle.data.voc import CLASSES, Devkit, ImageSet
 from unshuffle.errors import UserError
-from unshuffle.evaluation.features import find_backbone, weights_digest
+from unshuffle.evaluation.features import WORKERS, find_backbone, weights_digest
 from unshuffle.evaluation.finetuning import Recipe, TrainingSetup
 from unshuffle.evaluation.protocol import (
     FEW_PER_CLASS,
@@ -49,8 +49,8 @@ class VocEvaluation(Evaluation):
     """Image set to fine-tune on: its name in the devkit, or a text file with one image name per line."""
     test_set: str = "test"
     """Image set to test on, given like --train_set."""
-    limit: Count | None = None
-    """Use at most this many images of each image set, for a quick test; all if not given."""
+    limit: Annotated[int, Ge(0)] = 0
+    """Use at most this many images of each image set, for a quick test; 0 is no limit."""
     iterations: Count | None = None
     """Iterations of fine-tuning, instead of the schedule's; the learning-rate drops move in proportion."""
     lr: Positive | None = None
@@ -59,7 +59,7 @@ class VocEvaluation(Evaluation):
     """Units of each of the new layers fc6 and fc7; fewer train faster."""
     init_std: Positive = 0.005
     """Standard deviation of the initial weights of fc6 and fc7; raise it for narrow layers. Biases: 0.1."""
-    workers: Count = os.cpu_count() or 1
+    workers: Count = WORKERS
     """Threads that read images; raise it if the accelerator waits for them."""
     save_every: Count = 1000
     """Iterations between checkpoints in --out."""

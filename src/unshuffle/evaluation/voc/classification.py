@@ -82,7 +82,7 @@ class VocClassification(VocEvaluation):
         def batch(step: int) -> tuple[Tensor, Tensor]:
             rng = numpy_rng(self.seed, "crops", step)
             items = batch_items(self.seed, len(train), step, self.batch_size)
-            crops = [random_crop(read_image(train.images[item].path), network.size, rng) for item in items]
+            crops = [random_scaled_crop(read_image(train.images[item].path), network.size, rng) for item in items]
             return torch.from_numpy(np.stack(crops)), labels[items]
 
         def loss(crops_and_labels: tuple[Tensor, Tensor]) -> Tensor:
@@ -101,7 +101,9 @@ class VocClassification(VocEvaluation):
 
         def crops(item: int) -> Tensor:
             pixels, rng = read_image(test.images[item].path), numpy_rng(self.seed, "test", item)
-            return torch.from_numpy(np.stack([random_crop(pixels, network.size, rng) for _ in range(self.crops)]))
+            return torch.from_numpy(
+                np.stack([random_scaled_crop(pixels, network.size, rng) for _ in range(self.crops)])
+            )
 
         with progress(console, "testing", len(test)) as advance:
             for batch in _batches(iter(Prefetcher(crops, 0, len(test), self.workers)), TEST_BATCH_SIZE):
@@ -173,7 +175,7 @@ def multi_label_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return (losses * known).sum() / len(logits)
 
 
-def random_crop(pixels: Pixels, size: int, rng: np.random.Generator) -> Pixels:
+def random_scaled_crop(pixels: Pixels, size: int, rng: np.random.Generator) -> Pixels:
     """Return a random square crop of the image at a random scale of SCALES, flipped horizontally half of the time.
 
     Where the image is too small for the scale, the crop spans its short side.
