@@ -27,8 +27,8 @@ def test_chance_against_random_scores(classes: int) -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.rand(20_000, classes, generator=generator)
     labels = torch.randint(classes, (20_000,), generator=generator)
-    found = accuracies(scores, labels)
-    assert {key: chance_accuracies(classes)[key] for key in found} == pytest.approx(found, abs=1.5)
+    measured = accuracies(scores, labels)
+    assert {key: chance_accuracies(classes)[key] for key in measured} == pytest.approx(measured, abs=1.5)
     assert chance_accuracies(classes)["top5"] <= 100
 
 

@@ -110,21 +110,21 @@ def test_checkpoints_of_something_else_are_refused(tmp_path: Path) -> None:
         train(Recipe(5, lr=0.05), tmp_path, "other")
 
 
-def test_a_loss_that_explodes_is_said() -> None:
+def test_a_loss_that_is_not_finite_is_an_error() -> None:
     model = network()
     with pytest.raises(UserError, match="lower the learning rate"):
         fine_tune(model, Recipe(20, lr=1.0), batch, lambda x: model(x).mean() / 0, TrainingSetup(QUIET, 0, 1))
 
 
 def test_every_item_once_in_each_epoch() -> None:
-    items = np.concatenate([batch_items(3, 7, step, 4) for step in range(7)])  # 28 draws: four epochs of seven
+    items = np.concatenate([batch_items(3, 7, step, 4) for step in range(7)])  # 28 samples: four epochs of seven
     assert all(sorted(epoch) == list(range(7)) for epoch in items.reshape(4, 7))
     assert len({tuple(epoch) for epoch in items.reshape(4, 7)}) > 1
     assert np.array_equal(batch_items(3, 7, 2, 4), batch_items(3, 7, 2, 4))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_heeded_after_the_step_and_saves(tmp_path: Path, signum: int) -> None:
+def test_a_signal_stops_after_the_step_and_saves(tmp_path: Path, signum: int) -> None:
     recipe = Recipe(13, lr=0.05, milestones=(6,))
     model, calls = network(), 0
 

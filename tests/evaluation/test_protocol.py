@@ -123,17 +123,17 @@ def test_all_tables_are_there() -> None:
 
 
 def test_our_figures_stand_above_the_published_ones() -> None:
-    said = StringIO()
+    output = StringIO()
     columns = {"top 1": "VOC 2007 top1"}
     ours = {"this network": {"top 1": 33.333, "mine": 1.0}, "chance": {"mine": 0.5}}
-    Console(file=said, width=200).print(published_table("1", ours, "VOC 2007", columns))
-    lines = [line.split() for line in said.getvalue().splitlines() if line.strip()]
+    Console(file=output, width=200).print(published_table("1", ours, "VOC 2007", columns))
+    lines = [line.split() for line in output.getvalue().splitlines() if line.strip()]
     assert lines[0] == ["[%]", "top", "1", "mine"] and lines[1] == ["this", "network", "33.3", "1.0"]
     assert lines.pop(2) == ["chance", "-", "0.5"]
     assert " ".join(lines[2]) == "published, other data (VOC 2007)"
     assert lines[3] == ["Random", "17.6", "-"] and len(lines) == 7
-    Console(file=said, width=200).print(published_table("1", ours, "VOC 2007", columns, same=True))
-    assert "published, VOC 2007 " in said.getvalue()
+    Console(file=output, width=200).print(published_table("1", ours, "VOC 2007", columns, same=True))
+    assert "published, VOC 2007 " in output.getvalue()
 
 
 def test_a_table_that_the_paper_does_not_have() -> None:
@@ -151,8 +151,8 @@ def test_the_first_ones_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     note_skipped(Console(), [], "images")
     assert capsys.readouterr().out == ""
     note_skipped(Console(), [(f"[{number}].png", "bad") for number in range(5)], "images")
-    said = capsys.readouterr().out.splitlines()
-    assert said == ["images: 5 skipped", *(f"  [{n}].png: bad" for n in range(3)), "  and 2 more; --json lists them"]
+    output = capsys.readouterr().out.splitlines()
+    assert output == ["images: 5 skipped", *(f"  [{n}].png: bad" for n in range(3)), "  and 2 more; --json lists them"]
 
 
 def test_a_class_without_a_file_is_refused() -> None:
@@ -162,16 +162,16 @@ def test_a_class_without_a_file_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "said"),
+    ("labels", "output"),
     [
         ([0] * 10 + [1] * 10, ""),
         ([0] * 9 + [1] * 9, "note: only 18 images for 2 classes, 9 of each: little to train on\n"),
         ([1] * 3, "note: only 3 images for 2 classes, 0 to 3 of each: little to train on\n"),
     ],
 )
-def test_a_note_about_few_files(labels: list[int], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_note_about_few_files(labels: list[int], output: str, capsys: pytest.CaptureFixture[str]) -> None:
     note_few(Console(), labels, ["a", "b"], "images")
-    assert capsys.readouterr().out == said
+    assert capsys.readouterr().out == output
 
 
 def test_a_note_about_shared_files(capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,9 +103,9 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     line = ["retrieval", "--weights", "random:tiny", "--train", train, "--test", test, "--device", "cpu"]
     extra = ["--top", "1", "5", "--json", str(tmp_path / "a.json"), "--out", str(tmp_path / "out")]
     assert cli.run(["evaluate", *line, *extra]) == 0
-    said = capsys.readouterr().out
-    assert "15 queries" in said and "gallery of 24" in said and "centre square at 96 px" in said
-    assert "published, other data (VOC 2007)" in said and "73.0" in said
+    output = capsys.readouterr().out
+    assert "15 queries" in output and "gallery of 24" in output and "centre square at 96 px" in output
+    assert "published, other data (VOC 2007)" in output and "73.0" in output
     document = json.loads((tmp_path / "a.json").read_text())
     assert document["command"] == "evaluate retrieval" and document["protocol"] == "retrieval, per image"
     assert document["config"]["top"] == [1, 5] and document["config"]["train"] == train
@@ -199,8 +199,8 @@ def test_objects_of_voc(devkit: Callable[..., Path]) -> None:
 )
 def test_mistakes(options: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["evaluate", "retrieval", *options.split()]) == 2
-    said = capsys.readouterr().err
-    assert sentence in said and len(said.splitlines()) == 1
+    output = capsys.readouterr().err
+    assert sentence in output and len(output.splitlines()) == 1
 
 
 def test_per_video_is_for_videos(classes: tuple[Path, Path], class_clips: tuple[Path, Path]) -> None:
@@ -261,9 +261,9 @@ def test_baselines(monitor: RetrievalMonitor, slow_nearest: Nearest) -> None:
 
 
 def test_the_gallery_itself_is_retrieved_perfectly(monitor: RetrievalMonitor) -> None:
-    mirror = RetrievalMonitor(monitor.gallery, monitor.gallery, CPU)
-    assert mirror(build_backbone("tiny"))["top1"] == 100
-    assert mirror.baselines()["raw pixels"]["top1"] == 100
+    itself = RetrievalMonitor(monitor.gallery, monitor.gallery, CPU)
+    assert itself(build_backbone("tiny"))["top1"] == 100
+    assert itself.baselines()["raw pixels"]["top1"] == 100
 
 
 def test_a_small_gallery(monitor: RetrievalMonitor) -> None:

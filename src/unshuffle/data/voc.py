@@ -108,7 +108,7 @@ class Devkit:
         self.folder = folder
 
     def with_objects(self, name: str, limit: int = 0) -> ImageSet:
-        """Return an image set of ImageSets/Main (or of a file of image names) with its objects; a limit of 0 is none."""
+        """Return an image set of ImageSets/Main (or of a file of image names) with its objects; 0 is no limit."""
         return self._read("Main", name, limit, self._with_objects)
 
     def with_masks(self, name: str, masks: str = "SegmentationClass", limit: int = 0) -> ImageSet:
