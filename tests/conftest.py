@@ -5,12 +5,13 @@ Without a GPU the Triton kernels are interpreted, which is slow but the same ari
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -187,6 +188,69 @@ def class_clips(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
                     container.mux(stream.encode())
         (root / side / "down" / "broken.mp4").write_text("no video")
     return root / "train", root / "test"
+
+
+# ---- VOC devkits: coloured squares on grey noise
+
+
+OBJECT_COLOURS = {"aeroplane": (230, 30, 30), "bicycle": (30, 200, 30), "bird": (40, 60, 240)}
+VocObject = tuple[str, tuple[int, int, int, int], bool]
+"""Class, box in the file's own convention (from 1, last pixel included), difficult."""
+
+
+def write_annotation(file: Path, objects: Sequence[VocObject]) -> None:
+    root = ElementTree.Element("annotation")
+    for name, box, difficult in objects:
+        annotated = ElementTree.SubElement(root, "object")
+        ElementTree.SubElement(annotated, "name").text = name
+        ElementTree.SubElement(annotated, "difficult").text = str(int(difficult))
+        bounds = ElementTree.SubElement(annotated, "bndbox")
+        for side, value in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True):
+            ElementTree.SubElement(bounds, side).text = str(value)
+    ElementTree.ElementTree(root).write(file)
+
+
+def paint_objects(rng: np.random.Generator, height: int, width: int) -> tuple[np.ndarray, np.ndarray, list[VocObject]]:
+    pixels = rng.integers(90, 160, (height, width, 1), np.uint8).repeat(3, axis=2)
+    mask, objects = np.zeros((height, width), np.uint8), list[VocObject]()
+    for name in rng.choice(list(OBJECT_COLOURS), 1 + int(rng.random() < 0.3), replace=False):
+        side = int(rng.integers(24, 40))
+        left, top = int(rng.integers(width - side)), int(rng.integers(height - side))
+        inside = np.s_[top : top + side, left : left + side]
+        pixels[inside] = np.clip(np.array(OBJECT_COLOURS[name]) + rng.integers(-20, 20, (side, side, 3)), 0, 255)
+        mask[inside] = 1 + list(OBJECT_COLOURS).index(name)
+        objects.append((str(name), (left + 1, top + 1, left + side, top + side), False))
+    return pixels, mask, objects
+
+
+def write_devkit(root: Path, sets: dict[str, int], year: int = 2007, seed: int = 0) -> Path:
+    folder, rng = root / f"VOC{year}", np.random.default_rng(seed)
+    for part in ("JPEGImages", "Annotations", "SegmentationClass", "ImageSets/Main", "ImageSets/Segmentation"):
+        (folder / part).mkdir(parents=True)
+    number = 0
+    for name, count in sets.items():
+        names = [f"{number + offset:06d}" for offset in range(count)]
+        number += count
+        for kind in ("Main", "Segmentation"):
+            (folder / "ImageSets" / kind / f"{name}.txt").write_text("\n".join(names) + "\n")
+        for image in names:
+            pixels, mask, objects = paint_objects(rng, 88, 104)
+            Image.fromarray(pixels).save(folder / "JPEGImages" / f"{image}.jpg", quality=95)
+            Image.fromarray(mask).save(folder / "SegmentationClass" / f"{image}.png")
+            write_annotation(folder / "Annotations" / f"{image}.xml", objects)
+    return root
+
+
+@pytest.fixture
+def devkit(tmp_path: Path) -> Callable[..., Path]:
+    """A function that writes a VOC devkit with so many images in each named set and returns its root."""
+    return lambda **sets: write_devkit(tmp_path / "devkit", sets)
+
+
+@pytest.fixture(scope="session")
+def annotate() -> Callable[[Path, Sequence[VocObject]], None]:
+    """A function that writes one annotation of a VOC devkit."""
+    return write_annotation
 
 
 def make_clip(path: Path, frames: int) -> Path:

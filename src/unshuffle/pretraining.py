@@ -106,7 +106,7 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
     with together():
         _check_divisible(config, min(len(samples) for samples in data.validation.values()))
         permutations = stored_permutations(Run(config.out)) if resume and config.out is not None else None
-        trainer = build_trainer(config, data, permutations, build_monitor(config) if is_main() else None)
+        trainer = build_trainer(config, data, permutations, build_monitor(config, console) if is_main() else None)
         folder = config.out or (_next_folder(config.preset) if is_main() else Path())
     run = Run(distributed.broadcast(folder))
     if resume:

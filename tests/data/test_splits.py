@@ -102,7 +102,7 @@ def test_videos_below_the_folder_of_lists_come_first(ucf: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "place",
+    "layout",
     [
         lambda name: name.replace(".avi", ".mp4"),
         lambda name: name.split("/")[1],
@@ -110,9 +110,9 @@ def test_videos_below_the_folder_of_lists_come_first(ucf: Path) -> None:
     ],
     ids=["converted", "in one folder", "deeper"],
 )
-def test_videos_are_found_where_people_put_them(ucf: Path, tmp_path: Path, place: Callable[[str], str]) -> None:
-    videos = touch(tmp_path / "mine", [place(name) for name in UCF_TRAIN + UCF_TEST])
-    expected = [(place(name), label) for name, label in zip(UCF_TEST, [0, 0, 1, 1], strict=True)]
+def test_videos_are_found_in_all_usual_layouts(ucf: Path, tmp_path: Path, layout: Callable[[str], str]) -> None:
+    videos = touch(tmp_path / "mine", [layout(name) for name in UCF_TRAIN + UCF_TEST])
+    expected = [(layout(name), label) for name, label in zip(UCF_TEST, [0, 0, 1, 1], strict=True)]
     assert pairs(read_split_list(ucf, videos, 2, "test")) == expected
 
 

@@ -1,5 +1,4 @@
 import shutil
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +8,8 @@ import torch
 from rich.console import Console
 
 from unshuffle.data.dataset import open_dataset
-from unshuffle.data.pack import pack
 from unshuffle.errors import UserError
 from unshuffle.evaluation.classification import (
-    FineTuning,
     accuracies,
     accuracy,
     chance_accuracies,
@@ -23,8 +20,6 @@ from unshuffle.evaluation.classification import (
 )
 from unshuffle.evaluation.features import readable_items
 from unshuffle.evaluation.probes import Linear
-from unshuffle.evaluation.protocol import Evaluation
-from unshuffle.evaluation.retrieval import Retrieval
 
 
 @pytest.mark.parametrize("classes", [2, 5, 8])
@@ -32,8 +27,8 @@ def test_chance_against_random_scores(classes: int) -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.rand(20_000, classes, generator=generator)
     labels = torch.randint(classes, (20_000,), generator=generator)
-    found = accuracies(scores, labels)
-    assert {key: chance_accuracies(classes)[key] for key in found} == pytest.approx(found, abs=1.5)
+    measured = accuracies(scores, labels)
+    assert {key: chance_accuracies(classes)[key] for key in measured} == pytest.approx(measured, abs=1.5)
     assert chance_accuracies(classes)["top5"] <= 100
 
 
@@ -99,46 +94,3 @@ def test_the_identity_of_a_training_follows_options_and_files(classes: tuple[Pat
     assert identity(replace(evaluation, seed=1)) != first and identity(replace(evaluation, lr=1.0)) != first
     (train / "down" / "0.png").unlink()
     assert identity(evaluation) != first
-
-
-@pytest.fixture(scope="module")
-def sources(classes: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
-    """The same class folders as folders, as packed stores and as tar shards, and a synthetic world."""
-    root = tmp_path_factory.mktemp("sources")
-    for side, folder in zip(("train", "test"), classes, strict=True):
-        pack("images", folder, root / side, short_side=108, progress=False)
-        with tarfile.open(root / f"{side}.tar", "w") as tar:
-            for path in sorted(folder.glob("*/*")):
-                tar.add(path, path.relative_to(folder).as_posix())
-    return {
-        "folders": (str(classes[0]), str(classes[1])),
-        "stores": (str(root / "train"), str(root / "test")),
-        "shards": (str(root / "train.tar"), str(root / "test.tar")),
-        "synthetic": ("synthetic:images:60:0", "synthetic:images:24:1"),
-    }
-
-
-@pytest.mark.parametrize("kind", ["folders", "stores", "shards", "synthetic"])
-@pytest.mark.parametrize(
-    "evaluation",
-    [Retrieval(), Linear(fast=True, layers=("pool5",)), FineTuning(epochs=1, batch_size=12)],
-    ids=["retrieval", "linear", "finetune"],
-)
-def test_every_source_of_labelled_images(
-    kind: str,
-    evaluation: Evaluation,
-    sources: dict[str, tuple[str, str]],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))  # where the index of shards is cached
-    train, test = sources[kind]
-    options = {"weights": "random:tiny", "device": "cpu", "workers": 1, "train": train, "test": test}
-    metrics = replace(evaluation, **options).run(Console(quiet=True)).metrics
-    counts = {metrics.get("gallery", metrics.get("train_images")), metrics.get("queries", metrics.get("test_images"))}
-    assert counts == ({60, 24} if kind == "synthetic" else {24, 15})
-    if kind == "shards":  # decoded as from files, and so the same to the bit
-        folders = dict(zip(("train", "test"), sources["folders"], strict=True))
-        expected = replace(evaluation, **{**options, **folders}).run(Console(quiet=True)).metrics
-        if not isinstance(evaluation, FineTuning):  # whose batches follow the order of the items
-            assert {**metrics, "skipped": None} == {**expected, "skipped": None}

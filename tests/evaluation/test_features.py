@@ -44,8 +44,8 @@ def smooth(number: int, side: int, seed: int = 0) -> np.ndarray:
     ])  # fmt: skip
 
 
-def similarity(one: Tensor, other: Tensor) -> float:
-    return float(F.cosine_similarity(one.flatten(), other.flatten(), dim=0))
+def similarity(first: Tensor, second: Tensor) -> float:
+    return float(F.cosine_similarity(first.flatten(), second.flatten(), dim=0))
 
 
 def test_preprocess_against_numpy() -> None:
@@ -76,7 +76,7 @@ def test_preprocess_of_a_file(tmp_path: Path) -> None:
         preprocess(tmp_path / "b.png", 32)
 
 
-def test_preprocess_of_grey_images() -> None:
+def test_preprocess_of_grayscale_images() -> None:
     grey = Image.fromarray(smooth(1, 24)[0]).convert("L")
     ours = preprocess(grey, 24)
     assert torch.equal(ours[0], ours[1]) and torch.equal(ours[0], ours[2])
@@ -116,8 +116,8 @@ def test_extract_takes_squares_of_any_size(side: int) -> None:
     with torch.no_grad():
         images = torch.stack([preprocess(image, backbone.eval_size) for image in smooth(3, side)])
         expected = backbone.for_evaluation()(images).flatten(1)
-    for one, other in zip(ours, expected, strict=True):
-        assert similarity(one, other) > 0.995
+    for ours_row, expected_row in zip(ours, expected, strict=True):
+        assert similarity(ours_row, expected_row) > 0.995
 
 
 def test_extract_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,9 +159,9 @@ def test_colour_histograms_against_numpy(bins: int) -> None:
 
 
 def test_random_weights_are_those_of_the_seed() -> None:
-    one, same, other = (find_backbone("random:tiny", seed).state_dict() for seed in (0, 0, 1))
-    assert torch.equal(one["conv1.0.weight"], same["conv1.0.weight"])
-    assert not torch.equal(one["conv1.0.weight"], other["conv1.0.weight"])
+    weights, same, other = (find_backbone("random:tiny", seed).state_dict() for seed in (0, 0, 1))
+    assert torch.equal(weights["conv1.0.weight"], same["conv1.0.weight"])
+    assert not torch.equal(weights["conv1.0.weight"], other["conv1.0.weight"])
     backbone = find_backbone("random")
     assert isinstance(backbone, CaffeNet) and backbone.conv1[0].stride == (4, 4) and not backbone.training
     assert find_backbone("random:torchvision:resnet18").normalisation == PER_IMAGE
@@ -170,7 +170,7 @@ def test_random_weights_are_those_of_the_seed() -> None:
 @pytest.mark.parametrize("name", ["backbone.safetensors", "mine.safetensors"])
 def test_folders_and_files(name: str, tmp_path: Path) -> None:
     backbone = build_backbone("tiny").eval()
-    save_backbone(backbone, "tiny", tmp_path / name, crop_size=24, permutations={})
+    save_backbone(backbone, "tiny", tmp_path / name, crop_sizes={"spatial": 24}, permutations={})
     path = tmp_path if name.startswith("backbone") else tmp_path / name
     found = find_backbone(str(path))
     assert found.architecture == "tiny" and not found.training

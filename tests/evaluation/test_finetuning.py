@@ -6,12 +6,12 @@ import pytest
 import torch
 from rich.console import Console
 from torch import Tensor, nn
-from unshuffle.evaluation.voc_classification import Classifier
 
 from unshuffle.errors import UserError
 from unshuffle.evaluation.classification import FineTuning
 from unshuffle.evaluation.features import find_backbone
 from unshuffle.evaluation.finetuning import Recipe, TrainedClassifier, TrainingSetup, batch_items, build_sgd, fine_tune
+from unshuffle.evaluation.voc.classification import MultiLabelClassifier
 from unshuffle.models.batch_norm import fold_batch_norm
 from unshuffle.models.weights import load_backbone, write_weights
 from unshuffle.stopping import Stopped
@@ -110,21 +110,21 @@ def test_checkpoints_of_something_else_are_refused(tmp_path: Path) -> None:
         train(Recipe(5, lr=0.05), tmp_path, "other")
 
 
-def test_a_loss_that_explodes_is_said() -> None:
+def test_a_loss_that_is_not_finite_is_an_error() -> None:
     model = network()
     with pytest.raises(UserError, match="lower the learning rate"):
         fine_tune(model, Recipe(20, lr=1.0), batch, lambda x: model(x).mean() / 0, TrainingSetup(QUIET, 0, 1))
 
 
 def test_every_item_once_in_each_epoch() -> None:
-    items = np.concatenate([batch_items(3, 7, step, 4) for step in range(7)])  # 28 draws: four epochs of seven
+    items = np.concatenate([batch_items(3, 7, step, 4) for step in range(7)])  # 28 samples: four epochs of seven
     assert all(sorted(epoch) == list(range(7)) for epoch in items.reshape(4, 7))
     assert len({tuple(epoch) for epoch in items.reshape(4, 7)}) > 1
     assert np.array_equal(batch_items(3, 7, 2, 4), batch_items(3, 7, 2, 4))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_heeded_after_the_step_and_saves(tmp_path: Path, signum: int) -> None:
+def test_a_signal_stops_after_the_step_and_saves(tmp_path: Path, signum: int) -> None:
     recipe = Recipe(13, lr=0.05, milestones=(6,))
     model, calls = network(), 0
 
@@ -170,7 +170,7 @@ def test_one_layer_round_trip(tmp_path: Path) -> None:
 
 
 def test_folded_backbone_under_three_layers(tmp_path: Path) -> None:
-    network = Classifier(fold_batch_norm(find_backbone("random:tiny")), hidden=8, deviation=0.1).eval()
+    network = MultiLabelClassifier(fold_batch_norm(find_backbone("random:tiny")), hidden=8, init_std=0.1).eval()
     TrainedClassifier(network.backbone, network.head, [str(label) for label in range(20)]).save(tmp_path)
     pixels = torch.randint(0, 256, (2, 96, 96, 3), dtype=torch.uint8)
     images = network.backbone.normalise(pixels.permute(0, 3, 1, 2).float() / 255)

@@ -38,9 +38,9 @@ TINY = {"weights": "random:tiny", "device": "cpu", "workers": 1}
 
 def test_sizes_are_those_of_the_protocol() -> None:
     maps = frozen_maps(find_backbone("random:caffenet"), torch.zeros(1, 227, 227, 3, dtype=torch.uint8))
-    sides = {name: tuple(some.shape[2:]) for name, some in maps.items()}
+    sides = {name: tuple(layer.shape[2:]) for name, layer in maps.items()}
     assert sides == {f"conv{n}": (s, s) for n, s in zip(range(1, 6), (10, 6, 5, 5, 6), strict=True)} | {"pool5": (6, 6)}
-    numbers = [some[0].numel() for some in maps.values()]
+    numbers = [layer[0].numel() for layer in maps.values()]
     assert numbers == [9600, 9216, 9600, 9600, 9216, 9216]
 
 
@@ -97,7 +97,7 @@ def test_each_beats_chance_on_textures(name: str, classes: tuple[Path, Path]) ->
     metrics = result.metrics["pool5"] if name in ("fast", "linear") else result.metrics
     assert metrics["top1"] > 66, "chance is 33"
     skipped = result.metrics["skipped"]
-    assert skipped["count"] == 2 and [Path(one["file"]).parts[-3:] for one in skipped["files"]] == [
+    assert skipped["count"] == 2 and [Path(entry["file"]).parts[-3:] for entry in skipped["files"]] == [
         (side, "down", "broken.jpg") for side in ("train", "test")
     ]
     assert result.metrics["train_images"] == 24 and result.metrics["test_images"] == 15
@@ -105,11 +105,11 @@ def test_each_beats_chance_on_textures(name: str, classes: tuple[Path, Path]) ->
     assert "24 training images" in result.statement and "centre crop of 96 px" in result.statement
 
 
-@pytest.mark.parametrize(("loss", "said"), [(1.0, ""), (float("nan"), ""), (3.2, "is 3.20, above 1.61 at chance")])
-def test_a_note_about_a_loss_above_chance(loss: float, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("loss", "output"), [(1.0, ""), (float("nan"), ""), (3.2, "is 3.20, above 1.61 at chance")])
+def test_a_note_about_a_loss_above_chance(loss: float, output: str, capsys: pytest.CaptureFixture[str]) -> None:
     note_unlearned(Console(), loss, 5)
     out = capsys.readouterr().out
-    assert said in out and bool(said) == bool(out)
+    assert output in out and bool(output) == bool(out)
 
 
 @pytest.mark.parametrize(
@@ -206,12 +206,12 @@ def test_a_signal_saves_and_says_how_to_resume(
     line = ["evaluate", "finetune", "--weights", "random:tiny", "--device", "cpu", "--batch_size", "6", "--epochs", "2"]
     folders = ["--train", str(classes[0]), "--test", str(classes[1]), *(["--out", str(tmp_path)] if out else [])]
     assert cli.run([*line, *folders]) == 128 + signal.SIGTERM
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     if out:
-        assert said == f"interrupted at iteration 3 of 8; the same command continues from {tmp_path}\n"
+        assert output == f"interrupted at iteration 3 of 8; the same command continues from {tmp_path}\n"
         assert [path.name for path in (tmp_path / "unfinished" / "checkpoints").iterdir()] == ["00000003.pt"]
     else:
-        assert said == "interrupted at iteration 3 of 8; nothing is saved without --out\n"
+        assert output == "interrupted at iteration 3 of 8; nothing is saved without --out\n"
 
 
 def test_a_note_about_training_files_in_the_test(
@@ -273,10 +273,10 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     train, test = map(str, classes)
     line = ["linear", "--preset", "quick", "--weights", "random:tiny", "--train", train, "--test", test]
     assert cli.run(["evaluate", *line, "--device", "cpu", "--layers", "pool5", "--json", str(tmp_path / "a.json")]) == 0
-    said = capsys.readouterr().out
-    assert "logistic regression" in said and "published, other data (ImageNet, top 1)" in said and "36.5" in said
-    assert "only 24 training images for 3 classes, 8 of each" in said and "train/down/broken.jpg: " in said
-    assert "not as in the preset paper: fast, layers pool5" in said
+    output = capsys.readouterr().out
+    assert "logistic regression" in output and "published, other data (ImageNet, top 1)" in output and "36.5" in output
+    assert "only 24 training images for 3 classes, 8 of each" in output and "train/down/broken.jpg: " in output
+    assert "not as in the preset paper: fast, layers pool5" in output
     document = json.loads((tmp_path / "a.json").read_text())
     assert document["config"]["fast"] is True and document["metrics"]["pool5"]["top1"] > 66
 
@@ -287,17 +287,17 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
         ("linear --weights random:tiny", "give --train and --test"),
         ("nonlinear --weights random:tiny --epochs 3 2 --lrs 0.1 0.01", "epochs must increase"),
         ("finetune --weights random:tiny --train nowhere --test nowhere", "nowhere does not exist or is not a folder"),
-        ("finetune --weights random:tiny --train a --test a --batch_size 1", "two images or more"),
-        ("linear --weights random:tiny --train a --test a --drop_every 0", "--drop_every is 0, but must be above 0"),
-        ("linear --weights random:tiny --train a --test a --c -1", "c is -1.0, but must not be negative"),
-        ("nonlinear --weights random:tiny --train a --test a --epochs 0 --lrs 1", "must be above 0"),
+        ("finetune --weights random:tiny --train a --test a --batch_size 1", "batch_size is 1, but must be 2 or more"),
+        ("linear --weights random:tiny --train a --test a --drop_every 0", "drop_every is 0, but must be 1 or more"),
+        ("linear --weights random:tiny --train a --test a --c -1", "c is -1.0, but must be 0 or more"),
+        ("nonlinear --weights random:tiny --train a --test a --epochs 0 --lrs 1", "epochs is 0, but must be 1 or more"),
         ("quadratic", "there is no evaluation 'quadratic'"),
     ],
 )
 def test_mistakes(line: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["evaluate", *line.split()]) == 2
-    said = capsys.readouterr().err
-    assert sentence in said and len(said.splitlines()) == 1
+    output = capsys.readouterr().err
+    assert sentence in output and len(output.splitlines()) == 1
 
 
 def test_videos_are_not_classified(class_clips: tuple[Path, Path]) -> None:
@@ -334,7 +334,7 @@ def test_standardisation() -> None:
     assert (standard(torch.full((2, 16), 1e9))[:, 0] == 0).all()
 
 
-def test_the_penalty_is_chosen_by_images_that_were_held_back() -> None:
+def test_the_penalty_is_chosen_on_held_out_images() -> None:
     generator = torch.Generator().manual_seed(0)
     labels = (torch.rand(200, generator=generator) < 0.3).long()
     noisy = torch.randn(200, 100, generator=generator)  # one dimension of a hundred tells something

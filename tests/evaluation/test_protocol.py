@@ -1,7 +1,8 @@
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from io import StringIO
+from typing import Literal, get_origin
 
 import pytest
 from rich.console import Console
@@ -21,6 +22,7 @@ from unshuffle.evaluation.protocol import (
     rounded,
     skipped_figures,
 )
+from unshuffle.options import check_bounds, field_types
 
 
 def test_help_lists_all_without_importing_torch() -> None:
@@ -57,35 +59,44 @@ def test_switches_are_named_as_they_are_given() -> None:
 @pytest.mark.parametrize(
     ("name", "option", "value", "sentence"),
     [
-        ("voc-classification", "crops", 0, "--crops is 0, but must be above 0"),
-        ("voc-detection", "lr", float("nan"), "--lr is nan, but must be above 0"),
-        ("voc-segmentation", "limit", -1, "--limit is -1, but must be above 0"),
-        ("retrieval", "top", (1, 0), "--top is 1 0, but must be above 0"),
-        ("rankme", "limit", -1, "--limit is -1, but must not be negative"),
-        ("rankme", "batch_size", 0, "--batch_size is 0, but must be above 0"),
-        ("action", "dropout", (0.5, -0.1), "--dropout is 0.5 -0.1, but must not be negative"),
-        ("finetune", "seed", -1, "--seed is -1, but must not be negative"),
-        ("finetune", "seed", 2**32, "--seed is 4294967296, but must be below"),
+        ("voc-classification", "crops", 0, "crops is 0, but must be 1 or more"),
+        ("voc-detection", "lr", float("nan"), "lr is nan, but must be a finite number"),
+        ("voc-segmentation", "limit", -1, "limit is -1, but must be 0 or more"),
+        ("retrieval", "top", (1, 0), "top is 0, but must be 1 or more"),
+        ("retrieval", "top", (), "top has 0 values, but must have 1 or more"),
+        ("finetune", "batch_size", 1, "batch_size is 1, but must be 2 or more"),
+        ("rankme", "limit", -1, "limit is -1, but must be 0 or more"),
+        ("rankme", "batch_size", 0, "batch_size is 0, but must be 1 or more"),
+        ("action", "dropout", (0.5, -0.1), "dropout is -0.1, but must be 0 or more and below 1"),
+        ("action", "dropout", (0.5,), "dropout has 1 value, but must have 2 or more and at most 2"),
+        ("finetune", "seed", -1, "seed is -1, but must be 0 or more and below 4294967296"),
+        ("finetune", "seed", 2**32, "seed is 4294967296, but must be 0 or more and below 4294967296"),
     ],
 )
-def test_numbers_that_make_no_sense(name: str, option: str, value: object, sentence: str) -> None:
+def test_numbers_out_of_bounds_are_refused(name: str, option: str, value: object, sentence: str) -> None:
     with pytest.raises(UserError, match=f"^{sentence}"):
         find_evaluation(name)(**{option: value}).run(Console(quiet=True))  # type: ignore[arg-type]
 
 
-def complaint(evaluation: Evaluation) -> str:
-    try:
-        evaluation.check_numbers()
-    except UserError as error:
-        return str(error)
-    return ""
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_the_numbers_of_the_presets_are_within_their_bounds(name: str) -> None:
+    kind = find_evaluation(name)
+    check_bounds(kind())
+    check_bounds(kind.quick())
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)
-def test_the_numbers_of_the_presets_make_sense(name: str) -> None:
+def test_every_number_has_bounds(name: str) -> None:
     kind = find_evaluation(name)
-    assert [complaint(kind()), complaint(kind.quick())] == ["", ""]
-    assert complaint(replace(kind.quick(), seed=-1)) != ""
+    for option in fields(kind):
+        value = getattr(kind.quick(), option.name)
+        numbers = value if isinstance(value, tuple) else (value,)
+        literal = get_origin(field_types(kind)[option.name]) is Literal
+        if not literal and all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers):
+            negative = tuple(-1 for _ in numbers) if isinstance(value, tuple) else -1
+            if numbers:
+                with pytest.raises(UserError, match=f"^{option.name} is -1"):
+                    check_bounds(replace(kind.quick(), **{option.name: negative}))
 
 
 @pytest.mark.parametrize("name", ["voc-classification", "voc-detection", "voc-segmentation"])
@@ -111,18 +122,18 @@ def test_all_tables_are_there() -> None:
     assert published("5")["S+T+P"]["classification"] == published("4")["Büchler et al."]["classification"]
 
 
-def test_ours_stand_above_theirs() -> None:
-    said = StringIO()
-    theirs = {"top 1": "VOC 2007 top1"}
+def test_our_figures_stand_above_the_published_ones() -> None:
+    output = StringIO()
+    columns = {"top 1": "VOC 2007 top1"}
     ours = {"this network": {"top 1": 33.333, "mine": 1.0}, "chance": {"mine": 0.5}}
-    Console(file=said, width=200).print(published_table("1", ours, "VOC 2007", theirs))
-    lines = [line.split() for line in said.getvalue().splitlines() if line.strip()]
+    Console(file=output, width=200).print(published_table("1", ours, "VOC 2007", columns))
+    lines = [line.split() for line in output.getvalue().splitlines() if line.strip()]
     assert lines[0] == ["[%]", "top", "1", "mine"] and lines[1] == ["this", "network", "33.3", "1.0"]
     assert lines.pop(2) == ["chance", "-", "0.5"]
     assert " ".join(lines[2]) == "published, other data (VOC 2007)"
     assert lines[3] == ["Random", "17.6", "-"] and len(lines) == 7
-    Console(file=said, width=200).print(published_table("1", ours, "VOC 2007", theirs, same=True))
-    assert "published, VOC 2007 " in said.getvalue()
+    Console(file=output, width=200).print(published_table("1", ours, "VOC 2007", columns, same=True))
+    assert "published, VOC 2007 " in output.getvalue()
 
 
 def test_a_table_that_the_paper_does_not_have() -> None:
@@ -140,8 +151,8 @@ def test_the_first_ones_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     note_skipped(Console(), [], "images")
     assert capsys.readouterr().out == ""
     note_skipped(Console(), [(f"[{number}].png", "bad") for number in range(5)], "images")
-    said = capsys.readouterr().out.splitlines()
-    assert said == ["images: 5 skipped", *(f"  [{n}].png: bad" for n in range(3)), "  and 2 more; --json lists them"]
+    output = capsys.readouterr().out.splitlines()
+    assert output == ["images: 5 skipped", *(f"  [{n}].png: bad" for n in range(3)), "  and 2 more; --json lists them"]
 
 
 def test_a_class_without_a_file_is_refused() -> None:
@@ -151,16 +162,16 @@ def test_a_class_without_a_file_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "said"),
+    ("labels", "output"),
     [
         ([0] * 10 + [1] * 10, ""),
         ([0] * 9 + [1] * 9, "note: only 18 images for 2 classes, 9 of each: little to train on\n"),
         ([1] * 3, "note: only 3 images for 2 classes, 0 to 3 of each: little to train on\n"),
     ],
 )
-def test_a_note_about_few_files(labels: list[int], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_note_about_few_files(labels: list[int], output: str, capsys: pytest.CaptureFixture[str]) -> None:
     note_few(Console(), labels, ["a", "b"], "images")
-    assert capsys.readouterr().out == said
+    assert capsys.readouterr().out == output
 
 
 def test_a_note_about_shared_files(capsys: pytest.CaptureFixture[str]) -> None:

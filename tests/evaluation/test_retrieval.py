@@ -103,9 +103,9 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     line = ["retrieval", "--weights", "random:tiny", "--train", train, "--test", test, "--device", "cpu"]
     extra = ["--top", "1", "5", "--json", str(tmp_path / "a.json"), "--out", str(tmp_path / "out")]
     assert cli.run(["evaluate", *line, *extra]) == 0
-    said = capsys.readouterr().out
-    assert "15 queries" in said and "gallery of 24" in said and "centre square at 96 px" in said
-    assert "published, other data (VOC 2007)" in said and "73.0" in said
+    output = capsys.readouterr().out
+    assert "15 queries" in output and "gallery of 24" in output and "centre square at 96 px" in output
+    assert "published, other data (VOC 2007)" in output and "73.0" in output
     document = json.loads((tmp_path / "a.json").read_text())
     assert document["command"] == "evaluate retrieval" and document["protocol"] == "retrieval, per image"
     assert document["config"]["top"] == [1, 5] and document["config"]["train"] == train
@@ -120,9 +120,9 @@ def test_training_images_find_themselves(classes: tuple[Path, Path], tmp_path: P
     result = Retrieval(**TINY, train=train, test=train, batch_size=3, out=tmp_path).run(QUIET)
     assert result.metrics["top1"] == 100
     shown = result.neighbours
-    assert shown is not None and len(shown.queries) == 3 and len(shown.found) == 15
+    assert shown is not None and len(shown.queries) == 3 and len(shown.neighbours) == 15
     assert result.metrics["shared_files"] == 25 and "25 of the test files are training files too" in result.statement
-    assert (shown.found.pixels[::5] == shown.queries.pixels).all()
+    assert (shown.neighbours.pixels[::5] == shown.queries.pixels).all()
 
 
 def test_an_interrupted_search_resumes(
@@ -188,19 +188,19 @@ def test_objects_of_voc(devkit: Callable[..., Path]) -> None:
         ("--weights random:tiny", "give --train and --test"),
         ("--weights random:tiny --voc here --train there", "not both"),
         ("--weights random:tiny --voc nowhere", "no VOC devkit"),
-        ("--weights random:tiny --top 0", "--top is 0, but must be above 0"),
+        ("--weights random:tiny --top 0", "top is 0, but must be 1 or more"),
         ("--weights random:tiny --json no/such.json", "no folder no"),
         (f"--weights random:tiny --out {__file__}", "--out must be a folder"),
         ("--weights random:caffenet --size 20", "size 20 does not suit this backbone: "),
-        ("--weights random:tiny --limit -1", "--limit is -1, but must not be negative"),
+        ("--weights random:tiny --limit -1", "limit is -1, but must be 0 or more"),
         ("--weights random:tiny --preset best", "--preset"),
         ("--weights random:tiny --gallery x", "--gallery"),
     ],
 )
 def test_mistakes(options: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["evaluate", "retrieval", *options.split()]) == 2
-    said = capsys.readouterr().err
-    assert sentence in said and len(said.splitlines()) == 1
+    output = capsys.readouterr().err
+    assert sentence in output and len(output.splitlines()) == 1
 
 
 def test_per_video_is_for_videos(classes: tuple[Path, Path], class_clips: tuple[Path, Path]) -> None:
@@ -261,9 +261,9 @@ def test_baselines(monitor: RetrievalMonitor, slow_nearest: Nearest) -> None:
 
 
 def test_the_gallery_itself_is_retrieved_perfectly(monitor: RetrievalMonitor) -> None:
-    mirror = RetrievalMonitor(monitor.gallery, monitor.gallery, CPU)
-    assert mirror(build_backbone("tiny"))["top1"] == 100
-    assert mirror.baselines()["raw pixels"]["top1"] == 100
+    itself = RetrievalMonitor(monitor.gallery, monitor.gallery, CPU)
+    assert itself(build_backbone("tiny"))["top1"] == 100
+    assert itself.baselines()["raw pixels"]["top1"] == 100
 
 
 def test_a_small_gallery(monitor: RetrievalMonitor) -> None:

@@ -83,8 +83,8 @@ def rows(neighbours: Mapping[str, Neighbours]) -> list[Row]:
             "class": class_of(shown.queries, query),
             "model": model,
             "rank": position - query * per_query(shown) + 1,
-            "neighbour": shown.found.files[position],
-            "neighbour_class": class_of(shown.found, position),
+            "neighbour": shown.neighbours.files[position],
+            "neighbour_class": class_of(shown.neighbours, position),
         }
         for model, shown in neighbours.items()
         for query in range(len(shown.queries))
@@ -94,7 +94,7 @@ def rows(neighbours: Mapping[str, Neighbours]) -> list[Row]:
 
 def per_query(shown: Neighbours) -> int:
     """Return the number of neighbours per query."""
-    return len(shown.found) // len(shown.queries)
+    return len(shown.neighbours) // len(shown.queries)
 
 
 def class_of(images: LabelledImages, index: int) -> str:
@@ -119,7 +119,7 @@ def draw(neighbours: Mapping[str, Neighbours]) -> "Figure":
             for rank in range(per_query(shown)):
                 _draw_image(
                     sheet,
-                    shown.found,
+                    shown.neighbours,
                     row * per_query(shown) + rank,
                     starts[model] + rank * step,
                     head + row * height,

@@ -18,11 +18,11 @@ from unshuffle.analysis.figures import INK, QUIET, RIGHT, WRONG, Picture, Sheet,
 from unshuffle.data.dataset import FileSource, LabelledDataset, Square, one_per_class, open_dataset
 from unshuffle.data.media import BadMedia
 from unshuffle.data.source import Pixels
+from unshuffle.data.voc import CLASSES, Devkit, ImageSet
 from unshuffle.errors import UserError
 from unshuffle.evaluation.classification import MARGIN
 from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.finetuning import TrainedClassifier
-from unshuffle.evaluation.voc.devkit import CLASSES, Devkit, ImageSet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

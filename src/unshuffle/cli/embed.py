@@ -15,16 +15,17 @@ from unshuffle.wording import counted
 
 @dataclass(frozen=True)
 class EmbedCommand:
-    """Write the features of all images or videos of a folder; started again after an interruption, it resumes."""
+    """Write the features of all images or videos of a dataset; started again after an interruption, it resumes."""
 
     data: Annotated[str, POSITIONAL]
-    """A folder, flat or nested, a packed store, or tar shards."""
+    """A folder, flat or nested, a packed store, tar shards, a split list such as ucfTrainTestlist/trainlist01.txt,
+    VOC2007/ImageSets/Main/trainval.txt for the objects of VOC, or synthetic:images:COUNT:SEED (synthetic:videos:…)."""
     out: Path
     """File to write: .npy (with the names beside it), .parquet or .csv."""
     weights: str
     """A run folder, a weights file, alexnet, torchvision:NAME, timm:NAME, random or random:NAME."""
     kind: Literal["auto", "images", "videos"] = "auto"
-    """What to read from the folder; auto works if it holds only images or only videos."""
+    """What to read; auto works if there are only images or only videos."""
     size: Annotated[int, Ge(1)] | None = None
     """Side in pixels of the square input of the backbone; by default the size that it is evaluated at."""
     frames: Annotated[int, Ge(1)] = 10

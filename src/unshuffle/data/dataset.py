@@ -1,4 +1,4 @@
-"""One dataset for every evaluation: class folders, packed stores, tar shards, split lists and the synthetic world.
+"""One dataset for every evaluation: class folders, stores, shards, split lists, objects of VOC, the synthetic world.
 
 `open_dataset` recognises what an address means. Items are read one at a time; nothing is kept in memory.
 """
@@ -35,10 +35,11 @@ from unshuffle.data.media import (
 from unshuffle.data.pack import cached_store
 from unshuffle.data.shard_files import ShardFile, find_shards, is_shards, stat_shard, storage_errors_explained
 from unshuffle.data.shards import ShardOptions, ShardSource, open_shards
-from unshuffle.data.source import EncodedSource, Pixels, Source
+from unshuffle.data.source import EncodedSource, Pixels, Skipped, Source
 from unshuffle.data.splits import SplitList, find_split_list, is_split_list
 from unshuffle.data.store import Encoding, Store
 from unshuffle.data.synthetic import SyntheticSource, synthetic_clips, synthetic_images
+from unshuffle.data.voc import CLASSES, MIN_PIXELS, Box, Devkit, find_image_set, large_objects
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
 
@@ -48,11 +49,7 @@ LABEL_SUFFIXES = (".cls", ".txt")
 SYNTHETIC = "synthetic:"
 SYNTHETIC_IMAGE_SIZE, SYNTHETIC_FRAME_SIZE, SYNTHETIC_FRAMES = 96, 64, 16
 
-Box = tuple[int, int, int, int]
-"""Left, top, right and bottom, in pixels from 0; right and bottom are the first pixels outside."""
 Kind = Literal["images", "videos", "objects"]
-Skipped = tuple[str, str]
-"""An item that cannot be used, and the reason."""
 
 
 # ---- how an item becomes a square
@@ -105,8 +102,11 @@ class FileSource:
 
     @cached_property
     def names(self) -> Sequence[str]:
-        """Paths relative to the root."""
-        return [path.relative_to(self.root).as_posix() for path in self.paths]
+        """Paths relative to the root; an object's box follows its path."""
+        names = [path.relative_to(self.root).as_posix() for path in self.paths]
+        if not self.boxes:
+            return names
+        return [f"{name}#{','.join(map(str, box))}" for name, box in zip(names, self.boxes, strict=True)]
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -134,7 +134,7 @@ class FileSource:
         return read_image(path, self.short_side)[None]
 
     def stamp(self, item: int) -> str:
-        """Return what changes when the file, or the box in it, does."""
+        """Return text that changes when the file, or the box in it, does."""
         return f"{file_stamp(self.paths[item])} {self.boxes[item] if self.boxes else None}"
 
 
@@ -270,10 +270,10 @@ class LabelledImages:
 
 def load_images(dataset: LabelledDataset, limit: int = 0) -> LabelledImages:
     """Read the first frame of at most `limit` readable items, evenly over the classes, into memory; 0 reads all."""
-    most = max(1, limit // len(dataset.classes)) if limit else len(dataset)
+    per_class = max(1, limit // len(dataset.classes)) if limit else len(dataset)
     counts, chosen, pixels = Counter[int](), list[int](), list[Pixels]()
     for index, label in enumerate(dataset.labels):
-        if counts[label] == most:
+        if counts[label] == per_class:
             continue
         try:
             pixels.append(dataset.load(index)[0])
@@ -326,7 +326,8 @@ def open_dataset(
     """Open a dataset by its address.
 
     An address is a folder with a subfolder for each class (flat or nested without `labelled`), a packed store, tar
-    shards (anything that `pretrain` reads), a split list of UCF-101 or HMDB-51 (see `unshuffle.data.splits`), or
+    shards (anything that `pretrain` reads), a split list of UCF-101 or HMDB-51 (see `unshuffle.data.splits`), an image
+    set of a VOC devkit (VOC2007/ImageSets/Main/NAME.txt), which stands for its objects, or
     `synthetic:images:COUNT:SEED` or `synthetic:videos:COUNT:SEED`. The classes of a store are the first folders of its
     names; those of shards stand in .cls or .txt members, or are folders. `classes` are those of the training side,
     which number the classes of this one; others are refused.
@@ -335,10 +336,11 @@ def open_dataset(
         raise UserError(f"{frames} frames of a video were asked for: give 1 or more")
     square, text = square or Square(), str(address)
     folder = Path(text).expanduser()
-    split = None if text.startswith(SYNTHETIC) else find_split_list(folder)
     if text.startswith(SYNTHETIC):
         opened = _open_synthetic(text)
-    elif split is not None:
+    elif (image_set := find_image_set(folder)) is not None:
+        opened = _open_objects(*image_set)
+    elif (split := find_split_list(folder)) is not None:
         opened = _open_split(split)
     elif is_shards(text) or ":/" in text:
         opened = _open_shards(text, kind, square, cache.expanduser(), labelled)
@@ -362,6 +364,15 @@ def address_exists(address: str | Path) -> bool:
 def split_dataset(split: SplitList) -> LabelledDataset:
     """Open the videos of a split list, in a folder or in a packed store."""
     return _as_dataset(str(split.folder), _open_split(split), labelled=True)
+
+
+def voc_objects(
+    devkit: Path, year: int, image_set: str, *, min_pixels: int = MIN_PIXELS, difficult: bool = True
+) -> LabelledDataset:
+    """Open the objects of an image set, cut out along their boxes and squashed to squares."""
+    kit = Devkit(devkit, year)
+    dataset = _as_dataset(str(kit.folder), _open_objects(kit, image_set, min_pixels, difficult), labelled=True)
+    return dataset.with_square(Square(fit="squash"))
 
 
 def synthetic_dataset(source: SyntheticSource) -> LabelledDataset:
@@ -397,22 +408,22 @@ def _open_folder(folder: Path, kind: Literal["auto", "images", "videos"], labell
     if not folder.is_dir():
         raise UserError(f"{folder} does not exist or is not a folder")
     if not labelled:
-        found, paths = _find(folder, kind)
-        return _Opened(FileSource(folder, paths, found), found, [None] * len(paths), ())
+        media, paths = _find(folder, kind)
+        return _Opened(FileSource(folder, paths, media), media, [None] * len(paths), ())
     classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(classes) < 2:
         raise UserError(f"{folder} needs a subfolder for each of two or more classes")
-    found, paths = _find(folder, kind)
+    media, paths = _find(folder, kind)
     files: dict[str, list[Path]] = {name: [] for name in classes}
     for path in paths:
         files.get(path.relative_to(folder).parts[0], []).append(path)  # a file beside the folders has no class
     if empty := [name for name in classes if not files[name]]:
         raise UserError(
-            f"{len(empty)} of the {len(classes)} classes of {folder} have no {found} ({', '.join(empty[:5])}): "
+            f"{len(empty)} of the {len(classes)} classes of {folder} have no {media} ({', '.join(empty[:5])}): "
             "add some, or remove the folders"
         )
     class_of = [name for name in classes for _ in files[name]]
-    return _Opened(FileSource(folder, list(chain(*files.values())), found), found, class_of, classes)
+    return _Opened(FileSource(folder, list(chain(*files.values())), media), media, class_of, classes)
 
 
 def _find(folder: Path, kind: Literal["auto", "images", "videos"]) -> tuple[Literal["images", "videos"], list[Path]]:
@@ -424,7 +435,7 @@ def _find(folder: Path, kind: Literal["auto", "images", "videos"]) -> tuple[Lite
         stills = [path for path in images if path.suffix.lower() != ".gif"]
         if stills and any(path.suffix.lower() != ".gif" for path in videos):
             raise UserError(
-                f"{folder} holds images and videos: give a folder of one kind, or choose with --kind where there is one"
+                f"{folder} holds images and videos: give a folder of one kind, or --kind if the command has it"
             )
         images = images if stills else []
     if not images and not videos:
@@ -447,6 +458,13 @@ def _open_split(split: SplitList) -> _Opened:
     positions = {name: position for position, name in enumerate(store.names)}
     items = [positions[name] for name in split.names]
     return _Opened(store, store.kind, class_of, split.classes, items, skipped)
+
+
+def _open_objects(devkit: Devkit, image_set: str, min_pixels: int = MIN_PIXELS, difficult: bool = True) -> _Opened:
+    images = devkit.with_objects(image_set)
+    paths, labels, boxes = zip(*large_objects(images, min_pixels=min_pixels, difficult=difficult), strict=True)
+    source = FileSource(devkit.folder, paths, "objects", boxes)
+    return _Opened(source, "objects", [CLASSES[label] for label in labels], CLASSES, skipped=images.skipped)
 
 
 def _open_synthetic(address: str) -> _Opened:
@@ -518,14 +536,14 @@ def _shard_labels(source: ShardSource, cache: Path) -> list[str | None]:
 
 
 def _cached_texts(file: ShardFile, cache: Path) -> dict[str, str]:
-    """Return the label text of each key of a shard; kept in the cache, as all headers have to be read for it."""
-    kept = cache / "shards" / f"{file.digest}-labels.json"
+    """Return the label text of each key of a shard; stored in the cache, as all headers have to be read for it."""
+    stored = cache / "shards" / f"{file.digest}-labels.json"
     try:
-        texts: dict[str, str] = json.loads(kept.read_bytes())
+        texts: dict[str, str] = json.loads(stored.read_bytes())
     except (OSError, ValueError):  # none yet, or an interrupted one
         texts = _text_members(file)[1]
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(kept) as draft:
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(stored) as draft:
             draft.write_text(json.dumps(texts))
     return texts
 
@@ -623,13 +641,13 @@ def digest(values: Iterable[object]) -> str:
 
 
 def file_stamp(path: Path) -> str:
-    """Return what changes when a file does: its size and time."""
+    """Return the size and the time of a file, as text: they change when the file does."""
     status = path.stat()
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def _version(source: Source) -> str:
-    """Return what tells the state of a source that is not files."""
+    """Return text that changes when a packed store or shards do; a synthetic world is told by its address."""
     if isinstance(source, Store):
         return str(source.header)
     return digest(file.digest for file in source.files) if isinstance(source, ShardSource) else ""

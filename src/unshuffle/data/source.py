@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 Pixels = npt.NDArray[np.uint8]
 Items = npt.NDArray[np.int64]
+Skipped = tuple[str, str]
+"""An item that cannot be used, and the reason."""
 
 
 class Source(Protocol):

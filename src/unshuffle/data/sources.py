@@ -12,16 +12,13 @@ from unshuffle.config import Config
 from unshuffle.data.pack import cached_store
 from unshuffle.data.shard_files import is_shards
 from unshuffle.data.shards import ShardOptions, ShardSource, open_shards
-from unshuffle.data.source import Items, Source
+from unshuffle.data.source import Items, Skipped, Source
 from unshuffle.data.splits import find_split_list
 from unshuffle.data.store import Kind, Store
 from unshuffle.data.synthetic import synthetic_clips, synthetic_images
 from unshuffle.errors import UserError
 from unshuffle.randomness import stream_seed
 from unshuffle.wording import counted
-
-Skipped = tuple[str, str]
-"""The name of a file that cannot be used, and why."""
 
 
 @dataclass(frozen=True)

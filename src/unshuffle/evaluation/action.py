@@ -11,16 +11,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
+from annotated_types import Ge, Interval, Len
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unshuffle.accelerator import choose_device
+from unshuffle.config import Count, NonNegative, Positive
 from unshuffle.console import Advance, progress, say
 from unshuffle.data.batches import Prefetcher, epoch_order
 from unshuffle.data.dataset import CACHE, LabelledDataset, Square, digest, packed, shared_files, split_dataset
@@ -55,6 +57,7 @@ TEST_POSITIONS = POSITIONS[:5]
 
 Normalise = Callable[[Tensor], Tensor]
 Figures = dict[str, Any]
+DropoutRate = Annotated[float, Interval(ge=0, lt=1)]
 TEST_OPTIONS = {"split", "test_frames", "test_crops"}
 """Options that do not change the training."""
 
@@ -380,46 +383,45 @@ class ActionRecognition(Evaluation):
     """The videos that the lists name, in class folders or in one folder."""
     split: Literal["1", "2", "3", "all"] = "all"
     """Official split to evaluate; all: each by itself, then the mean."""
-    classes: int | None = None
+    classes: Annotated[int, Ge(2)] | None = None
     """Use the first classes only, this many, 2 or more."""
-    per_class: int | None = None
+    per_class: Count | None = None
     """Use the first videos of each class only, this many, in training and in testing."""
-    epochs: int = 80
+    epochs: Count = 80
     """Passes over the training videos."""
-    lr: float = 0.001
+    lr: Positive = 0.001
     """Learning rate of all weights; biases have twice that."""
-    milestones: tuple[int, ...] = (30, 60)
+    milestones: tuple[Count, ...] = (30, 60)
     """Epochs after which the learning rate is divided by ten."""
-    batch_size: int = 128
+    batch_size: Count = 128
     """Videos per step."""
-    momentum: float = 0.9
+    momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.9
     """Momentum of SGD."""
-    weight_decay: float = 5e-4
+    weight_decay: NonNegative = 5e-4
     """Weight decay of SGD."""
-    clip: float = 20.0
+    clip: Positive = 20.0
     """Maximum norm of the gradient."""
-    hidden: int = 4096
+    hidden: Count = 4096
     """Width of the new layers fc6 and fc7."""
-    dropout: tuple[float, float] = (0.5, 0.8)
+    dropout: Annotated[tuple[DropoutRate, DropoutRate], Len(2, 2)] = (0.5, 0.8)
     """Dropout after fc6 and after fc7, from 0 to below 1."""
-    segments: int = 3
+    segments: Count = 3
     """Segments of a video in training; a random frame of each is used."""
-    test_frames: int = 25
+    test_frames: Count = 25
     """Evenly spaced frames of a video in testing."""
     test_crops: Literal[10, 1] = 10
     """10: corners and centre, each also flipped; 1: the centre."""
-    every: int = 1
+    every: Count = 1
     """Keep every n-th frame when the videos are decoded."""
     encoding: Encoding = "jpeg"
     """How the decoded frames are stored: raw is fast, jpeg is small."""
     cache: Path = CACHE
     """Folder that the videos are decoded into."""
-    workers: int = 8
+    workers: Count = 8
     """Threads that read frames ahead of their use."""
 
     incidental = Evaluation.incidental | {"cache"}
     stated = Evaluation.stated | {"split"}
-    may_be_zero = Evaluation.may_be_zero | {"momentum", "weight_decay", "dropout"}
 
     @classmethod
     def quick(cls) -> Self:
@@ -443,7 +445,6 @@ class ActionRecognition(Evaluation):
 
     def measure(self, console: Console) -> Result:
         """Fine-tune and test on every split."""
-        self._check()
         device = choose_device(self.device)
         side = frame_side(find_backbone(self.weights, self.seed).eval_size)
         splits = self._decoded(
@@ -455,12 +456,6 @@ class ActionRecognition(Evaluation):
             note_few(console, split.train.labels, split.classes, "training videos")
         figures = {split.name: self._evaluate(split, device, console) for split in splits}
         return self._result(splits, figures)
-
-    def _check(self) -> None:
-        if self.classes == 1:
-            raise UserError("--classes 1 is too few: the least is 2")
-        if not all(fraction < 1 for fraction in self.dropout):
-            raise UserError(f"--dropout {self.dropout} is not a pair of fractions below 1")
 
     def _open(self, side: int) -> Sequence[Split]:
         if self.list and self.videos and not (self.train or self.test):
@@ -554,8 +549,8 @@ class ActionRecognition(Evaluation):
             "chance": {classes: metrics["chance"], videos: metrics["chance"]},
         }
         same = dataset in ("UCF-101", "HMDB-51") and self.unchanged("split", "classes", "per_class")
-        theirs = "HMDB-51" if dataset == "HMDB-51" else "UCF-101"
-        return published_table("3", ours, theirs, {classes: theirs}, same=same)
+        data = "HMDB-51" if dataset == "HMDB-51" else "UCF-101"
+        return published_table("3", ours, data, {classes: data}, same=same)
 
 
 def score(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> Figures:

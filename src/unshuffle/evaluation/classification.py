@@ -1,24 +1,26 @@
 """Classification of labelled images: data, training crops and accuracies of all classifiers, and fine-tuning."""
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
+from annotated_types import Ge, Interval
 from PIL import Image
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unshuffle.accelerator import choose_device
+from unshuffle.config import Count, NonNegative, Positive
 from unshuffle.data.dataset import LabelledDataset, Square, digest, shared_files
 from unshuffle.data.media import BadMedia
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.features import (
+    WORKERS,
     FeatureCache,
     extract_features,
     find_backbone,
@@ -88,22 +90,21 @@ class Classification(Evaluation):
     VOC2007/ImageSets/Main/trainval.txt for objects of VOC, or synthetic:images:COUNT:SEED."""
     test: str | None = None
     """Images to test on, with the same classes."""
-    limit: int = 0
+    limit: Annotated[int, Ge(0)] = 0
     """Use at most this many images for training and for testing, evenly over the classes; 0 is no limit."""
-    batch_size: int = 256
+    batch_size: Annotated[int, Ge(2)] = 256
     """Images per step, 2 or more."""
-    momentum: float = 0.9
+    momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.9
     """Momentum of SGD."""
-    weight_decay: float = 5e-4
+    weight_decay: NonNegative = 5e-4
     """Weight decay of SGD; biases have none, and twice the learning rate."""
-    workers: int = os.cpu_count() or 1
+    workers: Count = WORKERS
     """Threads that decode images."""
-    save_every: int = 1000
+    save_every: Count = 1000
     """Iterations between checkpoints in --out."""
 
     training_title: ClassVar[str] = "training the classifiers"
     """Title of the progress bar."""
-    may_be_zero = Evaluation.may_be_zero | {"limit", "momentum", "weight_decay"}
 
     def prepare(self, console: Console) -> Setting:
         """Return the backbone on its device and the images to train and to test on, and seed all random numbers."""
@@ -111,16 +112,14 @@ class Classification(Evaluation):
             raise UserError(
                 "there is nothing to classify: give --train and --test, folders with a subfolder for each class"
             )
-        if self.batch_size < 2:
-            raise UserError(f"batch_size is {self.batch_size}, but batch normalisation needs two images or more")
         device = choose_device(self.device)
         backbone = find_backbone(self.weights, self.seed).to(device)
-        sides = open_pair(self.train, self.test, square=Square(backbone.eval_size, margin=MARGIN))
-        if sides[0].kind == "videos":
+        datasets = open_pair(self.train, self.test, square=Square(backbone.eval_size, margin=MARGIN))
+        if datasets[0].kind == "videos":
             raise UserError(f"{self.train} holds videos, but this evaluation classifies images: see evaluate action")
         seed_everything(self.seed)
-        idle = frozenset({"limit"} if not any(dataset.exceeds(self.limit) for dataset in sides) else ())
-        training, testing = (dataset.limited(self.limit) for dataset in sides)
+        idle = frozenset({"limit"} if not any(dataset.exceeds(self.limit) for dataset in datasets) else ())
+        training, testing = (dataset.limited(self.limit) for dataset in datasets)
         shared = len(shared_files(training.paths(), testing.paths()))
         note_shared(console, shared)
         return Setting(backbone, weights_digest(backbone), device, training, testing, shared, idle)
@@ -307,15 +306,15 @@ class CosineRecipe(Recipe):
 class FineTuning(Classification):
     """Fine-tune the whole backbone with a new classifier on labelled images."""
 
-    epochs: int = 50
+    epochs: Count = 50
     """Passes over the training images."""
-    min_iterations: int = 1
+    min_iterations: Count = 1
     """Minimum number of steps: with few images there are more epochs."""
-    lr: float = 0.001
+    lr: Positive = 0.001
     """Initial learning rate; it falls to zero along half a cosine."""
-    batch_size: int = 64
+    batch_size: Annotated[int, Ge(2)] = 64
     """Images per step, 2 or more."""
-    weight_decay: float = 1e-4
+    weight_decay: NonNegative = 1e-4
     """Weight decay of SGD; biases have none, and twice the learning rate."""
 
     training_title = "fine-tuning"

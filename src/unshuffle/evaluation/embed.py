@@ -16,8 +16,9 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from unshuffle.data.dataset import LabelledDataset, Skipped, digest
+from unshuffle.data.dataset import LabelledDataset, digest
 from unshuffle.data.media import check_short_side
+from unshuffle.data.source import Skipped
 from unshuffle.errors import UserError
 from unshuffle.evaluation.features import WORKERS, FeatureCache, extract_features, pool5, weights_digest
 from unshuffle.files import check_new_file

@@ -22,16 +22,14 @@ from unshuffle.data.batches import Prefetcher
 from unshuffle.data.dataset import (
     CACHE,
     LabelledDataset,
-    Skipped,
     Square,
     centre_square,
     digest,
     open_dataset,
 )
 from unshuffle.data.media import BadMedia, read_image, resize_short_side, upright_rgb
-from unshuffle.data.source import Pixels
+from unshuffle.data.source import Pixels, Skipped
 from unshuffle.errors import UserError
-from unshuffle.evaluation.voc.devkit import is_image_set, open_image_set
 from unshuffle.files import atomic_write
 from unshuffle.models import BACKBONES, Backbone, build_backbone
 from unshuffle.models.registry import PER_IMAGE
@@ -159,19 +157,10 @@ def colour_histograms(pixels: Pixels, bins: int = 4) -> Tensor:
 def open_pair(
     train: str | Path, test: str | Path, *, square: Square | None = None, frames: int = 10, cache: Path = CACHE
 ) -> tuple[LabelledDataset, LabelledDataset]:
-    """Open a training and a test dataset of one kind, the second with the classes of the first.
-
-    Besides what `open_dataset` takes, an address may be an image set of a VOC devkit, which stands for its objects.
-    """
-    if is_image_set(train):
-        training = open_image_set(train, square)
-    else:
-        training = open_dataset(train, square=square, frames=frames, cache=cache)
-    if is_image_set(test):
-        testing = open_image_set(test, square)
-    else:
-        testing = open_dataset(test, classes=training.classes, square=square, frames=frames, cache=cache)
-    if training.kind != testing.kind or len(training.classes) != len(testing.classes):
+    """Open a training and a test dataset of one kind, the second with the classes of the first."""
+    training = open_dataset(train, square=square, frames=frames, cache=cache)
+    testing = open_dataset(test, classes=training.classes, square=square, frames=frames, cache=cache)
+    if training.kind != testing.kind:
         raise UserError(f"{train} holds {training.kind}, but {test} holds {testing.kind}: give two of a kind")
     return training, testing
 

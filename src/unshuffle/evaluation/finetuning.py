@@ -96,21 +96,21 @@ def fine_tune(
     optimiser = build_sgd(network, recipe)
     start = _resume(network, optimiser, setup)
     network.train()
-    each = recipe.accumulate
-    batches = iter(Prefetcher(batch, start * each, recipe.iterations * each, setup.workers))
+    accumulate = recipe.accumulate
+    batches = iter(Prefetcher(batch, start * accumulate, recipe.iterations * accumulate, setup.workers))
     bar = progress(setup.console, setup.title, recipe.iterations)
-    value = torch.tensor(math.nan)
+    last_loss = torch.tensor(math.nan)
     with closing(batches), bar as advance, stop_requests() as request:
         for iteration in range(start, recipe.iterations):
-            value = _step(network, optimiser, recipe, iteration, (loss(next(batches)) for _ in range(each)))
+            last_loss = _step(network, optimiser, recipe, iteration, (loss(next(batches)) for _ in range(accumulate)))
             done = iteration + 1
             if done % SHOW_EVERY == 0 or done == recipe.iterations or request.signum is not None:
-                advance(done, f"loss {_finite(float(value), done):.4f}")
+                advance(done, f"loss {_finite(float(last_loss), done):.4f}")
             if done % setup.save_every == 0 or done == recipe.iterations or request.signum is not None:
                 _save(network, optimiser, setup, done)
             if request.signum is not None:
                 raise Stopped(request.signum, f"at iteration {done} of {recipe.iterations}", done)
-    return float(value)
+    return float(last_loss)
 
 
 def build_sgd(network: nn.Module, recipe: Recipe) -> torch.optim.SGD:

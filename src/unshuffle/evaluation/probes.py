@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import torch
+from annotated_types import Ge, MinLen
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unshuffle.config import Count, NonNegative, Positive
 from unshuffle.console import progress
 from unshuffle.data.dataset import LabelledDataset
 from unshuffle.errors import UserError
@@ -76,20 +78,19 @@ class Linear(Classification):
 
     fast: bool = False
     """Logistic regression on centre crops, whose features are computed once, instead of SGD on random crops."""
-    c: float = 0.0
+    c: NonNegative = 0.0
     """With --fast, the inverse regularisation strength, as in scikit-learn, for features standardised to length 1.
     0 chooses it for each layer on a held-out fifth of the training images."""
     layers: tuple[str, ...] = ()
     """Layers to probe, such as conv3 and pool5; all by default."""
-    iterations: int = 140_000
+    iterations: Count = 140_000
     """Steps of SGD."""
-    lr: float = 0.01
+    lr: Positive = 0.01
     """Initial learning rate."""
-    drop_every: int = 40_000
+    drop_every: Count = 40_000
     """Iterations between drops of the learning rate to a tenth."""
 
     stated = Classification.stated | {"c"}
-    may_be_zero = Classification.may_be_zero | {"c"}
 
     @classmethod
     def quick(cls) -> Self:
@@ -196,15 +197,15 @@ class StepwiseRecipe(Recipe):
 class NonLinear(Classification):
     """A probe with two hidden layers on the frozen pool5 (Tab. 2)."""
 
-    hidden: int = 4096
+    hidden: Count = 4096
     """Width of the hidden layers."""
-    epochs: tuple[int, ...] = (10, 20, 30, 40)
+    epochs: Annotated[tuple[Count, ...], MinLen(1)] = (10, 20, 30, 40)
     """Epoch at which each phase of the schedule ends, in increasing order."""
-    min_iterations: int = 1
+    min_iterations: Count = 1
     """Minimum number of steps: with few images all phases are longer."""
-    lrs: tuple[float, ...] = (0.1, 0.01, 0.002, 0.0004)
+    lrs: tuple[Positive, ...] = (0.1, 0.01, 0.002, 0.0004)
     """Learning rate of each phase."""
-    batch_size: int = 192
+    batch_size: Annotated[int, Ge(2)] = 192
     """Images per step, 2 or more."""
 
     @classmethod
@@ -223,7 +224,7 @@ class NonLinear(Classification):
 
     def measure(self, console: Console) -> Result:
         """Train the probe, then test it."""
-        if len(self.epochs) != len(self.lrs) or not self.epochs or sorted(self.epochs) != list(self.epochs):
+        if len(self.epochs) != len(self.lrs) or sorted(self.epochs) != list(self.epochs):
             raise UserError("--epochs must increase, and --lrs must have one learning rate for each of them")
         setting = self.readable(self.prepare(console), console)
         backbone, training = setting.backbone, setting.training

@@ -1,4 +1,4 @@
-"""What all evaluations have in common: options, result, notes to the user, published figures, and the registry."""
+"""Options, results and notes to the user that all evaluations share, published figures, and the registry."""
 
 import csv
 import shutil
@@ -8,17 +8,19 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
+from annotated_types import Interval
 from rich.console import Console, RenderableType
 from rich.table import Table
 
 from unshuffle.console import say
 from unshuffle.errors import UserError
 from unshuffle.lazy import LazyClass, find_class
+from unshuffle.options import check_bounds
 
 if TYPE_CHECKING:  # both need torch, which takes seconds to import
-    from unshuffle.data.dataset import Skipped
+    from unshuffle.data.source import Skipped
     from unshuffle.evaluation.retrieval import Neighbours
 
 
@@ -58,7 +60,7 @@ class Evaluation:
     """Folder for pictures and for the state from which an interrupted evaluation resumes."""
     device: str = "auto"
     """auto: the GPU if there is one; or cpu, cuda, cuda:1 ..."""
-    seed: int = 0
+    seed: Annotated[int, Interval(ge=0, lt=2**32)] = 0
     """Seed of everything random, from 0 to 2^32 - 1."""
     json: Path | None = None
     """Write the figures to this file."""
@@ -67,8 +69,6 @@ class Evaluation:
     """Options that change no figure."""
     stated: ClassVar[frozenset[str]] = frozenset({"seed"})
     """Options that the protocol leaves open, or that the statement names in its own words."""
-    may_be_zero: ClassVar[frozenset[str]] = frozenset({"seed"})
-    """Numbers that must not be negative; all others must be above 0."""
 
     @classmethod
     def quick(cls) -> Self:
@@ -77,7 +77,7 @@ class Evaluation:
 
     def run(self, console: Console) -> Result:
         """Evaluate; progress and notes are printed meanwhile, the result is left to the caller."""
-        self.check_numbers()
+        check_bounds(self)
         result = self.measure(console)
         if self.out is not None:
             shutil.rmtree(self.out.expanduser() / UNFINISHED, ignore_errors=True)  # large, and of no further use
@@ -91,18 +91,6 @@ class Evaluation:
     def measure(self, console: Console) -> Result:
         """Measure; every evaluation implements this."""
         raise NotImplementedError
-
-    def check_numbers(self) -> None:
-        """Raise a UserError for numbers out of range."""
-        for name, value in vars(self).items():
-            bound = "not be negative" if name in self.may_be_zero else "be above 0"
-            numbers = value if isinstance(value, tuple) else (value,)
-            for number in numbers:
-                is_number = isinstance(number, int | float) and not isinstance(number, bool)
-                if is_number and not (number > 0 or (number == 0 and name in self.may_be_zero)):
-                    raise UserError(f"--{name} is {_words(value)}, but must {bound}")
-        if self.seed >= 2**32:
-            raise UserError(f"--seed is {self.seed}, but must be below 2 to the power of 32")
 
     def folder(self, name: str) -> Path | None:
         """Return a folder in --out for the state from which an interrupted evaluation resumes."""
@@ -231,18 +219,18 @@ def published_table(
     table: str,
     ours: Mapping[str, Mapping[str, float]],
     data: str,
-    theirs: Mapping[str, str] | None = None,
+    paper_columns: Mapping[str, str] | None = None,
     *,
     same: bool = False,
 ) -> Table:
     """Return a table of our figures by row and column, and below them the paper's in the same columns.
 
-    `data` names the data of the paper's figures, and `same` says whether ours are of the same data. `theirs` maps our
-    columns to the paper's names where these differ. A method without a figure in any of the columns is left out.
+    `data` names the data of the paper's figures, and `same` says whether ours are of the same data. `paper_columns`
+    maps our columns to the paper's names where these differ. Methods without a figure in any column are left out.
     """
     grid = figure_table(ours)
     columns = {str(column.header): str(column.header) for column in grid.columns[1:]}
-    columns |= theirs or {}
+    columns |= paper_columns or {}
     rows = {method: row for method, row in published(table).items() if row.keys() & set(columns.values())}
     if rows:
         grid.add_row()

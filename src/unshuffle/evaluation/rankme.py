@@ -1,13 +1,15 @@
-"""RankMe (Garrido et al., ICML 2023): the effective rank of the features of unlabelled images."""
+"""RankMe (Garrido et al., ICML 2023): the effective rank of the features of unlabelled data."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Annotated, Literal, Self
 
 import torch
+from annotated_types import Ge
 from rich.console import Console
 from torch import Tensor
 
 from unshuffle.accelerator import choose_device
+from unshuffle.config import Count
 from unshuffle.data.dataset import LabelledDataset, Square, open_dataset
 from unshuffle.errors import UserError
 from unshuffle.evaluation.features import (
@@ -39,12 +41,15 @@ class RankMe(Evaluation):
     """Effective rank of the features of unlabelled images (RankMe): a low rank is a sign of collapse."""
 
     images: str | None = None
-    """Images without labels: a folder, a packed store, tar shards, or synthetic:images:COUNT:SEED."""
-    limit: int = 25_600
+    """Images without labels: a folder, flat or nested, a packed store, tar shards, VOC2007/ImageSets/Main/trainval.txt
+    for the objects of VOC, or synthetic:images:COUNT:SEED. Of videos the middle frames are used."""
+    kind: Literal["auto", "images", "videos"] = "auto"
+    """What to read; auto works if there are only images or only videos."""
+    limit: Annotated[int, Ge(0)] = 25_600
     """Evaluate at most this many images, sampled with the seed; the rank is bounded by their number; 0 is no limit."""
-    batch_size: int = 64
+    batch_size: Count = 64
     """Images per forward pass; lower it if memory runs out."""
-    workers: int = WORKERS
+    workers: Count = WORKERS
     """Threads that decode files."""
 
     @classmethod
@@ -53,7 +58,7 @@ class RankMe(Evaluation):
         return cls(preset="quick", limit=1000)
 
     incidental = Evaluation.incidental | {"batch_size"}
-    may_be_zero = Evaluation.may_be_zero | {"limit"}
+    stated = Evaluation.stated | {"kind"}
 
     def measure(self, console: Console) -> Result:
         """Measure the effective rank of pool5."""
@@ -62,26 +67,27 @@ class RankMe(Evaluation):
         device = choose_device(self.device)
         backbone = find_backbone(self.weights, self.seed).to(device)
         dataset = self._sampled(
-            open_dataset(self.images, kind="images", labelled=False, square=Square(backbone.eval_size))
+            open_dataset(self.images, kind=self.kind, labelled=False, square=Square(backbone.eval_size), frames=1)
         )
         chunks = extract_features(
             dataset,
             lambda pixels: pool5(backbone, pixels, backbone.eval_size),
             device,
             console,
-            "images",
+            dataset.kind,
             batch=self.batch_size,
             workers=self.workers,
             cache=FeatureCache.at(self.folder("features/images"), [weights_digest(backbone), dataset.identity()]),
         )
         features = torch.cat([chunk.values for chunk in chunks])
-        note_skipped(console, dataset.skipped, "images")
+        note_skipped(console, dataset.skipped, dataset.kind)
         count, dimensions = features.shape
         rank = effective_rank(features.to(device))
         return Result(
             "RankMe",
-            f"{count:,} images ({self.images}), centre square at {backbone.eval_size} px; exp of the entropy of the "
-            f"singular values of pool5 ({dimensions:,} numbers), to compare with equal numbers of images only",
+            f"{count:,} {dataset.kind} ({self.images}), centre square at {backbone.eval_size} px; "
+            f"exp of the entropy of the singular values of pool5 ({dimensions:,} numbers), "
+            f"to compare with equal numbers of {dataset.kind} only",
             {"rankme": rank, "images": count, "dimensions": dimensions, "skipped": skipped_figures(dataset.skipped)},
             f"effective rank {rank:.1f} of at most {min(count, dimensions):,}",
         )

@@ -3,26 +3,27 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
+from annotated_types import Ge, MinLen
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
 from unshuffle.accelerator import choose_device
-from unshuffle.config import Config
+from unshuffle.config import Config, Count
 from unshuffle.data.dataset import (
     LabelledDataset,
     LabelledImages,
     Square,
     load_images,
     one_per_class,
-    open_dataset,
     shared_files,
     synthetic_dataset,
+    voc_objects,
 )
 from unshuffle.data.synthetic import SyntheticSource, synthetic_images
 from unshuffle.errors import UserError
@@ -52,7 +53,6 @@ from unshuffle.evaluation.protocol import (
     skipped_figures,
 )
 from unshuffle.evaluation.rankme import effective_rank
-from unshuffle.evaluation.voc.devkit import voc_objects
 from unshuffle.models import Backbone, build_backbone
 from unshuffle.models.registry import backbone_features
 from unshuffle.randomness import stream_seed
@@ -151,7 +151,7 @@ class Neighbours:
     """Some queries and their nearest neighbours, as images."""
 
     queries: LabelledImages
-    found: LabelledImages
+    neighbours: LabelledImages
     """Equally many for each query, one query after another, the nearest first."""
 
 
@@ -174,39 +174,40 @@ class Retrieval(Evaluation):
 
     train: str | None = None
     """The gallery: class folders (torchvision's ImageFolder layout) of images or of videos, a packed store or tar
-    shards with labels, a split list such as ucfTrainTestlist/trainlist01.txt, or synthetic:images:COUNT:SEED."""
+    shards with labels, a split list such as ucfTrainTestlist/trainlist01.txt, VOC2007/ImageSets/Main/trainval.txt for
+    the objects of VOC, or synthetic:images:COUNT:SEED (synthetic:videos:…)."""
     test: str | None = None
     """The queries, with the same classes."""
     voc: Path | None = None
     """Instead of --train and --test: a VOC devkit, whose objects are cut out and compared."""
-    year: int = 2007
+    year: Count = 2007
     """Year of the devkit."""
     train_set: str = "trainval"
     """Image set whose objects are the gallery."""
     test_set: str = "test"
     """Image set whose objects are the queries."""
-    min_pixels: int = 10_000
+    min_pixels: Annotated[int, Ge(0)] = 10_000
     """Leave out objects whose box has fewer pixels."""
     difficult: bool = True
     """Include objects that are marked as difficult."""
-    frames: int = 10
+    frames: Count = 10
     """Frames of each video, evenly spaced."""
     per_video: bool = False
     """Compare videos by the mean vector of their frames; otherwise every frame is a query of its own."""
     fit: Literal["auto", "crop", "squash"] = "auto"
     """How an image becomes a square: crop its centre, or squash it; auto squashes objects of VOC only."""
-    size: int = 0
+    size: Annotated[int, Ge(0)] = 0
     """Side of the input in pixels; 0 is the backbone's own, 227 for CaffeNet."""
-    top: tuple[int, ...] = (1, 5, 10, 20, 50)
+    top: Annotated[tuple[Count, ...], MinLen(1)] = (1, 5, 10, 20, 50)
     """Each k of the top-k accuracies."""
-    examples: int = 8
-    """Queries in the picture that is drawn into --out, each of another class; 0 draws none."""
-    limit: int = 0
+    examples: Annotated[int, Ge(0)] = 8
+    """Queries in the picture that is written to --out, each of another class; 0 writes none."""
+    limit: Annotated[int, Ge(0)] = 0
     """Use at most this many images, videos or objects as gallery and as queries, evenly over the classes; 0 is no
     limit."""
-    batch_size: int = 64
+    batch_size: Count = 64
     """Images per forward pass; lower it if memory runs out."""
-    workers: int = WORKERS
+    workers: Count = WORKERS
     """Threads that decode files."""
 
     @classmethod
@@ -216,12 +217,9 @@ class Retrieval(Evaluation):
 
     incidental = Evaluation.incidental | {"batch_size", "examples"}
     stated = Evaluation.stated | {"year", "train_set", "test_set"}
-    may_be_zero = Evaluation.may_be_zero | {"min_pixels", "size", "limit", "examples"}
 
     def measure(self, console: Console) -> Result:
         """Search the gallery for the nearest neighbours of every query."""
-        if not self.top:
-            raise UserError("--top needs one number or more")
         device = choose_device(self.device)
         backbone = find_backbone(self.weights, self.seed).to(device)
         size = self.size or backbone.eval_size
@@ -312,12 +310,12 @@ class Retrieval(Evaluation):
         )
 
     def _table(self, accuracies: dict[str, float], kind: str) -> Table:
-        on = "UCF-101" if kind == "videos" else "VOC 2007"
+        data = "UCF-101" if kind == "videos" else "VOC 2007"
         same = kind == "objects" and self.unchanged("year", "train_set", "test_set", "limit")
         titles = {key: key.replace("top", "top ") for key in accuracies}
-        theirs = {title: f"{on} {key}" for key, title in titles.items()}
+        paper_columns = {title: f"{data} {key}" for key, title in titles.items()}
         ours = {"this network": {titles[key]: value for key, value in accuracies.items()}}
-        return published_table("1", ours, on, theirs, same=same)
+        return published_table("1", ours, data, paper_columns, same=same)
 
     def _unit(self, kind: str) -> str:
         if kind == "videos":
@@ -353,15 +351,15 @@ def _pictures(side: Side, rows: list[int]) -> LabelledImages:
 
 
 def rebatched(chunks: Iterable[FeatureChunk], rows: int) -> Iterator[FeatureChunk]:
-    """Yield the same in chunks of at least so many rows, but for the last: large products are faster."""
-    held: list[FeatureChunk] = []
+    """Merge chunks into larger ones of at least `rows` rows, except the last: large products are faster."""
+    pending: list[FeatureChunk] = []
     for chunk in chunks:
-        held.append(chunk)
-        if sum(len(part.items) for part in held) >= rows:
-            yield merge_chunks(held)
-            held = []
-    if held:
-        yield merge_chunks(held)
+        pending.append(chunk)
+        if sum(len(part.items) for part in pending) >= rows:
+            yield merge_chunks(pending)
+            pending = []
+    if pending:
+        yield merge_chunks(pending)
 
 
 # ---- the monitor of a run
@@ -404,15 +402,19 @@ class RetrievalMonitor:
         return top_k_accuracy(neighbours, self.queries.labels, self.gallery.labels)
 
 
-def build_monitor(config: Config) -> RetrievalMonitor | None:
-    """Return retrieval on the given labelled data, or on the synthetic world if that is trained on, or None."""
+def build_monitor(config: Config, console: Console | None = None) -> RetrievalMonitor | None:
+    """Return retrieval on the given labelled data, or on the synthetic world if that is trained on, or None.
+
+    Files that cannot be read are named on the console.
+    """
     device, monitor = choose_device(config.device), config.monitor
     if monitor.gallery is not None and monitor.queries is not None:
         square, cache = Square(build_backbone(config.model.backbone).eval_size), config.data.cache
-        gallery = load_images(open_dataset(monitor.gallery, square=square, frames=1, cache=cache), monitor.limit)
-        queries = load_images(
-            open_dataset(monitor.queries, square=square, frames=1, cache=cache, classes=gallery.classes), monitor.limit
-        )
+        datasets = open_pair(monitor.gallery, monitor.queries, square=square, frames=1, cache=cache)
+        gallery, queries = (load_images(dataset, monitor.limit) for dataset in datasets)
+        if console is not None:
+            for dataset in datasets:
+                note_skipped(console, dataset.skipped, f"monitor, {dataset.address}")
         return RetrievalMonitor(gallery, queries, device)
     if config.images is not None or config.videos is not None:
         return None

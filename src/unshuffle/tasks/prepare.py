@@ -9,8 +9,8 @@ import numpy as np
 
 from unshuffle.config import Config
 from unshuffle.data.batches import Samples
-from unshuffle.data.source import Items
-from unshuffle.data.sources import Media, Skipped, SourceFacts
+from unshuffle.data.source import Items, Skipped
+from unshuffle.data.sources import Media, SourceFacts
 from unshuffle.errors import UserError
 from unshuffle.randomness import numpy_rng
 from unshuffle.tasks import TASKS, build_tasks

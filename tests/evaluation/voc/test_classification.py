@@ -7,6 +7,7 @@ import torch
 from rich.console import Console
 from sklearn.metrics import average_precision_score
 
+from unshuffle.data.voc import CLASSES, VocImage, VocObject
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import find_evaluation
 from unshuffle.evaluation.voc.classification import (
@@ -16,9 +17,8 @@ from unshuffle.evaluation.voc.classification import (
     class_average_precisions,
     image_labels,
     multi_label_loss,
-    random_crop,
+    random_scaled_crop,
 )
-from unshuffle.evaluation.voc.devkit import CLASSES, VocImage, VocObject
 
 MakeDevkit = Callable[..., Path]
 BOX = (0.0, 0.0, 1.0, 1.0)
@@ -80,7 +80,7 @@ def test_crops_lie_within_the_image_and_are_scaled_and_flipped() -> None:
     rng = np.random.default_rng(0)
     spans, flipped = [], []
     for _ in range(200):
-        crop = random_crop(pixels, 40, rng).astype(int)
+        crop = random_scaled_crop(pixels, 40, rng).astype(int)
         assert crop.shape == (40, 40, 3)
         flipped.append(crop[0, 0, 0] > crop[0, -1, 0])
         spans.append(abs(int(crop[0, -1, 0]) - int(crop[0, 0, 0])))

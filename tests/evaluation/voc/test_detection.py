@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 
+from unshuffle.data.voc import CLASSES, Devkit, VocImage
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import find_evaluation
 from unshuffle.evaluation.voc.detection import (
@@ -18,7 +19,6 @@ from unshuffle.evaluation.voc.detection import (
     read_resized,
     training_sample,
 )
-from unshuffle.evaluation.voc.devkit import CLASSES, Devkit, VocImage
 
 MakeDevkit = Callable[..., Path]
 

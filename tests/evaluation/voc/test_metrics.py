@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, jaccard_score
 from sklearn.metrics import confusion_matrix as reference_matrix
 
-from unshuffle.evaluation.voc.devkit import VocImage, VocObject
+from unshuffle.data.voc import VocImage, VocObject
 from unshuffle.evaluation.voc.metrics import (
     Detections,
     GroundTruth,

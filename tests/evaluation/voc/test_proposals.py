@@ -8,8 +8,8 @@ from PIL import Image
 from rich.console import Console
 from scipy.io import savemat
 
+from unshuffle.data.voc import VocImage
 from unshuffle.errors import UserError
-from unshuffle.evaluation.voc.devkit import VocImage
 from unshuffle.evaluation.voc.proposals import clip_proposals, read_proposals, search_proposals, selective_search
 
 QUIET = Console(quiet=True)

@@ -9,9 +9,9 @@ from rich.console import Console
 from torch import nn
 from torch.nn import functional as F
 
+from unshuffle.data.voc import Devkit
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import find_evaluation
-from unshuffle.evaluation.voc.devkit import Devkit
 from unshuffle.evaluation.voc.segmentation import (
     LABEL_NAMES,
     SCHEDULES,
@@ -29,9 +29,12 @@ MakeDevkit = Callable[..., Path]
 
 
 def test_schedules_as_published() -> None:
-    assert all(SCHEDULES["100k"].rate(at) == 1e-4 for at in (0, 50_000, 99_999)) and SCHEDULES["100k"].accumulate == 20
+    assert (
+        all(SCHEDULES["100k"].learning_rate(at) == 1e-4 for at in (0, 50_000, 99_999))
+        and SCHEDULES["100k"].accumulate == 20
+    )
     long = SCHEDULES["150k"]
-    assert [long.rate(at) for at in (0, 49_999, 50_000, 100_000, 149_999)] == pytest.approx(
+    assert [long.learning_rate(at) for at in (0, 49_999, 50_000, 100_000, 149_999)] == pytest.approx(
         [1e-4, 1e-4, 1e-5, 1e-6, 1e-6]
     )
 
@@ -103,7 +106,7 @@ def test_ignored_pixels_do_not_count(devkit: MakeDevkit) -> None:
 
 def test_user_errors_are_explained(devkit: MakeDevkit) -> None:
     root, quiet = devkit(train=2, val=2), Console(quiet=True)
-    with pytest.raises(UserError, match="no plain chain of layers"):
+    with pytest.raises(UserError, match="not a plain chain of layers"):
         tiny_run(root, weights="random:resnet18").run(quiet)
     with pytest.raises(UserError, match="no image of VOC2007 train can be used: 2 because the mask is missing"):
         tiny_run(root, masks="SegmentationClassAug").run(quiet)

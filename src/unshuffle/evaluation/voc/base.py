@@ -1,24 +1,26 @@
 """Options, backbone and tables that the three VOC evaluations share."""
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from rich.console import Console, Group
 from rich.table import Table
 from torch import Tensor, nn
 
 from unshuffle.accelerator import choose_device
+from unshuffle.config import Count, Positive
 from unshuffle.console import say
 from unshuffle.data.dataset import digest, file_stamp, shared_files
 from unshuffle.data.source import Pixels
+from unshuffle.data.voc import CLASSES, Devkit, ImageSet
 from unshuffle.errors import UserError
-from unshuffle.evaluation.features import find_backbone, weights_digest
+from unshuffle.evaluation.features import WORKERS, find_backbone, weights_digest
 from unshuffle.evaluation.finetuning import Recipe, TrainingSetup
 from unshuffle.evaluation.protocol import (
     FEW_PER_CLASS,
@@ -29,10 +31,10 @@ from unshuffle.evaluation.protocol import (
     shared_sentence,
     skipped_figures,
 )
-from unshuffle.evaluation.voc.devkit import CLASSES, Devkit, ImageSet
 from unshuffle.models import Backbone
 from unshuffle.models.batch_norm import fold_batch_norm
 from unshuffle.randomness import seed_everything
+from unshuffle.wording import counted
 
 
 @dataclass(frozen=True)
@@ -41,25 +43,25 @@ class VocEvaluation(Evaluation):
 
     voc: Path | None = None
     """VOC devkit: the folder that holds VOC2007, VOC2012 ..., or the folder of one year."""
-    year: int = 2007
+    year: Count = 2007
     """Year of the devkit, such as 2007 or 2012."""
     train_set: str = "trainval"
     """Image set to fine-tune on: its name in the devkit, or a text file with one image name per line."""
     test_set: str = "test"
     """Image set to test on, given like --train_set."""
-    limit: int | None = None
-    """Use at most this many images of each image set, for a quick test; all if not given."""
-    iterations: int | None = None
+    limit: Annotated[int, Ge(0)] = 0
+    """Use at most this many images of each image set, for a quick test; 0 is no limit."""
+    iterations: Count | None = None
     """Iterations of fine-tuning, instead of the schedule's; the learning-rate drops move in proportion."""
-    lr: float | None = None
+    lr: Positive | None = None
     """Initial learning rate, instead of the schedule's."""
-    hidden: int = 4096
+    hidden: Count = 4096
     """Units of each of the new layers fc6 and fc7; fewer train faster."""
-    init_std: float = 0.005
+    init_std: Positive = 0.005
     """Standard deviation of the initial weights of fc6 and fc7; raise it for narrow layers. Biases: 0.1."""
-    workers: int = os.cpu_count() or 1
+    workers: Count = WORKERS
     """Threads that read images; raise it if the accelerator waits for them."""
-    save_every: int = 1000
+    save_every: Count = 1000
     """Iterations between checkpoints in --out."""
 
     incidental = Evaluation.incidental | {"proposals_cache"}
@@ -84,7 +86,7 @@ class VocEvaluation(Evaluation):
     def report_image_sets(self, train: ImageSet, test: ImageSet, console: Console) -> None:
         """Print the size of both image sets, what was skipped, and what would make the metrics unreliable."""
         for images in (train, test):
-            say(console, images.summary())
+            say(console, f"{images.name}: {counted(len(images), 'images')}")
             note_skipped(console, images.skipped, images.name)
         note_shared(console, len(shared_files(train.paths(), test.paths())))
         if len(train) < FEW_PER_CLASS * len(CLASSES):

@@ -13,10 +13,12 @@ from rich.console import Console, Group
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unshuffle.config import Count, Positive
 from unshuffle.console import progress
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.media import read_image
 from unshuffle.data.source import Pixels
+from unshuffle.data.voc import CLASSES, ImageSet, VocImage
 from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.finetuning import Recipe, TrainedClassifier, TrainingSetup, batch_items, fine_tune
 from unshuffle.evaluation.protocol import Result, published_table
@@ -28,7 +30,6 @@ from unshuffle.evaluation.voc.base import (
     init_layer,
     mean_percent,
 )
-from unshuffle.evaluation.voc.devkit import CLASSES, ImageSet, VocImage
 from unshuffle.evaluation.voc.metrics import average_precision, precision_recall_curve, voc2007_average_precision
 from unshuffle.models import Backbone
 from unshuffle.models.registry import backbone_features
@@ -47,11 +48,11 @@ UNKNOWN = -1
 class VocClassification(VocEvaluation):
     """Fine-tune all layers to tell which of 20 classes an image shows; mAP (Tab. 4)."""
 
-    batch_size: int = 16
+    batch_size: Count = 16
     """Images per iteration."""
-    crops: int = 10
+    crops: Count = 10
     """Random crops of each test image, whose scores are summed; fewer are faster and less accurate."""
-    init_std: float = 0.01
+    init_std: Positive = 0.01
     """Standard deviation of the initial weights of fc6, fc7 and fc8; raise it for narrow layers. Biases: 0.1."""
 
     @classmethod
@@ -81,7 +82,7 @@ class VocClassification(VocEvaluation):
         def batch(step: int) -> tuple[Tensor, Tensor]:
             rng = numpy_rng(self.seed, "crops", step)
             items = batch_items(self.seed, len(train), step, self.batch_size)
-            crops = [random_crop(read_image(train.images[item].path), network.size, rng) for item in items]
+            crops = [random_scaled_crop(read_image(train.images[item].path), network.size, rng) for item in items]
             return torch.from_numpy(np.stack(crops)), labels[items]
 
         def loss(crops_and_labels: tuple[Tensor, Tensor]) -> Tensor:
@@ -100,7 +101,9 @@ class VocClassification(VocEvaluation):
 
         def crops(item: int) -> Tensor:
             pixels, rng = read_image(test.images[item].path), numpy_rng(self.seed, "test", item)
-            return torch.from_numpy(np.stack([random_crop(pixels, network.size, rng) for _ in range(self.crops)]))
+            return torch.from_numpy(
+                np.stack([random_scaled_crop(pixels, network.size, rng) for _ in range(self.crops)])
+            )
 
         with progress(console, "testing", len(test)) as advance:
             for batch in _batches(iter(Prefetcher(crops, 0, len(test), self.workers)), TEST_BATCH_SIZE):
@@ -172,7 +175,7 @@ def multi_label_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return (losses * known).sum() / len(logits)
 
 
-def random_crop(pixels: Pixels, size: int, rng: np.random.Generator) -> Pixels:
+def random_scaled_crop(pixels: Pixels, size: int, rng: np.random.Generator) -> Pixels:
     """Return a random square crop of the image at a random scale of SCALES, flipped horizontally half of the time.
 
     Where the image is too small for the scale, the crop spans its short side.

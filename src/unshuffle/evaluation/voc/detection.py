@@ -11,14 +11,15 @@ from PIL import Image
 from rich.console import Console, Group
 from torch import Tensor
 
+from unshuffle.config import Count
 from unshuffle.console import progress, say
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.media import read_image
+from unshuffle.data.voc import CLASSES, ImageSet, VocImage
 from unshuffle.errors import UserError
 from unshuffle.evaluation.finetuning import Recipe, TrainingSetup, batch_items, fine_tune
 from unshuffle.evaluation.protocol import Result, published_table
 from unshuffle.evaluation.voc.base import VocEvaluation, byte_tensor, class_percentages, class_table, mean_percent
-from unshuffle.evaluation.voc.devkit import CLASSES, ImageSet, VocImage
 from unshuffle.evaluation.voc.fast_rcnn import FastRCNN, RegionTargets, detect, detection_loss, sample_regions
 from unshuffle.evaluation.voc.metrics import Detections, detection_average_precisions
 from unshuffle.evaluation.voc.proposals import Boxes, clip_proposals, read_proposals, search_proposals
@@ -54,18 +55,18 @@ class VocDetection(VocEvaluation):
     schedule: Literal["40k", "150k"] = "40k"
     """40k: that of Fast R-CNN, with conv1 frozen; 150k: that of the literature on unsupervised learning, with all
     layers trained at several scales."""
-    scale: int | None = None
+    scale: Count | None = None
     """Short side of all images in pixels, in training and test, instead of the schedule's; the limit of the long side
     changes in proportion. Smaller is faster."""
     proposals: tuple[Path, ...] = ()
     """Files of proposals (.npz or .mat); selective search runs if none are given."""
     proposals_cache: Path | None = None
     """Folder that caches the proposals of selective search, shared between runs; proposals in --out if not given."""
-    max_proposals: int = 2000
+    max_proposals: Count = 2000
     """Use at most this many proposals of each image; fewer are faster."""
-    batch_size: int = 2
+    batch_size: Count = 2
     """Images per iteration."""
-    regions: int = 64
+    regions: Count = 64
     """Regions sampled from each image of an iteration."""
 
     @classmethod

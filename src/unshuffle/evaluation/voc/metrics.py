@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from unshuffle.evaluation.voc.devkit import CLASSES, VocImage
+from unshuffle.data.voc import CLASSES, VocImage
 
 Floats = npt.NDArray[np.float64]
 MIN_IOU = 0.5

@@ -19,8 +19,8 @@ from unshuffle.console import progress
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.media import read_image
 from unshuffle.data.source import Pixels
+from unshuffle.data.voc import VocImage
 from unshuffle.errors import UserError
-from unshuffle.evaluation.voc.devkit import VocImage
 from unshuffle.files import atomic_write
 
 Boxes = npt.NDArray[np.float32]

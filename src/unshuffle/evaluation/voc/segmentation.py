@@ -8,9 +8,11 @@ from rich.console import Console, Group
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unshuffle.config import Count
 from unshuffle.console import progress
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.media import read_image
+from unshuffle.data.voc import CLASSES, IGNORE_INDEX, ImageSet, VocImage, read_mask
 from unshuffle.evaluation.features import to_floats
 from unshuffle.evaluation.finetuning import Recipe, TrainingSetup, batch_items, fine_tune
 from unshuffle.evaluation.protocol import Result, published_table
@@ -22,7 +24,6 @@ from unshuffle.evaluation.voc.base import (
     init_layer,
     mean_percent,
 )
-from unshuffle.evaluation.voc.devkit import CLASSES, IGNORE_INDEX, ImageSet, VocImage, read_mask
 from unshuffle.evaluation.voc.metrics import class_ious, confusion_matrix, pixel_accuracy
 from unshuffle.models import Backbone
 from unshuffle.models.chain import Geometry, chain_of, first_convolution, geometry
@@ -43,7 +44,7 @@ PADDING_IN_STRIDES = 100 / 32
 class VocSegmentation(VocEvaluation):
     """Fine-tune FCN-32s to label each pixel with its class; mean IoU (Tab. 4)."""
 
-    year: int = 2012
+    year: Count = 2012
     """Year of the devkit, such as 2007 or 2012."""
     train_set: str = "train"
     """Image set to fine-tune on: its name in the devkit, or a text file with one image name per line."""
@@ -54,7 +55,7 @@ class VocSegmentation(VocEvaluation):
     schedule: Literal["100k", "150k"] = "100k"
     """100k: that of FCN-AlexNet, with a constant learning rate; 150k: that of the literature on unsupervised learning,
     with two learning-rate drops."""
-    accumulate: int = 20
+    accumulate: Count = 20
     """Images per iteration; their gradients are accumulated one image at a time."""
 
     @classmethod

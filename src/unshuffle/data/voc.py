@@ -16,8 +16,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from unshuffle.data.batches import Prefetcher
-from unshuffle.data.dataset import Box, FileSource, LabelledDataset, Skipped, Square
 from unshuffle.data.media import BadMedia, check_sides, read_image
+from unshuffle.data.source import Skipped
 from unshuffle.errors import UserError
 
 CLASSES = (
@@ -26,7 +26,11 @@ CLASSES = (
 )
 IGNORE_INDEX = 255
 """Label of the pixels that count neither in training nor in the metrics."""
+MIN_PIXELS = 10_000
+"""Smallest box that is cut out, unless another limit is given."""
 Mask = npt.NDArray[np.uint8]
+Box = tuple[int, int, int, int]
+"""Left, top, right and bottom, in pixels from 0; right and bottom are the first pixels outside."""
 
 
 class BadFile(Exception):
@@ -76,11 +80,6 @@ class ImageSet:
         """Return the paths of the image files."""
         return [image.path for image in self.images]
 
-    def summary(self) -> str:
-        """Return one line: the number of images, and of skipped images by reason."""
-        skipped = f" ({len(self.skipped)} skipped: {self.skip_reasons()})" if self.skipped else ""
-        return f"{self.name}: {len(self)} images{skipped}"
-
     def skip_reasons(self) -> str:
         """Return the number of skipped images for each reason, the most frequent first."""
         counts = Counter(reason for _, reason in self.skipped)
@@ -108,16 +107,16 @@ class Devkit:
             )
         self.folder = folder
 
-    def with_objects(self, name: str, limit: int | None = None) -> ImageSet:
-        """Return an image set of ImageSets/Main (or of a file of image names) with its annotated objects."""
+    def with_objects(self, name: str, limit: int = 0) -> ImageSet:
+        """Return an image set of ImageSets/Main (or of a file of image names) with its objects; 0 is no limit."""
         return self._read("Main", name, limit, self._with_objects)
 
-    def with_masks(self, name: str, masks: str = "SegmentationClass", limit: int | None = None) -> ImageSet:
+    def with_masks(self, name: str, masks: str = "SegmentationClass", limit: int = 0) -> ImageSet:
         """Return an image set of ImageSets/Segmentation (or of a file of image names) with a mask for each image."""
         return self._read("Segmentation", name, limit, lambda image: self._with_mask(image, self.folder / masks))
 
-    def _read(self, kind: str, name: str, limit: int | None, read: Callable[[str], VocImage]) -> ImageSet:
-        names = self._names(kind, name)[:limit]
+    def _read(self, kind: str, name: str, limit: int, read: Callable[[str], VocImage]) -> ImageSet:
+        names = self._names(kind, name)[: limit or None]
 
         def read_or_skip(number: int) -> VocImage | Skipped:
             try:
@@ -214,56 +213,40 @@ def read_mask(file: Path) -> Mask:
     return labels
 
 
-# ---- objects as a dataset
+# ---- objects
 
 
-def voc_objects(
-    devkit: Path,
-    year: int,
-    split: str,
-    *,
-    min_pixels: int = 10_000,
-    difficult: bool = True,
-    square: Square | None = None,
-) -> LabelledDataset:
-    """Open the objects of an image set, cut out along their boxes, without the small and, if wanted, the difficult."""
-    kit = Devkit(devkit, year)
-    images = kit.with_objects(split)
-    boxes = [
-        (image.path, annotated.label, _whole_pixels(annotated.box))
+class BoxedObject(NamedTuple):
+    """An object that can be cut out of its image."""
+
+    path: Path
+    label: int
+    box: Box
+
+
+def large_objects(images: ImageSet, *, min_pixels: int = MIN_PIXELS, difficult: bool = True) -> list[BoxedObject]:
+    """Return the objects of an image set without the small and, unless `difficult`, the difficult ones."""
+    boxed = [
+        BoxedObject(image.path, annotated.label, _whole_pixels(annotated.box))
         for image in images.images
         for annotated in image.objects
         if difficult or not annotated.difficult
     ]
-    large = [(path, label, box) for path, label, box in boxes if _is_large(box, min_pixels)]
+    large = [candidate for candidate in boxed if _is_large(candidate.box, min_pixels)]
     if not large:
         raise UserError(f"no object of {images.name} has {min_pixels} pixels")
-    paths, labels, kept = zip(*large, strict=True)
-    return LabelledDataset(
-        str(kit.folder),
-        FileSource(kit.folder, paths, "objects", kept),
-        range(len(large)),
-        labels,
-        CLASSES,
-        "objects",
-        square or Square(fit="squash"),
-        skipped=list(images.skipped),
-    )
+    return large
 
 
-def is_image_set(address: str | Path) -> bool:
-    """Return whether an address is an image set of a devkit, such as VOC2007/ImageSets/Main/trainval.txt."""
-    file = Path(address).expanduser()
-    return file.parts[-3:-1] == ("ImageSets", "Main") and file.is_file()
-
-
-def open_image_set(address: str | Path, square: Square | None = None) -> LabelledDataset:
-    """Open the objects of an image set by its file."""
-    file = Path(address).expanduser().absolute()
+def find_image_set(address: Path) -> tuple[Devkit, str] | None:
+    """Return the devkit and the name of an image set that VOC2007/ImageSets/Main/NAME.txt leads to, if it does."""
+    file = address.expanduser().absolute()
+    if file.parts[-3:-1] != ("ImageSets", "Main") or not file.is_file():
+        return None
     year = file.parents[2].name.removeprefix("VOC")
     if not year.isdecimal():
         raise UserError(f"{file} is not in a folder VOC2007 or of another year")
-    return voc_objects(file.parents[2], int(year), file.stem, square=square)
+    return Devkit(file.parents[2], int(year)), file.stem
 
 
 def _whole_pixels(box: tuple[float, ...]) -> Box:

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from unshuffle.data.dataset import Square
+from unshuffle.data.dataset import Square, open_dataset, voc_objects
 from unshuffle.data.media import read_image
+from unshuffle.data.voc import CLASSES, Devkit, find_image_set, read_mask
 from unshuffle.errors import UserError
-from unshuffle.evaluation.voc.devkit import CLASSES, Devkit, is_image_set, open_image_set, read_mask, voc_objects
 
 MakeDevkit = Callable[..., Path]
 
@@ -19,7 +19,7 @@ def test_classes_are_in_the_order_of_the_devkit() -> None:
 
 def test_boxes_enclose_the_painted_objects(devkit: MakeDevkit) -> None:
     images = Devkit(devkit(test=5), 2007).with_objects("test")
-    assert len(images) == 5 and images.summary() == "VOC2007 test: 5 images"
+    assert len(images) == 5 and images.name == "VOC2007 test" and not images.skipped
     for image in images.images:
         pixels = read_image(image.path).astype(int)
         left, top, right, bottom = map(int, image.objects[0].box)
@@ -98,7 +98,7 @@ def test_unusable_images_are_skipped_and_counted(
     damage(root / "VOC2007")
     images = Devkit(root, 2007).with_objects("test")
     assert [image.name for image in images.images] == ["000001", "000002"]
-    assert images.summary() == f"VOC2007 test: 2 images (1 skipped: 1 because {reason})"
+    assert images.skipped == [("000000", reason)] and images.skip_reasons() == f"1 because {reason}"
     with pytest.raises(UserError, match="no image of VOC2007 single can be used: 1 because"):
         Devkit(root, 2007).with_objects("single")
 
@@ -203,6 +203,9 @@ def test_an_image_set_is_an_address_of_its_objects(devkit: Callable[..., Path], 
         root / "VOC2007/Annotations/000000.xml", [("cat", (1, 1, 150, 150), False), ("dog", (1, 1, 50, 50), False)]
     )
     file = root / "VOC2007/ImageSets/Main/test.txt"
-    assert is_image_set(file) and not is_image_set(root) and not is_image_set(file.with_name("other.txt"))
-    objects = open_image_set(file, Square(32))
+    assert find_image_set(root) is None and find_image_set(file.with_name("other.txt")) is None
+    assert find_image_set(file) is not None
+    objects = open_dataset(file, square=Square(32))
+    assert objects.kind == "objects" and objects.names == ["JPEGImages/000000.jpg#0,0,150,150"]
+    assert objects.location(0) == str(root / "VOC2007/JPEGImages/000000.jpg")
     assert list(objects.labels) == [CLASSES.index("cat")] and objects.load(0).shape == (1, 32, 32, 3)
