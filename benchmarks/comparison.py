@@ -14,7 +14,7 @@ of frames.
 `orders`: as `samplers`, with 1000 permutations of frames too, and one crop for all frames of a clip.
 
 Jobs that are finished in --out are not repeated. With --train and --test, class folders, the backbones are evaluated:
-retrieval, a linear probe on pool5 and RankMe there, and retrieval of single frames and action recognition on the videos.
+retrieval, a linear probe on pool5 and RankMe there, retrieval of single frames and action recognition on the videos.
 --jobs trainings share the GPU: one starts or evaluates while another computes.
 
 Results: results/comparison_STUDY_DEVICE.csv (a row for each figure), comparison_STUDY_curves_DEVICE.csv (errors over

@@ -2,7 +2,8 @@
 
 Both are written from a description of bbrattoli/JigsawPuzzlePytorch: the short side becomes 256 px, of which 255 are
 kept; nine cells of 85 px; a random 64 px crop of each, made 75 px; 30 % of the images grayscale, every channel of every
-tile shifted by -2 to 1, every tile normalised by its own mean and standard deviation; CaffeNet with LRN, fc6 of each tile, fc7 and fc8.
+tile shifted by -2 to 1, every tile normalised by its own mean and standard deviation; CaffeNet with LRN, fc6 of each
+tile, fc7 and fc8.
 """
 
 import random

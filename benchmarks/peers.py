@@ -131,9 +131,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path, required=True, help="folder of JPEG files")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--workers", type=int, default=usable_cores(), help="data-loading workers of every arm; default all cores"
-    )
+    parser.add_argument("--workers", type=int, default=usable_cores(), help="workers of every arm; default all cores")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=20, help="length of the time window")
     parser.add_argument("--warmup", type=int, help="steps before the window; default 100 on a GPU, 3 on a CPU")
