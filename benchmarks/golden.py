@@ -50,10 +50,10 @@ def evaluations(weights: Path, train: Path, test: Path, folder: Path) -> dict[st
 
 
 def flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:
-    found: dict[str, object] = {}
+    figures: dict[str, object] = {}
     for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
+        figures |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return figures
 
 
 def main() -> None:

@@ -30,16 +30,16 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 @pytest.fixture
 def page(browser: Page) -> Page:
-    browser.complaints.clear()
-    browser.fetched.clear()
+    browser.problems.clear()
+    browser.requested.clear()
     browser.size(1200, 900)
     browser.scheme("light")
     return browser
 
 
 def all_is_well(page: Page, path: Path) -> None:
-    assert page.complaints == []
-    assert {url for url in page.fetched if not url.startswith("data:")} == {path.resolve().as_uri()}
+    assert page.problems == []
+    assert {url for url in page.requested if not url.startswith("data:")} == {path.resolve().as_uri()}
     images = page.run("[...document.images].map((image) => image.complete && image.naturalWidth > 0)")
     assert all(images)
     # pictures that are backgrounds: each must decode, too
@@ -145,7 +145,7 @@ def test_the_slider_goes_through_the_training(page: Page, run: Run) -> None:
     assert len(seen) == 4
     page.click(".preferences canvas")  # the third of four columns begins in the middle
     assert page.run(f"{policy}.querySelector('output').textContent") == "iteration 4"
-    assert page.complaints == []
+    assert page.problems == []
 
 
 def test_a_curve_is_read_and_zoomed(page: Page, run: Run) -> None:
@@ -158,12 +158,12 @@ def test_a_curve_is_read_and_zoomed(page: Page, run: Run) -> None:
     assert told.startswith("iteration 2") and f"spatial {error:.3f}" in told
     page.drag(".chart svg", 120)
     assert page.run(ticks) != whole
-    x, y = page.middle(".chart svg")
+    x, y = page.centre(".chart svg")
     for count in (1, 2):
         for kind in ("mousePressed", "mouseReleased"):
             page.mouse(kind, x, y, button="left", clickCount=count)
     assert page.run(ticks) == whole
-    assert page.complaints == []
+    assert page.problems == []
 
 
 def test_the_error_map_shows_the_permutation_pointed_at(page: Page, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Backbones, heads and the ordering network. Importing the package registers the backbones."""
+"""Backbones, heads, and weights as files. Importing the package registers the backbones."""
 
 from unshuffle.models import caffenet, torchvision_timm
 from unshuffle.models.registry import BACKBONES, Backbone, build_backbone, register_backbone

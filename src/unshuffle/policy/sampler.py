@@ -4,7 +4,7 @@ Each algorithm has a file of its own. All but uniform sampling choose a group of
 member of it; the base class of these is in policy/groups.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -12,18 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unshuffle.config import PolicyConfig
-from unshuffle.lazy import LazyClass, find_class
 from unshuffle.policy.state import PermutationValidation
-
-SAMPLERS = {
-    "uniform": LazyClass("unshuffle.policy.uniform", "Uniform", "Every permutation is equally likely."),
-    "reinforce": LazyClass("unshuffle.policy.reinforce", "Reinforce", "The paper's policy, trained by REINFORCE."),
-    "rollouts": LazyClass("unshuffle.policy.rollouts", "Rollouts", "Compare the groups by short training rollouts."),
-    "exp3": LazyClass("unshuffle.policy.exp3", "Exp3", "A bandit over the groups."),
-    "hard-first": LazyClass("unshuffle.policy.ranked", "Ranked", "Prefer hard groups, by a fixed rule."),
-    "easy-first": LazyClass("unshuffle.policy.ranked", "Ranked", "Prefer easy groups, by a fixed rule."),
-}
 
 
 @dataclass(frozen=True)
@@ -144,17 +133,3 @@ class Sampler(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-
-
-def build_sampler(config: PolicyConfig, num_permutations: int, seed: int, milestones: Sequence[int] = ()) -> Sampler:
-    """Return the sampler that the config names.
-
-    `milestones` are the iterations at which the learning rate drops: errors before and after are not compared.
-    """
-    from unshuffle.policy.inverse import Inverse  # it imports this module
-
-    kind = find_class(config.sampler, SAMPLERS, "sampler")
-    sampler: Sampler = (
-        kind(num_permutations) if config.sampler == "uniform" else kind(config, num_permutations, seed, milestones)
-    )
-    return Inverse(sampler, config.inverse_floor) if config.inverse else sampler

@@ -19,8 +19,9 @@ from unshuffle.data.squares import RankSlice
 from unshuffle.errors import UserError
 from unshuffle.models.heads import Head, build_head
 from unshuffle.permutations import load_permutations, permutation_set
+from unshuffle.policy import build_sampler
 from unshuffle.policy.groups import select
-from unshuffle.policy.sampler import Observation, SampleCounts, Sampler, build_sampler
+from unshuffle.policy.sampler import Observation, SampleCounts, Sampler
 from unshuffle.policy.state import PermutationValidation, merge_validations, validate
 from unshuffle.randomness import stream_seed
 from unshuffle.tasks.base import Network, Outcome, Task
