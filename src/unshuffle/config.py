@@ -135,7 +135,7 @@ class OptimiserConfig:
     """The optimiser of one group of parameters."""
 
     kind: Literal["sgd", "adamw"] = "sgd"
-    """sgd with momentum, as in the paper, or adamw with decoupled weight decay, which learns faster from little data."""
+    """sgd: with momentum, as in the paper; adamw: with decoupled weight decay, learns faster from little data."""
     lr: Positive = 0.001
     """Learning rate before warm-up and decay."""
     momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.9
@@ -361,7 +361,8 @@ class Config:
     the published hyper-parameters with the few changes that make it learn, REINFORCE. paper-literal: exactly what the
     paper states, REINFORCE."""
     images: str | None = None
-    """Images without labels: a folder, flat or nested, a packed store, or tar shards 's3://bucket/img-{000..123}.tar'."""
+    """Images without labels: a folder, flat or nested, a packed store, or tar shards such as
+    's3://bucket/img-{000..123}.tar'."""
     videos: str | None = None
     """Videos: a folder, a packed store, tar shards of videos or frames, or an official split list such as
     trainlist01.txt of UCF-101, for its training videos alone."""

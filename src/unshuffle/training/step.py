@@ -55,7 +55,7 @@ class Step:
 class GraphedStep(Step):
     """The same on a GPU as a captured CUDA graph: launching its hundreds of kernels one by one takes too long.
 
-    There is a graph for each set of tasks and input shapes; inputs are copied into the tensors that it was captured with.
+    There is a graph for each set of tasks and input shapes; inputs are copied into the tensors of its capture.
     """
 
     def __init__(
