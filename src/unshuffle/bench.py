@@ -200,7 +200,7 @@ def _tflop_per_iteration(trainer: Trainer) -> float:
 
 
 def _map_bytes(trainer: Trainer) -> float:
-    """Return the least bytes that the backbone's feature maps move: written once, read once, and again for gradients."""
+    """Return the least bytes that the feature maps move: written once, read once, and again for gradients."""
     maps: list[int] = []
     hooks = [
         module.register_forward_hook(lambda module, inputs, output: maps.append(output.numel()))

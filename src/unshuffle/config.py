@@ -18,7 +18,7 @@ from unshuffle.permutations import Criterion
 
 Preset = Literal["demo", "small", "paper", "paper-literal"]
 TaskName = Literal["spatial", "temporal", "rotation"]
-TASK_SYMBOLS: dict[str, TaskName] = {"S": "spatial", "T": "temporal", "R": "rotation"}
+TASK_SYMBOLS: dict[str, str] = {"S": "spatial", "T": "temporal", "R": "rotation"}
 """What `--tasks` calls each task."""
 
 Count = Annotated[int, Ge(1)]
@@ -371,8 +371,8 @@ class Config:
     init: Path | None = None
     """Initialise the backbone from these weights: a backbone.safetensors or a run folder."""
     tasks: str = "auto"
-    """S: spatial, T: temporal, R: rotation. Joined by +, they are trained jointly (S+T+R); by &, one after the other for
-    equal numbers of iterations (S&T). auto: S+T, or S if there are no videos."""
+    """S: spatial, T: temporal, R: rotation. Joined by +, they are trained jointly (S+T+R); by &, one after the other
+    for equal numbers of iterations (S&T). auto: S+T, or S if there are no videos."""
     seed: Annotated[int, Interval(ge=0, lt=2**32)] = 0
     """Seed of everything random."""
     device: str = "auto"
