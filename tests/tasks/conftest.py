@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 
 from unshuffle.config import (
@@ -30,9 +28,3 @@ def config() -> Config:
         policy=PolicyConfig(sampler="uniform"),
         augmentation=AugmentationConfig(),
     )
-
-
-@pytest.fixture
-def lstm(config: Config) -> Config:
-    head = HeadConfig("lstm", fc6=10, hidden=12)
-    return replace(config, spatial=replace(config.spatial, head=head), temporal=replace(config.temporal, head=head))

@@ -9,23 +9,24 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from unshuffle.assembly import build_trainer
-from unshuffle.data.prepare import prepare
-from unshuffle.run import Run
 
 import unshuffle
 from unshuffle.config import Config
 from unshuffle.errors import UserError
+from unshuffle.models.weights import read_weights
 from unshuffle.permutations import permutation_set, save_permutations
 from unshuffle.policy import rollouts
 from unshuffle.policy.rollouts import Rollouts
-from unshuffle.policy.state import Validation
+from unshuffle.policy.state import PermutationValidation
 from unshuffle.pretraining import run_pretraining
-from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
+from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
+from unshuffle.runs.run import Run
+from unshuffle.tasks.base import Outcome
+from unshuffle.tasks.prepare import prepare
 from unshuffle.training.display import Display
 from unshuffle.training.log import NoLog, RunLog
-from unshuffle.training.step import Outcome, Step
-from unshuffle.training.trainer import Tally, Trainer
+from unshuffle.training.step import Step
+from unshuffle.training.trainer import Tally, Trainer, build_trainer
 
 
 def make(config: Config) -> Trainer:
@@ -44,49 +45,142 @@ def assert_same_weights(one: Run, other: Run) -> None:
         ("T", ["temporal"], ["temporal"]),
         ("S+T", ["spatial", "temporal"], ["spatial", "temporal"]),
         ("S&T", ["spatial"], ["temporal"]),
+        ("R", ["rotation"], ["rotation"]),
+        ("S+T+R", ["spatial", "temporal", "rotation"], ["spatial", "temporal", "rotation"]),
+        ("S+R&T", ["spatial", "rotation"], ["temporal"]),
     ],
 )
 def test_which_tasks_are_trained_when(
     small: Any, tmp_path: Path, tasks: str, first: list[str], last: list[str]
 ) -> None:
     trainer = make(small(tmp_path / "run", tasks=tasks))
-    assert trainer.active_tasks(0) == first
-    assert trainer.active_tasks(8) == last
+    assert trainer.active_tasks(0) == tuple(first)
+    assert trainer.active_tasks(8) == tuple(last)
     run = run_pretraining(small(tmp_path / "run", tasks=tasks, log={"train_every": 1}))
-    logged = [sorted(entry["loss"]) for entry in run.metrics("train")]
+    logged = [list(entry["loss"]) for entry in run.metrics("train")]
     assert logged[0] == first
     assert logged[-1] == last
+    assert [entry["accuracy"].keys() == entry["loss"].keys() for entry in run.metrics("train")] == [True] * 9
+    assert {entry["task"] for entry in run.metrics("validation")} == {*first, *last}, "all tasks are validated"
 
 
 def test_s_and_t_changes_over_at_half_of_the_iterations(small: Any, tmp_path: Path) -> None:
     trainer = make(small(tmp_path / "run", tasks="S&T", optim={"iterations": 10, "milestones": []}))
-    assert [trainer.active_tasks(step) for step in (4, 5)] == [["spatial"], ["temporal"]]
+    assert [trainer.active_tasks(step) for step in (4, 5)] == [("spatial",), ("temporal",)]
 
 
-def test_one_step_sums_the_losses_of_both_tasks(small: Any, tmp_path: Path) -> None:
-    """The gradient of a step on both tasks is the sum of the two gradients, backbone in evaluation mode."""
-    head = {"dropout": 0.0}
-    config = small(tmp_path / "run", model={"spatial": head, "temporal": head}, optim={"warmup": 0, "milestones": []})
-    trainer = make(config)
+def test_stages_have_equal_numbers_of_iterations(small: Any, tmp_path: Path) -> None:
+    trainer = make(small(tmp_path / "run", tasks="R&S&T", optim={"iterations": 11, "milestones": []}))
+    tasks = [trainer.active_tasks(step) for step in range(11)]
+    assert tasks == [("rotation",)] * 3 + [("spatial",)] * 4 + [("temporal",)] * 4
+
+
+def without_dropout(**others: Any) -> dict[str, Any]:
+    """Changes of the config after which a step depends on its batch and weights alone."""
+    values: dict[str, Any] = {"optim": {"warmup": 0, "milestones": []}}
+    for task in ("spatial", "temporal"):
+        values[task] = {"head": {"dropout": 0.0}, **others.get(task, {})}
+    return {**others, **values}
+
+
+def gradients_of_a_step(trainer: Trainer, *tasks: str) -> dict[str, torch.Tensor]:
+    """The gradients of the backbone in the first step, in evaluation mode, without an update."""
     trainer.network.eval()
-    pixels = {task: stream.batch(0) for task, stream in trainer.streams.items()}
-    gradients = {}
-    for name, tasks in {"spatial": ["spatial"], "temporal": ["temporal"], "both": ["spatial", "temporal"]}.items():
-        trainer.iteration = 0
-        trainer.optimisers.step = lambda iteration: None  # type: ignore[method-assign]
-        trainer.step({task: pixels[task] for task in tasks}, Tally())
-        gradients[name] = trainer.network.backbone.conv1[0].weight.grad.clone()  # type: ignore[union-attr,index,operator]
-    torch.testing.assert_close(gradients["both"], gradients["spatial"] + gradients["temporal"])
+    trainer.iteration = 0
+    trainer.optimisers.step = lambda iteration: None  # type: ignore[method-assign]
+    trainer.step({task: trainer.streams[task].batch(0).to(trainer.device) for task in tasks}, Tally())
+    gradients = {name: weight.grad for name, weight in trainer.network.backbone.named_parameters()}
+    return {name: gradient.clone() for name, gradient in gradients.items() if gradient is not None}
+
+
+def test_one_step_sums_the_losses_of_all_tasks(small: Any, tmp_path: Path) -> None:
+    """The gradient of a step on three tasks, one of them with larger crops, is the sum of their gradients."""
+    trainer = make(small(tmp_path / "run", **without_dropout(tasks="S+T+R")))
+    assert {task.settings.crop_size for task in trainer.tasks.values()} == {16, 24}
+    together = gradients_of_a_step(trainer, "spatial", "temporal", "rotation")
+    alone = [gradients_of_a_step(trainer, task) for task in trainer.tasks]
+    assert together.keys() == alone[0].keys() == alone[2].keys()
+    for name, gradient in together.items():
+        torch.testing.assert_close(gradient, alone[0][name] + alone[1][name] + alone[2][name], msg=name)
+        assert all(gradients[name].any() for gradients in alone), name
+
+
+def test_the_losses_are_weighted(small: Any, tmp_path: Path) -> None:
+    weights = {"spatial": 2.0, "temporal": 0.25, "rotation": 1.0}
+    sections = {task: {"loss_weight": weight} for task, weight in weights.items()}
+    weighted = make(small(tmp_path / "run", **without_dropout(tasks="S+T+R", **sections)))
+    plain = make(small(tmp_path / "run", **without_dropout(tasks="S+T+R")))
+    together = gradients_of_a_step(weighted, *weights)
+    alone = {task: gradients_of_a_step(plain, task) for task in weights}
+    for name, gradient in together.items():
+        torch.testing.assert_close(gradient, sum(weights[task] * alone[task][name] for task in weights), msg=name)
+    tally = Tally()
+    weighted.step({"spatial": weighted.streams["spatial"].batch(0)}, tally)
+    plain_tally = Tally()
+    plain.step({"spatial": plain.streams["spatial"].batch(0)}, plain_tally)
+    assert weighted.iteration == plain.iteration == 2
+    assert torch.equal(tally.losses["spatial"], plain_tally.losses["spatial"]), "the log shows the loss itself"
+
+
+def test_a_task_may_have_a_batch_size_of_its_own(small: Any, tmp_path: Path) -> None:
+    config = small(tmp_path / "run", tasks="S+T+R", temporal={"batch_size": 2}, rotation={"batch_size": 6})
+    trainer = make(config)
+    assert {task: len(squares) for task, squares in trainer.load(0).items()} == {
+        "spatial": 4,
+        "temporal": 2,
+        "rotation": 6,
+    }
+    inputs = trainer.inputs(trainer.load(0))
+    assert {task: tuple(batch.crops.shape) for task, batch in inputs.items()} == {
+        "spatial": (4, 9, 3, 16, 16),
+        "temporal": (2, 4, 3, 16, 16),
+        "rotation": (6, 4, 3, 24, 24),
+    }
+    tally = Tally()
+    trainer.step(trainer.load(0), tally)
+    assert (tally.samples, tally.crops) == (12, 4 * 9 + 2 * 4 + 6 * 4)
+    run = run_pretraining(config)
+    assert np.load(run.states / "temporal-00000001.npz")["sampled"].sum() == 4, "two permutations of two samples"
+
+
+def test_a_rotation_run_trains_saves_resumes_and_writes_a_report(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"tasks": "R", "log": {"pictures": True}}
+    whole = run_pretraining(small(tmp_path / "whole", **values))
+    assert [list(entry["loss"]) for entry in whole.metrics("train")] == [["rotation"]] * 5
+    validations = list(whole.metrics("validation"))
+    assert {(entry["task"], entry["chance"]) for entry in validations} == {("rotation", 0.75)}
+    assert [entry["iteration"] for entry in validations] == [0, 1, 3, 4, 6, 7, 9]
+    assert not list(whole.metrics("episode")) and not list(whole.states.iterdir())
+    assert "rotation" in whole.report.read_text()
+    assert not list(whole.permutations.iterdir()), "there are no permutations"
+    assert read_weights(whole.weights)[1]["rotation_crop_size"] == "24"
+    step = Trainer.step
+
+    def failing_step(self: Trainer, *args: Any) -> None:
+        if self.iteration == 5:
+            raise UserError("the disk is full")
+        step(self, *args)
+
+    config = small(tmp_path / "interrupted", **values)
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="disk"):
+        patch.setattr(Trainer, "step", failing_step)
+        run_pretraining(config)
+    resumed = run_pretraining(config, resume=True)
+    assert_same_weights(resumed, whole)
+    assert [entry["error"] for entry in resumed.metrics("validation")] == [entry["error"] for entry in validations]
+    assert resumed.report.exists()
 
 
 def test_the_tally_sums_the_steps_of_each_task() -> None:
-    tally, none = Tally(), torch.empty(0)
+    tally = Tally()
     for loss, accuracy in ((1.0, 0.5), (3.0, 1.0)):
-        tally.add("spatial", Outcome(torch.tensor(loss), torch.tensor(accuracy), none))
-    tally.add("temporal", Outcome(torch.tensor(7.0), torch.tensor(0.0), none))
+        tally.add("spatial", Outcome(torch.tensor(loss), torch.tensor(accuracy)))
+    tally.add("temporal", Outcome(torch.tensor(7.0), torch.tensor(0.0)))
     assert tally.steps == {"spatial": 2, "temporal": 1}
     assert {task: float(total) for task, total in tally.losses.items()} == {"spatial": 4.0, "temporal": 7.0}
-    assert {task: float(total) for task, total in tally.hits.items()} == {"spatial": 1.5, "temporal": 0.0}
+    assert {task: float(total) for task, total in tally.accuracies.items()} == {"spatial": 1.5, "temporal": 0.0}
 
 
 def test_the_run_folder_has_what_the_design_promises(small: Any, tmp_path: Path) -> None:
@@ -129,19 +223,27 @@ def test_init_starts_from_given_weights(small: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not of caffenet"):
         make(
             small(
-                tmp_path / "third", init=str(first.weights), model={"backbone": "caffenet"}, shuffle={"crop_size": 75}
+                tmp_path / "third",
+                init=str(first.weights),
+                model={"backbone": "caffenet"},
+                spatial={"crop_size": 75},
+                temporal={"crop_size": 75},
             )
         )
 
 
+@pytest.mark.parametrize("task", ["spatial", "rotation"])
 @pytest.mark.parametrize("train_every", [1, 3])
-def test_numbers_that_overflow_are_one_sentence_and_never_saved(small: Any, tmp_path: Path, train_every: int) -> None:
+def test_numbers_that_overflow_are_one_sentence_and_never_saved(
+    small: Any, tmp_path: Path, train_every: int, task: str
+) -> None:
     config = small(
         tmp_path / "run",
-        optim={"spatial": {"lr": 1e30, "optimiser": "sgd"}},
+        tasks="S+T+R",
+        **{task: {"optimiser": {"lr": 1e30, "kind": "sgd"}}},
         log={"train_every": train_every, "checkpoint_every": 1},
     )
-    with pytest.raises(UserError, match="numbers overflowed"):
+    with pytest.raises(UserError, match="weights or outputs overflowed before iteration"):
         run_pretraining(config)
     for path in list_checkpoints(Run(config.out).checkpoints):
         network = load_checkpoint(path)["network"]
@@ -151,10 +253,10 @@ def test_numbers_that_overflow_are_one_sentence_and_never_saved(small: Any, tmp_
 def test_sets_from_files(small: Any, tmp_path: Path) -> None:
     mine = permutation_set(9, 7, seed=5)
     save_permutations(tmp_path / "mine.npy", mine)
-    files = {"permutations": {"spatial_file": str(tmp_path / "mine.npy")}}
+    files = {"spatial": {"permutation_file": str(tmp_path / "mine.npy")}}
     trainer = make(small(tmp_path / "run", **files))
     assert trainer.permutations["spatial"].tolist() == mine.tolist()
-    wrong = {"permutations": {"temporal_file": str(tmp_path / "mine.npy")}}
+    wrong = {"temporal": {"permutation_file": str(tmp_path / "mine.npy")}}
     with pytest.raises(UserError, match="is for 9 parts, but the temporal task has 4"):
         make(small(tmp_path / "run", **wrong))
 
@@ -181,8 +283,8 @@ def with_rollouts(grouping: str = "pairs", **others: Any) -> dict[str, Any]:
 def state_without_advantages(trainer: Trainer) -> dict[str, Any]:
     """The state of a trainer, but for what its samplers have learned."""
     state = copy.deepcopy(trainer.state_dict())
-    for sampler in state["samplers"].values():
-        del sampler["advantage"], sampler["behaviour"]
+    for task in state["tasks"].values():
+        del task["sampler"]["advantage"], task["sampler"]["behaviour"]
     return {**state, "training": trainer.network.training}
 
 
@@ -202,21 +304,21 @@ def test_rollouts_leave_no_trace(small: Any, tmp_path: Path, monkeypatch: pytest
 
     def watched(self: Trainer, log: RunLog) -> None:
         before = state_without_advantages(self)
-        old_states = {task: sampler.state_dict() for task, sampler in self.samplers.items()}
+        old_states = {name: task.sampler.state_dict() for name, task in self.ordering_tasks.items()}
         real(self, log)
         assert bits(state_without_advantages(self)) == bits(before)
-        for task, sampler in self.samplers.items():
-            new, old = sampler.state_dict(), old_states[task]
+        for name, task in self.ordering_tasks.items():
+            new, old = task.sampler.state_dict(), old_states[name]
             learned.append(not torch.allclose(new["advantage"], old["advantage"], atol=1e-3))
             assert torch.allclose(new["behaviour"], old["behaviour"], atol=1e-3) != learned[-1]
-            self.sampled[task].reduce(lambda own: own)
-            assert not self.sampled[task].permutations.any(), "nothing of a rollout is left to be counted"
+            task.sampled.reduce(lambda own: own)
+            assert not task.sampled.permutations.any(), "nothing of a rollout is left to be counted"
         iterations.append(self.iteration)
 
     # six samples are too few for reliable differences
     monkeypatch.setattr(rollouts, "advantages", lambda errors, count: torch.arange(count) - (count - 1) / 2)
     monkeypatch.setattr(Trainer, "_run_rollouts", watched)
-    run_pretraining(small(tmp_path / "run", **with_rollouts(grouping)))
+    run_pretraining(small(tmp_path / "run", tasks="S+T+R", **with_rollouts(grouping)))
     assert iterations == [3, 6] and all(learned)
 
 
@@ -258,18 +360,18 @@ class RolloutStep:
 def steps_of_rollouts(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[list[RolloutStep]]:
     """The input of the spatial task in each rollout after three iterations."""
     steps: list[list[RolloutStep]] = []
-    train, learn, sampler = Trainer.train_iterations, Step.__call__, trainer.samplers["spatial"]
+    train, learn, sampler = Trainer.train_iterations, Step.__call__, trainer.ordering_tasks["spatial"].sampler
 
     def watched_rollout(self: Trainer, count: int) -> None:
         steps.append([])
         train(self, count)
 
-    def watched_step(self: Step, crops: Any, proposals: Any, iteration: int) -> Any:
+    def watched_step(self: Step, inputs: Any, iteration: int) -> Any:
         assert isinstance(sampler, Rollouts)
         if steps:
-            pixels = crops["spatial"].flatten()[::997].tolist()
+            pixels = inputs["spatial"].crops.flatten()[::997].tolist()
             steps[-1].append(RolloutStep(iteration, sampler.behaviour.tolist(), pixels))
-        return learn(self, crops, proposals, iteration)
+        return learn(self, inputs, iteration)
 
     monkeypatch.setattr(Trainer, "train_iterations", watched_rollout)
     monkeypatch.setattr(Step, "__call__", watched_step)
@@ -316,7 +418,7 @@ def test_the_advantage_of_a_group_follows_from_the_error_after_its_rollout(
         preferred.append(group)
         prefer(self, group)
 
-    def with_known_errors(self: Trainer, task: str) -> Validation:
+    def with_known_errors(self: Trainer, task: str) -> PermutationValidation:
         validation = validate(self, task)
         if not number or self.iteration == 3:
             return validation
@@ -402,11 +504,11 @@ def test_training_leaves_chance_on_the_synthetic_world(small: Any, tmp_path: Pat
         tmp_path / "run",
         synthetic={"images": 120, "clips": 100},
         permutations={"per_sample": 5},
-        shuffle={"shared_crop": True},  # frames are sooner put in order so
-        model={
-            "spatial": {"fc6": 64, "hidden": 128, "dropout": 0},
-            "temporal": {"fc6": 64, "hidden": 64, "dropout": 0},
-        },
+        tasks="S+T+R",
+        spatial={"head": {"fc6": 64, "hidden": 128, "dropout": 0}},
+        # with a shared crop, frames are put in order sooner
+        temporal={"shared_crop": True, "head": {"fc6": 64, "hidden": 64, "dropout": 0}},
+        rotation={"hidden": 64},
         optim={"iterations": 120, "batch_size": 16, "milestones": []},
         policy={"interval": 20, "batches": 20},
         log={"monitor_every": 120, "checkpoint_every": 120},
@@ -415,6 +517,7 @@ def test_training_leaves_chance_on_the_synthetic_world(small: Any, tmp_path: Pat
     last = {entry["task"]: entry for entry in run.metrics("validation")}
     assert last["spatial"]["error"] < 0.3
     assert last["temporal"]["error"] < 0.6
+    assert last["rotation"]["error"] < 0.5
 
 
 def test_a_run_opens_only_where_there_is_one(tmp_path: Path) -> None:
