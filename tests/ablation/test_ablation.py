@@ -78,9 +78,10 @@ def test_arms_with_rotation_by_the_command_line(
         ("S+T+R", "uniform"),
         ("S+T", "reinforce"),
     ]
-    words = [line.split() for line in (out / "table.txt").read_text(encoding="utf-8").splitlines()]
-    column = words[0].index("error.rotation")
-    assert words[1][0] == "S+T+R" and words[1][column] != "-" and words[2][column] == "-"
+    rotation, policy, _ = csv.DictReader((out / "table.csv").open())
+    assert list(rotation)[2:8:2] == [f"error.{task} mean" for task in ("spatial", "temporal", "rotation")]
+    assert float(rotation["error.rotation mean"]) == metrics["S+T+R"]["error.rotation"]["mean"]
+    assert policy["arm"] == "S+T+P" and policy["error.rotation mean"] == ""
 
 
 def test_killed_halfway_and_started_again_it_repeats_nothing_that_was_finished(

@@ -22,7 +22,7 @@ from unshuffle.ablation.plan import LOGS, Job, Plan
 from unshuffle.ablation.table import Cell, Table
 from unshuffle.accelerator import choose_device
 from unshuffle.analysis.analysis import Row, flat_numbers, write_rows
-from unshuffle.config import Config, preset_config
+from unshuffle.config import TASK_SYMBOLS, Config, preset_config
 from unshuffle.console import ResilientConsole, say
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import published
@@ -277,7 +277,7 @@ def _summary(by_seed: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
 
 def _default_columns(plan: Plan, rows: Mapping[str, Mapping[str, Cell]]) -> list[str]:
     metrics = list(dict.fromkeys(name for cells in rows.values() for name in cells))
-    columns = sorted(name for name in metrics if name.startswith("error."))
+    columns = [f"error.{task}" for task in TASK_SYMBOLS.values() if f"error.{task}" in metrics]
     columns += [name for name in metrics if name == "monitor.top1"]
     headlines = [headline for name, kind in _kinds(plan).items() for headline in _headlines(name, kind)]
     return columns + [name for name in headlines if name in metrics]
