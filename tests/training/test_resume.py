@@ -1,4 +1,4 @@
-"""A run that is broken off and resumed ends exactly where an unbroken one does."""
+"""A run that is interrupted and resumed ends exactly where an uninterrupted one does."""
 
 import io
 import json
@@ -38,8 +38,8 @@ def assert_same(one: Any, other: Any, where: str = "") -> None:
             assert_same(one[key], other[key], f"{where}.{key}")
     elif isinstance(one, list | tuple):
         assert len(one) == len(other), where
-        for place, (left, right) in enumerate(zip(one, other, strict=True)):
-            assert_same(left, right, f"{where}[{place}]")
+        for index, (left, right) in enumerate(zip(one, other, strict=True)):
+            assert_same(left, right, f"{where}[{index}]")
     elif isinstance(one, torch.Tensor):
         assert torch.equal(one, other), where
     else:
@@ -52,8 +52,8 @@ def comparable_metrics(run: Run) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def unbroken(small: Any, tmp_path: Path) -> Run:
-    return run_pretraining(small(tmp_path / "unbroken"))
+def uninterrupted(small: Any, tmp_path: Path) -> Run:
+    return run_pretraining(small(tmp_path / "uninterrupted"))
 
 
 class Killed(BaseException):
@@ -76,14 +76,14 @@ def train_and_die(config: Config, kill_at: int, monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("kill_at", [0, 1, 4, 5, 8])
 def test_a_killed_run_resumes_bit_exactly(
-    small: Any, tmp_path: Path, unbroken: Run, monkeypatch: pytest.MonkeyPatch, kill_at: int
+    small: Any, tmp_path: Path, uninterrupted: Run, monkeypatch: pytest.MonkeyPatch, kill_at: int
 ) -> None:
-    config = small(tmp_path / "broken")
+    config = small(tmp_path / "interrupted")
     train_and_die(config, kill_at, monkeypatch)
     run = run_pretraining(config, resume=True)
-    assert_same(final_state(run), final_state(unbroken))
-    assert_same(read_weights(run.weights), read_weights(unbroken.weights))
-    assert comparable_metrics(run) == comparable_metrics(unbroken)
+    assert_same(final_state(run), final_state(uninterrupted))
+    assert_same(read_weights(run.weights), read_weights(uninterrupted.weights))
+    assert comparable_metrics(run) == comparable_metrics(uninterrupted)
 
 
 class AfterSteps:
@@ -108,14 +108,14 @@ ROLLOUTS = {"policy": {"sampler": "rollouts", "grouping": "pairs", "rollout_iter
 
 
 @pytest.fixture(scope="module")
-def believed(reliable: Any) -> Iterator[None]:
+def reliable_rollouts(reliable: Any) -> Iterator[None]:
     with reliable():
         yield
 
 
 @pytest.fixture(scope="module")
-def unbroken_with_rollouts(small: Any, tmp_path_factory: pytest.TempPathFactory, believed: None) -> Run:
-    run = run_pretraining(small(tmp_path_factory.mktemp("unbroken") / "run", **ROLLOUTS))
+def uninterrupted_with_rollouts(small: Any, tmp_path_factory: pytest.TempPathFactory, reliable_rollouts: None) -> Run:
+    run = run_pretraining(small(tmp_path_factory.mktemp("uninterrupted") / "run", **ROLLOUTS))
     assert any(advantage for entry in run.metrics("rollouts") for advantage in entry["advantage"]), (
         "a test of something"
     )
@@ -125,18 +125,18 @@ def unbroken_with_rollouts(small: Any, tmp_path_factory: pytest.TempPathFactory,
 # 7: in a rollout, before the first checkpoint; 17: at iteration 5; 23: in a rollout again, at iteration 6
 @pytest.mark.parametrize("steps", [7, 17, 23])
 def test_a_run_with_rollouts_resumes_bit_exactly(
-    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken_with_rollouts: Run, steps: int
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted_with_rollouts: Run, steps: int
 ) -> None:
-    config = small(tmp_path / "broken", **ROLLOUTS)
+    config = small(tmp_path / "interrupted", **ROLLOUTS)
     with monkeypatch.context() as patch:
         dying = AfterSteps(steps, die)
         patch.setattr(Trainer, "step", lambda trainer, *args: dying(trainer, *args))
         with pytest.raises(Killed):
             run_pretraining(config)
     run = run_pretraining(config, resume=True)
-    assert_same(final_state(run), final_state(unbroken_with_rollouts))
-    assert_same(read_weights(run.weights), read_weights(unbroken_with_rollouts.weights))
-    assert comparable_metrics(run) == comparable_metrics(unbroken_with_rollouts)
+    assert_same(final_state(run), final_state(uninterrupted_with_rollouts))
+    assert_same(read_weights(run.weights), read_weights(uninterrupted_with_rollouts.weights))
+    assert comparable_metrics(run) == comparable_metrics(uninterrupted_with_rollouts)
     assert len(list(run.metrics("rollouts"))) == 4
 
 
@@ -144,7 +144,12 @@ def test_a_run_with_rollouts_resumes_bit_exactly(
 # 17: at iteration 6, whose checkpoint then holds the advantages of its rollouts
 @pytest.mark.parametrize(("steps", "saved"), [(8, 4), (16, 5), (17, 6)])
 def test_a_run_with_rollouts_stops_and_resumes(
-    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken_with_rollouts: Run, steps: int, saved: int
+    small: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    uninterrupted_with_rollouts: Run,
+    steps: int,
+    saved: int,
 ) -> None:
     config = small(tmp_path / "stopped", **ROLLOUTS)
     with monkeypatch.context() as patch:
@@ -154,15 +159,33 @@ def test_a_run_with_rollouts_stops_and_resumes(
             run_pretraining(config)
     assert stop.value.iteration == saved
     run = run_pretraining(config, resume=True)
-    assert_same(final_state(run), final_state(unbroken_with_rollouts))
-    assert comparable_metrics(run) == comparable_metrics(unbroken_with_rollouts)
+    assert_same(final_state(run), final_state(uninterrupted_with_rollouts))
+    assert comparable_metrics(run) == comparable_metrics(uninterrupted_with_rollouts)
+
+
+@pytest.mark.parametrize("kill_at", [3, 8])
+def test_a_run_with_rotation_resumes_bit_exactly(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_at: int
+) -> None:
+    """Three tasks, two crop sizes, different batch sizes."""
+    values = {"tasks": "S+T+R", "rotation": {"batch_size": 6, "loss_weight": 0.5}}
+    whole = run_pretraining(small(tmp_path / "whole", **values))
+    config = small(tmp_path / "interrupted", **values)
+    train_and_die(config, kill_at, monkeypatch)
+    run = run_pretraining(config, resume=True)
+    state = final_state(run)
+    assert_same(state, final_state(whole))
+    assert list(state["tasks"]) == ["spatial", "temporal"] and "rotation" in state["optimisers"]
+    assert_same(read_weights(run.weights), read_weights(whole.weights))
+    assert comparable_metrics(run) == comparable_metrics(whole)
+    assert {entry["task"] for entry in run.metrics("validation")} == {"spatial", "temporal", "rotation"}
 
 
 def test_a_run_killed_twice_resumes_bit_exactly_in_sequence(
     small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run_pretraining(small(tmp_path / "whole", tasks="S&T"))
-    config = small(tmp_path / "broken", tasks="S&T")
+    whole = run_pretraining(small(tmp_path / "whole", tasks="S+R&T"))
+    config = small(tmp_path / "interrupted", tasks="S+R&T")
     for number, kill_at in enumerate((5, 7)):
         train_and_die(config, kill_at, monkeypatch, resume=number > 0)
     assert_same(final_state(run_pretraining(config, resume=True)), final_state(whole))
@@ -170,7 +193,7 @@ def test_a_run_killed_twice_resumes_bit_exactly_in_sequence(
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_leaves(
-    small: Any, tmp_path: Path, unbroken: Run, monkeypatch: pytest.MonkeyPatch, signum: int
+    small: Any, tmp_path: Path, uninterrupted: Run, monkeypatch: pytest.MonkeyPatch, signum: int
 ) -> None:
     step = Trainer.step
 
@@ -186,7 +209,7 @@ def test_a_signal_saves_and_leaves(
             run_pretraining(config)
     assert stop.value.iteration == 6
     assert [path.stem for path in list_checkpoints(Run(config.out).checkpoints)] == ["00000004", "00000006"]
-    assert_same(final_state(run_pretraining(config, resume=True)), final_state(unbroken))
+    assert_same(final_state(run_pretraining(config, resume=True)), final_state(uninterrupted))
 
 
 @pytest.mark.slow
@@ -194,7 +217,8 @@ def test_a_process_killed_by_the_system_resumes_bit_exactly(small: Any, tmp_path
     options = ["--device", "cpu", "--data.val_size", "6", "--data.workers", "1", "--synthetic.images", "24"]
     options += ["--synthetic.gallery", "24", "--synthetic.queries", "12"]
     options += ["--synthetic.clips", "18", "--optim.batch_size", "4", "--optim.iterations", "40"]
-    options += ["--log.checkpoint_every", "5", "--permutations.spatial", "6", "--permutations.temporal", "6"]
+    options += ["--log.checkpoint_every", "5", "--spatial.permutations", "6", "--temporal.permutations", "6"]
+    options += ["--tasks", "S+T+R", "--rotation.crop_size", "24"]
     options += [
         "--policy.num_groups",
         "3",
@@ -207,17 +231,17 @@ def test_a_process_killed_by_the_system_resumes_bit_exactly(small: Any, tmp_path
     ]
     command = [sys.executable, "-m", "unshuffle", "pretrain", *options, "--out"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    whole, broken = Run(tmp_path / "whole"), Run(tmp_path / "broken")
+    whole, interrupted = Run(tmp_path / "whole"), Run(tmp_path / "interrupted")
     subprocess.run([*command, str(whole.folder)], check=True, env=environment, capture_output=True)
-    process = subprocess.Popen([*command, str(broken.folder)], env=environment, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([*command, str(interrupted.folder)], env=environment, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not list_checkpoints(broken.checkpoints) and time.monotonic() < deadline:
+    while not list_checkpoints(interrupted.checkpoints) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.kill()
     assert process.wait() == -signal.SIGKILL
-    resume = [sys.executable, "-m", "unshuffle", "pretrain", "--out", str(broken.folder), "--resume"]
+    resume = [sys.executable, "-m", "unshuffle", "pretrain", "--out", str(interrupted.folder), "--resume"]
     subprocess.run(resume, check=True, env=environment, capture_output=True)
-    assert_same(final_state(broken), final_state(whole))
+    assert_same(final_state(interrupted), final_state(whole))
 
 
 def test_only_what_does_not_change_the_result_may_change_on_resume(small: Any, tmp_path: Path) -> None:
@@ -293,7 +317,7 @@ def test_a_resumed_run_needs_the_data_it_began_with(small: Any, tmp_path: Path) 
     run_pretraining(config).weights.unlink()  # as if it had been killed just before its end
     run_pretraining(config, resume=True).weights.unlink()
     (photos / "11.png").rename(photos / "one more.png")
-    with pytest.raises(UserError, match="the data is not what the run began with"):
+    with pytest.raises(UserError, match="the data has changed since the run began"):
         run_pretraining(config, resume=True)
 
 
@@ -310,7 +334,7 @@ def test_a_resumed_run_does_not_need_the_weights_it_began_with(small: Any, tmp_p
 def test_a_start_that_fails_leaves_no_folder_behind(small: Any, tmp_path: Path) -> None:
     for wrong in (
         {"monitor": {"gallery": "nowhere", "queries": "nowhere"}},
-        {"permutations": {"spatial_file": "no.npy"}},
+        {"spatial": {"permutation_file": "no.npy"}},
     ):
         with pytest.raises(UserError):
             run_pretraining(small(tmp_path / "run", **wrong))
