@@ -326,12 +326,12 @@ class PolicyConfig:
 
 @dataclass(frozen=True)
 class MonitorConfig:
-    """Nearest-neighbour retrieval during training: on the synthetic world, or on two class folders."""
+    """Nearest-neighbour retrieval during training: on the synthetic world, or on labelled data."""
 
-    gallery: Path | None = None
-    """Class folders of images to retrieve from."""
-    queries: Path | None = None
-    """Class folders of query images, with the same classes."""
+    gallery: str | None = None
+    """Labelled images to retrieve from: class folders, a packed store, tar shards, or any other source of `evaluate`."""
+    queries: str | None = None
+    """Labelled query images, with the same classes."""
     limit: Count = 2000
     """Largest number of images of each, evenly over the classes."""
 

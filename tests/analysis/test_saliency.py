@@ -12,7 +12,7 @@ from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.analysis.saliency import grey_levels, half_area, saliency
 from unshuffle.evaluation.features import find_backbone
 from unshuffle.evaluation.finetuning import TrainedClassifier
-from unshuffle.evaluation.voc.devkit import CLASSES as VOC_CLASSES
+from unshuffle.data.voc import CLASSES as VOC_CLASSES
 
 Analyse = Callable[..., AnalysisResult]
 CLASSES = ("cat", "dog", "gnu")
