@@ -33,7 +33,7 @@ def stamps(folder: Path) -> dict[str, int]:
 def test_the_papers_arms_by_the_command_line(
     tmp_path: Path, tiny_line: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, file = tmp_path / "out", tmp_path / "found.json"
+    out, file = tmp_path / "out", tmp_path / "figures.json"
     line = ["ablate", *tiny_line, "--seeds", "2", "--out", str(out), "--json", str(file), "--jobs", "1"]
     assert cli.run(line) == 0
     printed = capsys.readouterr().out
@@ -47,11 +47,11 @@ def test_the_papers_arms_by_the_command_line(
     for seed in (0, 1):  # the obvious way: the last error that each run has logged
         lines = (out / "S-and-T" / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()
         entries = [json.loads(line) for line in lines]
-        values.append([one["error"] for one in entries if one.get("task") == "temporal" and "error" in one][-1])
-    found = document["metrics"]["S&T"]["error.temporal"]
-    assert found["seeds"] == {"0": values[0], "1": values[1]}
-    assert found["mean"] == pytest.approx(sum(values) / 2)
-    assert found["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+        values.append([entry["error"] for entry in entries if entry.get("task") == "temporal" and "error" in entry][-1])
+    summary = document["metrics"]["S&T"]["error.temporal"]
+    assert summary["seeds"] == {"0": values[0], "1": values[1]}
+    assert summary["mean"] == pytest.approx(sum(values) / 2)
+    assert summary["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
     assert "error.temporal" not in document["metrics"]["S"]
     rows = list(csv.DictReader((out / "results.csv").open()))
     assert {(row["arm"], row["seed"]) for row in rows} == {(arm, seed) for arm in PAPER_ARMS for seed in "01"}

@@ -38,8 +38,8 @@ def test_an_arm_joins_any_tasks(name: str, tasks: str, stages: tuple[tuple[str, 
 
 def test_own_arms_come_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("inverse: {policy: {inverse: true}}\nas it is:\n")
-    found = find_arms(["T", str(tmp_path / "mine.yaml")])
-    assert found == {
+    arms = find_arms(["T", str(tmp_path / "mine.yaml")])
+    assert arms == {
         "T": {"tasks": "T", "policy": {"sampler": "uniform"}},
         "inverse": {"policy": {"inverse": True}},
         "as it is": {},
@@ -69,8 +69,8 @@ def test_evaluations_take_the_common_options_that_they_have(tmp_path: Path) -> N
     file = tmp_path / "more.yaml"
     file.write_text("objects: {evaluation: retrieval, voc: devkit}\nfast: {evaluation: linear, c: 1}\n")
     common = {"preset": "quick", "train": "a", "test": "b", "voc": "v"}
-    found = find_evaluations(["retrieval", "voc-classification", "rankme", str(file)], common)
-    assert found == {
+    evaluations = find_evaluations(["retrieval", "voc-classification", "rankme", str(file)], common)
+    assert evaluations == {
         "retrieval": {"preset": "quick", "train": "a", "test": "b"},
         "voc-classification": {"preset": "quick", "voc": "v"},
         "rankme": {"preset": "quick"},

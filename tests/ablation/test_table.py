@@ -39,18 +39,18 @@ def test_text_is_aligned() -> None:
 
 
 def test_csv_is_unrounded_and_has_a_column_for_the_std() -> None:
-    one, other = csv.DictReader(io.StringIO(TABLE.csv()))
-    assert one["arm"] == "S&T" and float(one["error.spatial std"]) == Cell((0.25, 0.5)).std
-    assert one[f"voc-classification.mAP_area {PUBLISHED}"] == "69.8"
-    assert other["arm"] == "my_arm | 50%" and other["error.spatial mean"] == "0.125"
-    assert other["error.spatial std"] == "" and other["voc-classification.mAP_area mean"] == ""
+    first, second = csv.DictReader(io.StringIO(TABLE.csv()))
+    assert first["arm"] == "S&T" and float(first["error.spatial std"]) == Cell((0.25, 0.5)).std
+    assert first[f"voc-classification.mAP_area {PUBLISHED}"] == "69.8"
+    assert second["arm"] == "my_arm | 50%" and second["error.spatial mean"] == "0.125"
+    assert second["error.spatial std"] == "" and second["voc-classification.mAP_area mean"] == ""
 
 
 def test_markdown_has_as_many_cells_in_every_row() -> None:
-    head, rule, one, other, _, note = TABLE.markdown().splitlines()
-    assert one == "| S&T | 2 | 0.375 ± 0.177 | 55.0 ± 7.1 | 69.8 |"
-    assert other.startswith(r"| my_arm \| 50% | 1/2 |")
-    assert len({line.replace(r"\|", "").count("|") for line in (head, rule, one, other)}) == 1
+    head, rule, first, second, _, note = TABLE.markdown().splitlines()
+    assert first == "| S&T | 2 | 0.375 ± 0.177 | 55.0 ± 7.1 | 69.8 |"
+    assert second.startswith(r"| my_arm \| 50% | 1/2 |")
+    assert len({line.replace(r"\|", "").count("|") for line in (head, rule, first, second)}) == 1
     assert note.strip() == "a note of 100 %"
 
 

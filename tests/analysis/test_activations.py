@@ -48,15 +48,15 @@ def write_video(path: Path) -> None:
 def test_selectivity_by_hand() -> None:
     values = [1.0, 5.0, 2.0, 4.0]
     maxima = torch.tensor([[value, 7.0] for value in values])
-    found = selectivities(maxima, 2)
-    assert found[0] == pytest.approx((4.5 - mean(values)) / pstdev(values)) and found[1] == 0
+    selectivity = selectivities(maxima, 2)
+    assert selectivity[0] == pytest.approx((4.5 - mean(values)) / pstdev(values)) and selectivity[1] == 0
     assert selectivities(torch.tensor([[3.0]]), 2).tolist() == [0]
 
 
 def test_units_are_judged_where_they_are_least_selective() -> None:
-    one = torch.tensor([[9.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    varied = torch.tensor([[9.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     flat = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 3.0], [1.0, 4.0, 0.0]])
-    assert sorted(selective_units([one, flat], 2, 1)) == [1, 2], "unit 0 does nothing in the second"
+    assert sorted(selective_units([varied, flat], 2, 1)) == [1, 2], "unit 0 does nothing in the second"
 
 
 def test_units_with_the_same_images_wait() -> None:
@@ -130,5 +130,5 @@ def test_what_cannot_be_done(folders: list[Path], analyse: Analyse, options: dic
 def test_names_are_printed_as_they_are(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = folders[0].rename(tmp_path / "a[b]c"), tmp_path / "o[u]t"
     assert cli.run(["analyze", "activations", "random:tiny", str(data), "--device", "cpu", "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert "5 of a[b]c" in said and f"{out}/activations.png" in said
+    printed = capsys.readouterr().out
+    assert "5 of a[b]c" in printed and f"{out}/activations.png" in printed

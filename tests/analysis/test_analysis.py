@@ -57,8 +57,8 @@ def test_a_user_error_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("here")
     assert cli.run(["analyze", *line.split()]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("unshuffle: ") and sentence in said and said.count("\n") == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("unshuffle: ") and sentence in shown and shown.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_the_command_prints_and_writes(run: Run, tmp_path: Path, capsys: pytest.
     assert cli.run(["analyze", "cost", str(run.folder), "--out", str(tmp_path / "out"), "--json", str(file)]) == 0
     assert file.read_text() == (tmp_path / "out" / "cost.json").read_text()
     assert json.loads(file.read_text())["config"]["run"] == str(run.folder)
-    said = capsys.readouterr().out
-    assert said.startswith("cost of the validations") and "cost.png" in said
+    shown = capsys.readouterr().out
+    assert shown.startswith("cost of the validations") and "cost.png" in shown
 
 
 def test_a_run_without_a_validation(copied: Run, analyse: Callable[..., object]) -> None:

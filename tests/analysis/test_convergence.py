@@ -29,11 +29,11 @@ def test_speed_is_measured_at_what_all_reach() -> None:
             for n, score in enumerate(top1)
         ]
 
-    found = speed({"fast": curve(10, 30, 20, cost=100), "slow": curve(10, 15, 20, cost=20)})
-    assert found["fast"]["level"] == found["slow"]["level"] == 20
-    assert (found["fast"]["iteration_to_level"], found["slow"]["iteration_to_level"]) == (5, 20)
-    assert (found["fast"]["forward_passes_to_level"], found["slow"]["forward_passes_to_level"]) == (50, 40)
-    assert (found["fast"]["best_top1"], found["fast"]["last_top1"], found["fast"]["mean_top1"]) == (30, 20, 20)
+    speeds = speed({"fast": curve(10, 30, 20, cost=100), "slow": curve(10, 15, 20, cost=20)})
+    assert speeds["fast"]["level"] == speeds["slow"]["level"] == 20
+    assert (speeds["fast"]["iteration_to_level"], speeds["slow"]["iteration_to_level"]) == (5, 20)
+    assert (speeds["fast"]["forward_passes_to_level"], speeds["slow"]["forward_passes_to_level"]) == (50, 40)
+    assert (speeds["fast"]["best_top1"], speeds["fast"]["last_top1"], speeds["fast"]["mean_top1"]) == (30, 20, 20)
 
 
 def test_of_the_monitor(run: Run, uniform_run: Run, analyse: Callable[..., AnalysisResult]) -> None:

@@ -33,8 +33,8 @@ def sides(tmp_path: Path) -> dict[str, Path]:
 def test_rows_by_hand() -> None:
     pixels = np.zeros((4, 8, 8, 3), np.uint8)
     queries = LabelledImages(pixels[:2], torch.tensor([1, 0]), ("a", "b"), ("q0", "q1"))
-    found = LabelledImages(pixels, torch.tensor([1, 0, 0, 0]), ("a", "b"), ("f0", "f1", "f2", "f3"))
-    lines = [tuple(row.values()) for row in rows({"m": Neighbours(queries, found)})]
+    neighbours = LabelledImages(pixels, torch.tensor([1, 0, 0, 0]), ("a", "b"), ("f0", "f1", "f2", "f3"))
+    lines = [tuple(row.values()) for row in rows({"m": Neighbours(queries, neighbours)})]
     assert lines == [
         ("q0", "b", "m", 1, "f0", "b"),
         ("q0", "b", "m", 2, "f1", "a"),

@@ -45,7 +45,7 @@ def all_is_well(page: Page, path: Path) -> None:
     # pictures that are backgrounds: each must decode, too
     strips = page.run(
         "Promise.all([...document.querySelectorAll('.parts i')].map((part) => getComputedStyle(part).backgroundImage)"
-        ".filter((url, place, all) => all.indexOf(url) === place).map((url) => { const image = new Image();"
+        ".filter((url, index, all) => all.indexOf(url) === index).map((url) => { const image = new Image();"
         "image.src = url.slice(5, -2); return image.decode().then(() => image.naturalWidth, () => 0); }))"
     )
     assert all(width > 0 for width in strips)
@@ -65,8 +65,8 @@ def test_a_run(page: Page, run: Run) -> None:
     coloured = page.run(
         "[...document.querySelectorAll('.preferences canvas')].map((canvas) => {"
         "const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;"
-        "return d3.range(0, data.length, 4).filter((place) => data[place + 3] > 2)"
-        ".map((place) => data[place] !== data[place + 2]); })"
+        "return d3.range(0, data.length, 4).filter((index) => data[index + 3] > 2)"
+        ".map((index) => data[index] !== data[index + 2]); })"
     )
     assert all(cells and all(cells) for cells in coloured), "orange and blue, not grey"
 
@@ -95,8 +95,8 @@ def test_advantages_of_groups(page: Page, rollout_run: Run) -> None:
         (entry["advantage"][1], entry["errors"][1]) for entry in entries if entry["iteration"] == 4
     ]
     told = page.run("document.getElementById('tip').textContent")
-    said = f"advantage {advantage:+.2f}: error {error:.3f} after its rollout".replace("-", "−")
-    assert told == f"iteration 4, group 2{said}"
+    sentence = f"advantage {advantage:+.2f}: error {error:.3f} after its rollout".replace("-", "−")
+    assert told == f"iteration 4, group 2{sentence}"
     page.click(".preferences > h5 + .map canvas")
     assert page.run("document.querySelector('.preferences output').textContent") == "iteration 4"
 
@@ -226,7 +226,7 @@ def test_runs_side_by_side(page: Page, run: Run, uniform_run: Run, tmp_path: Pat
     page.open(path)
     all_is_well(page, path)
     left, right = page.run(
-        "[...document.querySelectorAll('#puzzles .run')].map((one) => one.getBoundingClientRect())"
+        "[...document.querySelectorAll('#puzzles .run')].map((run) => run.getBoundingClientRect())"
         ".map((box) => [box.left, box.top])"
     )
     assert left[0] < right[0] and left[1] == right[1]

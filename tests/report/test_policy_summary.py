@@ -31,7 +31,7 @@ def test_without_policy_the_summary_is_short(uniform_run: Run) -> None:
 def test_a_policy_that_learns_from_rollouts(run: Run, rollout_run: Run) -> None:
     advantages = [entry["advantage"] for entry in rollout_run.metrics("rollouts") if entry["task"] == "spatial"]
     assert len(advantages) == 2
-    hard, easy = ((one + other) / 2 for one, other in zip(*advantages, strict=True))
+    hard, easy = ((first + second) / 2 for first, second in zip(*advantages, strict=True))
     summary = " ".join(summarise_policy(rollout_run, "spatial", read_sampling_states(rollout_run, "spatial")))
     assert "learned from rollouts, not from rewards: 2 times each group was preferred for 2 iterations" in summary
     assert f"the hardest group was {hard:+.2f} and that of the easiest {easy:+.2f}".replace("-", "−") in summary

@@ -74,13 +74,13 @@ def sampling_state(groups: list[int], probabilities: list[float], errors: list[f
 
 def test_preferences_against_the_probability_of_each_permutation() -> None:
     groups, probabilities = [0, 1, 1, 2, 2, 2, 2, 2], [0.5, 0.25, 0.25]
-    found = sampling_state(groups, probabilities, [0.0] * 8)
+    state = sampling_state(groups, probabilities, [0.0] * 8)
     for permutation, group in enumerate(groups):
         members = [other for other in groups if other == group]
         chance = probabilities[group] / len(members)  # a group first, then one of its members
-        assert found.preferences[group] == pytest.approx(chance * len(groups))
-        assert found.likelihoods[permutation] == pytest.approx(chance * len(groups))
-    assert found.sizes == pytest.approx([1 / 8, 2 / 8, 5 / 8])
+        assert state.preferences[group] == pytest.approx(chance * len(groups))
+        assert state.likelihoods[permutation] == pytest.approx(chance * len(groups))
+    assert state.sizes == pytest.approx([1 / 8, 2 / 8, 5 / 8])
 
 
 def test_a_group_without_members_is_not_preferred() -> None:
@@ -89,11 +89,11 @@ def test_a_group_without_members_is_not_preferred() -> None:
 
 def test_extremes_are_the_hardest_and_the_easiest_third() -> None:
     errors = [0.9, 0.1, 0.5, 0.8, 0.2, 0.5]
-    found = sampling_state([0, 1, 1, 0, 1, 1], [0.6, 0.4], errors)
+    state = sampling_state([0, 1, 1, 0, 1, 1], [0.6, 0.4], errors)
     hardest, easiest = [0, 3], [1, 4]
     weight = {0: 0.6 / 2 * 6, 1: 0.4 / 4 * 6}
     by_hand = [np.mean([weight[[0, 1, 1, 0, 1, 1][p]] for p in third]) for third in (hardest, easiest)]
-    assert found.extremes == pytest.approx((1.8, 0.6)) and by_hand == pytest.approx([1.8, 0.6])
+    assert state.extremes == pytest.approx((1.8, 0.6)) and by_hand == pytest.approx([1.8, 0.6])
 
 
 def test_nothing_is_active_before_the_policy_starts() -> None:
@@ -101,10 +101,10 @@ def test_nothing_is_active_before_the_policy_starts() -> None:
 
 
 def test_groups_of_pairs_are_equal_parts() -> None:
-    found = SamplingState(0, np.zeros(10), None, np.array([0.6, 0.25, 0.15]))
-    assert found.sizes == pytest.approx([1 / 3] * 3)
-    assert found.preferences == pytest.approx([1.8, 0.75, 0.45])
-    assert found.is_active and found.extremes == pytest.approx((1.8, 0.45)), "the hardest group and the easiest"
+    state = SamplingState(0, np.zeros(10), None, np.array([0.6, 0.25, 0.15]))
+    assert state.sizes == pytest.approx([1 / 3] * 3)
+    assert state.preferences == pytest.approx([1.8, 0.75, 0.45])
+    assert state.is_active and state.extremes == pytest.approx((1.8, 0.45)), "the hardest group and the easiest"
 
 
 @pytest.mark.parametrize("probabilities", [[0.25, 0.25, 0.25, 0.25], [0.7, 0.1, 0.1, 0.1], [0.02, 0.03, 0.05, 0.9]])
