@@ -10,9 +10,9 @@ from torch import nn
 from unshuffle import cli
 from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.analysis.saliency import grey_levels, half_area, saliency
+from unshuffle.data.voc import CLASSES as VOC_CLASSES
 from unshuffle.evaluation.features import find_backbone
 from unshuffle.evaluation.finetuning import TrainedClassifier
-from unshuffle.data.voc import CLASSES as VOC_CLASSES
 
 Analyse = Callable[..., AnalysisResult]
 CLASSES = ("cat", "dog", "gnu")

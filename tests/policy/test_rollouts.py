@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from unshuffle.config import PolicyConfig
+from unshuffle.policy import build_sampler
 from unshuffle.policy import rollouts as rollouts_module
 from unshuffle.policy.groups import Groups
 from unshuffle.policy.inverse import Inverse
 from unshuffle.policy.rollouts import Rollouts, advantages, one_group_preferred, reliability, run_rollouts
-from unshuffle.policy.sampler import SampleCounts, Sampler, build_sampler
+from unshuffle.policy.sampler import SampleCounts, Sampler
 from unshuffle.policy.state import PermutationValidation
 
 sizes_of_groups = st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(any)

@@ -12,13 +12,14 @@ from torch.nn import functional as F
 
 from unshuffle.config import PolicyConfig
 from unshuffle.errors import UserError
+from unshuffle.policy import build_sampler
 from unshuffle.policy.exp3 import Exp3
 from unshuffle.policy.groups import Episode, GroupSampler, PairGrouping, PermutationGrouping, select
 from unshuffle.policy.inverse import Inverse
 from unshuffle.policy.ranked import Ranked
 from unshuffle.policy.reinforce import Reinforce
 from unshuffle.policy.rollouts import Rollouts
-from unshuffle.policy.sampler import Observation, Preference, Proposal, SampleCounts, Sampler, build_sampler
+from unshuffle.policy.sampler import Observation, Preference, Proposal, SampleCounts, Sampler
 from unshuffle.policy.state import PermutationValidation
 from unshuffle.policy.uniform import Uniform
 

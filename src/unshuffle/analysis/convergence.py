@@ -37,9 +37,9 @@ class Convergence(Analysis):
 
     runs: tuple[Path, ...]
     """One run folder, or several to compare."""
-    gallery: Path | None = None
+    gallery: str | None = None
     """Class folders to retrieve from: evaluate the checkpoints on them instead of using the monitor's log."""
-    queries: Path | None = None
+    queries: str | None = None
     """Class folders of the queries, with the same class names as the gallery."""
     limit: int = 2000
     """Maximum number of images in each of the two."""
