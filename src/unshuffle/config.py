@@ -329,7 +329,7 @@ class MonitorConfig:
     """Nearest-neighbour retrieval during training: on the synthetic world, or on labelled data."""
 
     gallery: str | None = None
-    """Labelled images to retrieve from: class folders, a packed store, tar shards, or any other source of `evaluate`."""
+    """Labelled images to retrieve from: class folders, a packed store, tar shards, or another source of `evaluate`."""
     queries: str | None = None
     """Labelled query images, with the same classes."""
     limit: Count = 2000

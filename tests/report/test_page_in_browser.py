@@ -75,7 +75,7 @@ def test_runs_with_a_task_that_orders_nothing(page: Page, all_tasks_run: Run, ro
     for run, curves, puzzles, maps in ((all_tasks_run, 3 + 1 + 3 + 1 + 4 + 4, 10, 2), (rotation_run, 4, 0, 0)):
         page.open(run.report)
         all_is_well(page, run.report)
-        page.fetched.clear()
+        page.requested.clear()
         assert page.run("document.querySelectorAll('.chart svg path.curve').length") == curves
         assert page.run("document.querySelectorAll('.puzzle').length") == puzzles
         assert page.run("document.querySelectorAll('.errormap').length") == maps
