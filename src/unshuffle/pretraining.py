@@ -197,7 +197,7 @@ def _next_folder(preset: str) -> Path:
 
 
 def try_backbone(config: Config) -> None:
-    """Build the backbone with its initial weights and pass it a crop of each task, to find errors before data is read."""
+    """Build the backbone with its initial weights and pass it a crop of each task: finds errors before data is read."""
     backbone = initial_backbone(config)
     for task in build_tasks(config, config.task_names).values():
         task.features(backbone)

@@ -1,9 +1,9 @@
 """Crops of a batch, and their order: batched tensor code on any device.
 
-A task plans its crops first (`CropPlan`); then they are rendered: by the tensor code here, which is the reference, or by
-the fused kernel of `kernels.crops`. Axes: B samples, P parts of a sample (tiles or
-frames), N = B · P crops, M permutations of a sample, S side of a crop. With a generator the crops and colours are
-random, for training; without one, centre crops in their true colours, for validation.
+A task plans its crops first (`CropPlan`); then they are rendered: by the tensor code here, which is the reference, or
+by the fused kernel of `kernels.crops`. Axes: B samples, P parts of a sample (tiles or frames), N = B · P crops, M
+permutations of a sample, S side of a crop. With a generator the crops and colours are random, for training; without
+one, centre crops in their true colours, for validation.
 """
 
 import math

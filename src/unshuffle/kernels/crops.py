@@ -50,7 +50,8 @@ def _taps(side: int, crop_size: int, device: torch.device) -> tuple[Tensor, Tens
 
 @triton.jit
 def render_kernel(
-    data, offsets, uniform, first, weights, crops, squares, min_std, room, cell, grayscale, gamma, saturation, hue, hflip,
+    data, offsets, uniform, first, weights, crops, squares, min_std, room, cell,
+    grayscale, gamma, saturation, hue, hflip,
     S: tl.constexpr, TAPS: tl.constexpr, GRID: tl.constexpr, PARTS: tl.constexpr, REPEATS: tl.constexpr,
     RANDOM: tl.constexpr, COLOURED: tl.constexpr, HFLIP: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip

@@ -55,7 +55,7 @@ class Step:
 class GraphedStep(Step):
     """The same on a GPU as a captured CUDA graph: launching its hundreds of kernels one by one takes too long.
 
-    There is a graph for each set of tasks and input shapes; inputs are copied into the tensors that it was captured with.
+    There is a graph for each set of tasks and input shapes; inputs are copied into the tensors it was captured with.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class GraphedStep(Step):
     def __call__(self, inputs: Mapping[str, Inputs], iteration: int) -> dict[str, Outcome]:
         """Learn from a batch of each task; the first batch of its shapes is captured."""
         tensors = {task: batch.tensors() for task, batch in inputs.items()}
-        shapes = tuple((task, name, one.shape) for task, named in tensors.items() for name, one in named.items())
+        shapes = tuple((task, name, x.shape) for task, named in tensors.items() for name, x in named.items())
         if shapes not in self._graphs:
             self._graphs[shapes] = self._capture(tensors)
         captured = self._graphs[shapes]
