@@ -1,4 +1,4 @@
-"""What all tests share: one thread, so that the tests take turns politely and sums come out the same everywhere.
+"""Shared settings and fixtures: one thread, so that parallel tests do not slow each other and sums are reproducible.
 
 Without a GPU the Triton kernels are interpreted, which is slow but the same arithmetic.
 """
@@ -23,7 +23,7 @@ from rich.console import Console
 from unshuffle.runs.run import Run
 
 torch.set_num_threads(1)
-settings.register_profile("ci", derandomize=True)  # a red run is then red again for whoever looks into it
+settings.register_profile("ci", derandomize=True)  # a failing run then fails again
 if os.environ.get("CI") == "true":
     settings.load_profile("ci")
 if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""The bench's arithmetic; how fast anything is depends on the machine and is no test's business."""
+"""The bench's arithmetic; how fast anything is depends on the machine and is not tested."""
 
 import json
 from dataclasses import replace
@@ -75,11 +75,13 @@ def test_the_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     document = json.loads(out.read_text())
     assert document["command"] == "bench" and document["metrics"]["ms_per_iteration"] > 0
     assert document["config"]["iterations"] == 2
-    assert document["config"]["synthetic"]["images"] == WORLD["images"], "the world that was drawn, not the preset's"
+    assert document["config"]["synthetic"]["images"] == WORLD["images"], (
+        "the world that was generated, not the preset's"
+    )
     assert "iterations/s" in capsys.readouterr().out
 
 
-def test_it_wants_an_iteration() -> None:
+def test_at_least_one_iteration_is_needed() -> None:
     with pytest.raises(UserError, match="iterations is 0"):
         bench.bench(demo(), iterations=0)
 
@@ -96,7 +98,7 @@ def test_the_stopwatch_adds_up_the_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert watch.totals() == {"a": 5000.0, "b": 2000.0}, "what lies between two iterations does not count"
 
 
-def test_with_data_nothing_is_drawn() -> None:
+def test_with_data_nothing_is_generated() -> None:
     config = replace(demo(), images="photos")
     assert bench.with_world(config) == config
 

@@ -179,9 +179,9 @@ def test_a_share_is_cut_from_the_same_batch_and_reads_nothing_else(monkeypatch: 
         return read(self, item, frames)
 
     monkeypatch.setattr(CodedSource, "read", recorded)
-    share = batches.batch(3, RankSlice(1, 3))
-    assert isinstance(share, Squares)
-    assert torch.equal(share.pixels(), whole.pixels()[6:12])
+    part = batches.batch(3, RankSlice(1, 3))
+    assert isinstance(part, Squares)
+    assert torch.equal(part.pixels(), whole.pixels()[6:12])
     assert items == batches.items(3)[2:4].tolist()
 
 

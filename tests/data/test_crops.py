@@ -114,11 +114,11 @@ def slow_normalise(crop: np.ndarray) -> np.ndarray:
     return np.stack(result)
 
 
-def slow_tiles(image: np.ndarray, grid: int, share: float, side: int) -> list[np.ndarray]:
+def slow_tiles(image: np.ndarray, grid: int, fraction: float, side: int) -> list[np.ndarray]:
     """Centre crops of the cells, row by row, as (3, S, S)."""
     result = []
     cell = len(image) // grid
-    cut = round(cell * share)
+    cut = round(cell * fraction)
     for row in range(grid):
         for column in range(grid):
             top, left = row * cell + (cell - cut) // 2, column * cell + (cell - cut) // 2
@@ -137,13 +137,13 @@ def unnormalised(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("grid", [2, 3, 4, 5])
 @pytest.mark.parametrize("size", [60, 61, 64, 67])
-@pytest.mark.parametrize(("share", "side"), [(1.0, 11), (64 / 85, 20), (0.5, 8)])
-def test_tiles_against_a_loop(grid: int, size: int, share: float, side: int) -> None:
+@pytest.mark.parametrize(("fraction", "side"), [(1.0, 11), (64 / 85, 20), (0.5, 8)])
+def test_tiles_against_a_loop(grid: int, size: int, fraction: float, side: int) -> None:
     images = random_bytes(3, size, size, 3, seed=grid)
-    config = Options(grid=grid, tile_fraction=share, crop_size=side)
+    config = Options(grid=grid, tile_fraction=fraction, crop_size=side)
     ours = tiles(images, config)
     assert ours.shape == (3, grid * grid, 3, side, side)
-    expected = np.stack([np.stack(slow_tiles(image, grid, share, side)) for image in images.numpy()])
+    expected = np.stack([np.stack(slow_tiles(image, grid, fraction, side)) for image in images.numpy()])
     np.testing.assert_allclose(ours.numpy(), expected, atol=2e-4)
 
 
@@ -163,12 +163,12 @@ def test_whole_cells_put_back_are_the_image(grid: int, remainder: int) -> None:
 
 
 @pytest.mark.parametrize("grid", [2, 3, 4, 5])
-@pytest.mark.parametrize("share", [0.5, 0.8, 1.0])
+@pytest.mark.parametrize("fraction", [0.5, 0.8, 1.0])
 @pytest.mark.usefixtures("unnormalised")
-def test_random_tile_crops_cover_their_cell_and_never_leave_it(grid: int, share: float) -> None:
+def test_random_tile_crops_cover_their_cell_and_never_leave_it(grid: int, fraction: float) -> None:
     size, batch = 10 * grid + 1, 40
-    side = round(10 * share)
-    config = replace(NO_JITTER, grid=grid, tile_fraction=share, crop_size=side)
+    side = round(10 * fraction)
+    config = replace(NO_JITTER, grid=grid, tile_fraction=fraction, crop_size=side)
     crops = decoded(tiles(coordinates(batch, size), config, generator()))
     seen: list[set[int]] = [set(), set()]
     for item in range(batch):
@@ -197,11 +197,13 @@ def test_random_frame_crops_cover_the_frame_and_never_leave_it(shared: bool) -> 
     assert one_for_all.all() if shared else not one_for_all.all()
 
 
-@pytest.mark.parametrize(("size", "share", "side"), [(24, 7 / 8, 21), (33, 7 / 8, 24), (33, 7 / 8, 12), (16, 1.0, 16)])
-def test_frames_against_a_loop(size: int, share: float, side: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "fraction", "side"), [(24, 7 / 8, 21), (33, 7 / 8, 24), (33, 7 / 8, 12), (16, 1.0, 16)]
+)
+def test_frames_against_a_loop(size: int, fraction: float, side: int) -> None:
     clips = random_bytes(2, 3, size, size, 3)
-    ours = frames(clips, Options(frames=3, crop_fraction=share, crop_size=side))
-    cut = round(size * share)
+    ours = frames(clips, Options(frames=3, crop_fraction=fraction, crop_size=side))
+    cut = round(size * fraction)
     start = (size - cut) // 2
     for clip, its_frames in zip(clips.numpy(), ours.numpy(), strict=True):
         for frame, mine in zip(clip, its_frames, strict=True):
@@ -274,10 +276,10 @@ def test_hardly_any_contrast_is_not_blown_up() -> None:
 def test_grey_images_have_equal_channels_and_the_luma_of_the_colours() -> None:
     images = random_bytes(2, 12, 12, 3)
     config = replace(NO_JITTER, tile_fraction=1, crop_size=4, grayscale=1)
-    colour, grey = tiles(images, config), tiles(images, config, generator())
+    colour, gray = tiles(images, config), tiles(images, config, generator())
     luma = 0.299 * colour[:, :, 0] + 0.587 * colour[:, :, 1] + 0.114 * colour[:, :, 2]
     for channel in range(3):
-        np.testing.assert_allclose(grey[:, :, channel], luma, atol=1e-5)
+        np.testing.assert_allclose(gray[:, :, channel], luma, atol=1e-5)
     jittered = tiles(images, Options(grayscale=1, crop_size=4), generator())
     np.testing.assert_allclose(jittered[:, :, :1].expand_as(jittered), jittered, atol=1e-5)
 
@@ -286,9 +288,9 @@ def test_grey_images_have_equal_channels_and_the_luma_of_the_colours() -> None:
 def test_the_share_of_grey_images() -> None:
     config = replace(NO_JITTER, grid=2, tile_fraction=1, crop_size=2, grayscale=0.3)
     crops = tiles(random_bytes(2000, 4, 4, 3), config, generator())
-    grey = (crops.amax(dim=2) - crops.amin(dim=2)).amax(dim=(2, 3)) < 1e-5
-    assert torch.equal(grey.all(dim=1), grey.any(dim=1)), "all tiles of an image are grey or none"
-    assert 0.26 < grey[:, 0].double().mean() < 0.34
+    gray = (crops.amax(dim=2) - crops.amin(dim=2)).amax(dim=(2, 3)) < 1e-5
+    assert torch.equal(gray.all(dim=1), gray.any(dim=1)), "all tiles of an image are gray or none"
+    assert 0.26 < gray[:, 0].double().mean() < 0.34
 
 
 @pytest.mark.usefixtures("unnormalised")
@@ -329,8 +331,8 @@ def test_saturation_matrix() -> None:
     colours = np.random.default_rng(0).uniform(size=(20, 3))
     for matrix, amount in zip(ours.numpy(), [1.0, 0.0, 0.4], strict=True):
         for colour in colours:
-            grey = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]
-            np.testing.assert_allclose(matrix @ colour, grey + amount * (colour - grey), atol=1e-6)
+            gray = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]
+            np.testing.assert_allclose(matrix @ colour, gray + amount * (colour - gray), atol=1e-6)
 
 
 @given(st.floats(-math.pi, math.pi))

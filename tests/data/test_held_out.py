@@ -18,12 +18,12 @@ def test_samples_come_back_with_their_names_and_nearly_their_pixels(tmp_path) ->
     clips = HeldOut(smooth(2, 3, 32), ["a/<b>.mp4", "c\udcff.mp4"])
     images = HeldOut(smooth(4, 1, 16), ["1", "2", "3", "4"])
     save_held_out(tmp_path / "held_out.npz", {"spatial": images, "temporal": clips})
-    found = load_held_out(tmp_path / "held_out.npz")
-    assert list(found) == ["spatial", "temporal"]
+    loaded = load_held_out(tmp_path / "held_out.npz")
+    assert list(loaded) == ["spatial", "temporal"]
     for task, kept in (("spatial", images), ("temporal", clips)):
-        assert list(found[task].names) == list(kept.names)
-        assert found[task].pixels.shape == kept.pixels.shape and found[task].pixels.dtype == torch.uint8
-        difference = (found[task].pixels.float() - kept.pixels.float()).abs()
+        assert list(loaded[task].names) == list(kept.names)
+        assert loaded[task].pixels.shape == kept.pixels.shape and loaded[task].pixels.dtype == torch.uint8
+        difference = (loaded[task].pixels.float() - kept.pixels.float()).abs()
         assert difference.mean() < 4
     assert [path.name for path in tmp_path.iterdir()] == ["held_out.npz"]
 

@@ -182,7 +182,7 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def numbers(path: Path, **options: int) -> list[int]:
-    """The frame numbers that the grey levels of a clip encode."""
+    """The frame numbers that the gray levels of a clip encode."""
     return [round((float(frame.mean()) - 20) / 9) for frame in read_frames(path, **options)]
 
 

@@ -299,15 +299,15 @@ def test_after_a_drop_of_the_learning_rate_earlier_episodes_get_no_more_rewards(
 @pytest.mark.parametrize("actions", [10, 200])
 def test_finds_the_better_group(actions: int) -> None:
     """One group's fraction of the actions is the reward, with a little noise; over 20 seeds."""
-    found = {}
+    preferences = {}
     for seed in range(20):
         policy, generator, better = build(CONFIG, 10, seed), torch.Generator().manual_seed(seed), seed % 10
         for _ in range(200):
             taken = act(policy, TEN, actions, generator)
             noise = 0.01 * float(torch.randn((), generator=generator))
             learn(policy, taken, float(taken.counts[better]) / actions + noise)
-        found[seed] = float(policy.probabilities(TEN)[better])
-    assert min(found.values()) > 0.9, found
+        preferences[seed] = float(policy.probabilities(TEN)[better])
+    assert min(preferences.values()) > 0.9, preferences
 
 
 @pytest.mark.parametrize("actions", [10, 200])

@@ -260,9 +260,9 @@ def test_split_keeps_siblings_on_one_side(families: list[int], size: int, groupe
         return
 
     def group_of(position: int) -> str:
-        found = re.search(r"g\d+", names[position])
-        assert found
-        return found[0]
+        match = re.search(r"g\d+", names[position])
+        assert match
+        return match[0]
 
     assert len(validation) == size == len(set(validation.tolist()))
     held_out = {group_of(position) for position in validation}

@@ -39,9 +39,9 @@ def test_a_failed_write_leaves_the_old_one_alone(tmp_path: Path, monkeypatch: py
 def test_every_global_generator_comes_back(tmp_path: Path) -> None:
     path = checkpoint.save_checkpoint(tmp_path, 1, checkpoint.random_state(), keep=1)
 
-    def draw() -> tuple[float, ...]:
+    def sample() -> tuple[float, ...]:
         return (torch.rand(1).item(), np.random.rand(), np.random.randn(), random.random())  # noqa: NPY002
 
-    first = draw()
+    first = sample()
     checkpoint.restore_random_state(load_checkpoint(path))
-    assert draw() == first
+    assert sample() == first

@@ -1,4 +1,4 @@
-"""Where there is no order to be seen, none may be found: nothing but the content tells the permutation."""
+"""Where the content shows no order, the network must stay at chance: nothing else may reveal the permutation."""
 
 from collections.abc import Sequence
 from dataclasses import replace

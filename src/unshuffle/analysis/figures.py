@@ -59,7 +59,8 @@ STYLE: Any = {
 
 def task_colour(task: str) -> str:
     """Return the colour of a task in figures."""
-    return COLOURS[list(TASK_SYMBOLS.values()).index(task) % len(COLOURS)]
+    names: list[str] = list(TASK_SYMBOLS.values())
+    return COLOURS[names.index(task) % len(COLOURS)]
 
 
 def styled(draw: Callable[P, "Figure"]) -> Callable[P, "Figure"]:
