@@ -60,19 +60,16 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def differences(before: Any, after: Any) -> list[str]:
+def differences(before: Any, after: Any, where: str = "") -> list[str]:
     """Return the dotted names of the fields in which two trees of the same class differ."""
-
-    def compare(old: dict[str, Any], new: dict[str, Any], where: str) -> list[str]:
-        names = []
-        for key, value in old.items():
-            if isinstance(value, dict):
-                names += compare(value, new[key], f"{where}{key}.")
-            elif value != new[key]:
-                names.append(f"{where}{key}")
-        return names
-
-    return compare(to_dict(before), to_dict(after), "")
+    names = []
+    for field in dataclasses.fields(before):
+        old, new = getattr(before, field.name), getattr(after, field.name)
+        if dataclasses.is_dataclass(old):
+            names += differences(old, new, f"{where}{field.name}.")
+        elif _plain(old) != _plain(new):
+            names.append(f"{where}{field.name}")
+    return names
 
 
 def write_config(config: Any, path: Path) -> None:
