@@ -15,6 +15,7 @@ from unshuffle.accelerator import wait_for
 from unshuffle.config import Config, check
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.batches import Batch, Prefetcher, on_device
+from unshuffle.errors import UserError
 from unshuffle.options import merge
 from unshuffle.tasks import TASKS
 from unshuffle.tasks.prepare import MAX_HELD_OUT, prepare
@@ -33,6 +34,8 @@ def bench(config: Config, *, iterations: int = 50, console: Console | None = Non
     """Train for some iterations without keeping anything, and report where the time goes."""
     console = console or ResilientConsole()
     check(config)
+    if iterations < 1:
+        raise UserError(f"iterations is {iterations}, but must be 1 or more")
     config = with_world(config)
     data = prepare(config)
     for sentence in data.sentences():

@@ -298,7 +298,7 @@ class PolicyConfig:
     size_prior: bool = True
     """A new policy samples every permutation equally often; off: every group, whatever its size."""
     start_below: NonNegative = 0.9
-    """Sample uniformly until the error is below this fraction of chance: groups mean nothing before. 2 starts at once."""
+    """Sample uniformly while the error exceeds this fraction of chance: groups mean nothing there. 2 starts at once."""
     prior_correction: bool = True
     """Add log q(ψ) to the training logits, so that the classifier is not biased by the sampling distribution."""
     prior_floor: Fraction = 0.1

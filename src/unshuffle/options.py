@@ -5,6 +5,7 @@ import math
 import operator
 import types
 import typing
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -133,13 +134,9 @@ def typed(value: Any, hint: Any, name: str, current: Any = None) -> Any:
 def _scalar(value: Any, hint: type, name: str) -> Any:
     if hint is Path and isinstance(value, str):
         return Path(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is float and isinstance(value, str):  # YAML reads 5e-4 as a string
-        try:
+    if hint is float and isinstance(value, int | str) and not isinstance(value, bool):  # YAML reads 5e-4 as a string
+        with suppress(ValueError):
             return float(value)
-        except ValueError:
-            pass
     if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
         return value
     raise UserError(f"{name} is {value!r}, but must be {_TYPE_NAMES[hint]}")
