@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from torch.utils.flop_counter import FlopCounterMode
 
 from unshuffle.accelerator import wait_for
@@ -42,7 +42,11 @@ def bench(config: Config, *, iterations: int = 50, console: Console | None = Non
         say(console, sentence)
     trainer = build_trainer(config, data)
     figures = measure(trainer, iterations)
-    console.print(_table(trainer, figures))
+    table = Table("", Column(justify="right"), title_justify="left", box=None, show_header=False)
+    table.title = f"{config.model.backbone} on {figures['device']}, {figures['precision']}"
+    for row in _rows(figures, trainer):
+        table.add_row(*row)
+    console.print(table)
     return figures
 
 
@@ -138,13 +142,10 @@ class Stopwatch:
         """Begin the first part. A GPU sleeps until all parts are launched, so that it never waits for a launch."""
         if self.device.type == "cuda":
             torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]
-        self._mark(None)
+        self.mark(None)
 
-    def mark(self, name: str) -> None:
-        """End a part and begin the next one."""
-        self._mark(name)
-
-    def _mark(self, name: str | None) -> None:
+    def mark(self, name: str | None) -> None:
+        """End a part and begin the next one; without a name, what has passed belongs to no part."""
         if self.device.type != "cuda":
             self._marks.append((name, time.perf_counter()))
             return
@@ -252,27 +253,11 @@ def _seconds(work: Callable[[], object], device: torch.device, repeats: int = RE
     return min(seconds[1:])
 
 
-def _table(trainer: Trainer, figures: dict[str, Any]) -> Table:
-    config = trainer.config
-    table = Table(
-        title=f"{config.model.backbone} on {figures['device']}, {figures['precision']}", title_justify="left", box=None
-    )
-    table.show_header = False
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in _rows(figures, trainer):
-        table.add_row(name, value)
-    return table
-
-
 def _rows(figures: dict[str, Any], trainer: Trainer) -> list[tuple[str, str]]:
     memory, iterations = figures["peak_memory_gb"], trainer.config.optim.iterations
     samples = [f"{task.batch_size} {name}" for name, task in trainer.tasks.items()]
     return [
-        (
-            f"step time with {' and '.join(samples)} samples",
-            _ms(figures["ms_per_iteration"]),
-        ),
+        (f"step time with {' and '.join(samples)} samples", _ms(figures["ms_per_iteration"])),
         ("iterations/s", f"{figures['iterations_per_second']:,.1f}"),
         ("samples/s (images and clips)", f"{figures['samples_per_second']:,.0f}"),
         ("crops/s", f"{figures['crops_per_second']:,.0f}"),

@@ -33,8 +33,7 @@ class DataConfig:
     """Where samples come from, how they are stored, and which are held out for validation."""
 
     val_size: Count = 100
-    """|X_val|: samples of each task that are held out for validation; at most a fifth of them. More samples make the
-    reward less noisy and cost little."""
+    """|X_val|: samples of each task held out for validation, at most a fifth; more make the reward less noisy."""
     val_images: str | None = None
     """Images to validate on instead (folder, packed store or tar shards); nothing is held out of --images then."""
     val_videos: str | None = None
@@ -205,8 +204,7 @@ class TemporalConfig(OrderingConfig):
     crop_fraction: Fraction = 224 / 256
     """Side of the random crop of a frame, as a fraction of its short side."""
     shared_crop: bool = False
-    """Use one crop and one colour jitter for all frames of a clip instead of one each; makes the task easier and the
-    features worse."""
+    """Use one crop and one colour jitter for all frames of a clip; makes the task easier and the features worse."""
     colour_jitter: bool = True
     """Apply colour jitter to frames too."""
     reverse: bool = False
@@ -275,8 +273,7 @@ class PolicyConfig:
     num_groups: Annotated[int, Ge(2)] = 10
     """|C|: number of groups; at most |Ψ|."""
     candidates: Count = 4
-    """With pairs: permutations classified for each one that is trained on. More sharpen the preference and cost time in
-    the head; the backbone runs once for all."""
+    """With pairs: permutations classified for each one trained on; more sharpen the preference and cost head time."""
     interval: Count = 3888
     """Iterations from the end of one episode to the end of the next, and between validations of all tasks; the default
     gives the paper's 90 episodes in 350,000 iterations."""
@@ -289,13 +286,11 @@ class PolicyConfig:
     lr: NonNegative = 0.01
     """Learning rate of Adam for the policy network."""
     entropy_weight: NonNegative = 0.2
-    """Weight of the entropy in the objective: larger values keep the sampling closer to uniform. Not given in
-    the paper."""
+    """Weight of the entropy in the objective; larger values keep the sampling closer to uniform. Not in the paper."""
     reward_average_decay: Probability = 0.9
     """Decay of the moving average that is subtracted from the reward; closer to 1 averages over more episodes."""
     scale_reward: bool = True
-    """Divide the centred reward by its moving mean absolute deviation, so that its proportion to the entropy term does
-    not depend on the stage of the training."""
+    """Divide the centred reward by its moving mean absolute deviation, to keep its proportion to the entropy term."""
     min_reward_std: Fraction = 1e-3
     """Lower bound of that divisor: smaller rewards count as noise."""
     discount: Probability = 0.0
@@ -303,8 +298,7 @@ class PolicyConfig:
     size_prior: bool = True
     """A new policy samples every permutation equally often; off: every group, whatever its size."""
     start_below: NonNegative = 0.9
-    """Sample uniformly until the error falls below this fraction of chance, because groups mean nothing at chance; 2
-    starts at once."""
+    """Sample uniformly while the error exceeds this fraction of chance: groups mean nothing there. 2 starts at once."""
     prior_correction: bool = True
     """Add log q(ψ) to the training logits, so that the classifier is not biased by the sampling distribution."""
     prior_floor: Fraction = 0.1
@@ -357,9 +351,9 @@ class Config:
     """Everything that decides a run."""
 
     preset: Preset = "demo"
-    """demo: 2 CPU cores, minutes, REINFORCE. small: one GPU, minutes, the best recipe for little data, rollouts. paper:
-    the published hyper-parameters with the few changes that make it learn, REINFORCE. paper-literal: exactly what the
-    paper states, REINFORCE."""
+    """demo: 2 CPU cores, minutes. small: one GPU, minutes, the best recipe for little data, with rollouts; the others
+    use REINFORCE. paper: the published hyper-parameters with the few changes that make it learn. paper-literal: exactly
+    what the paper states."""
     images: str | None = None
     """Images without labels: a folder, flat or nested, a packed store, or tar shards such as
     's3://bucket/img-{000..123}.tar'."""
@@ -499,7 +493,7 @@ def demo() -> Config:
     )
 
 
-PRESETS: dict[Preset, Callable[[], Config]] = {
+PRESETS: dict[str, Callable[[], Config]] = {
     "demo": demo,
     "small": small,
     "paper": paper,
@@ -509,74 +503,56 @@ PRESETS: dict[Preset, Callable[[], Config]] = {
 
 def preset_config(name: str) -> Config:
     """Return the preset of that name."""
-    for preset, build in PRESETS.items():
-        if preset == name:
-            return build()
-    raise UserError(f"there is no preset '{name}'; choose one of {', '.join(PRESETS)}")
+    if name not in list(PRESETS):  # in a YAML file it may be anything
+        raise UserError(f"there is no preset '{name}'; choose one of {', '.join(PRESETS)}")
+    return PRESETS[name]()
 
 
 def check(config: Config) -> None:
     """Raise a UserError for values that are out of bounds or do not fit together."""
     check_bounds(config)
-    for wrong, sentence in [*_conflicts(config), *_impossible_sets(config)]:
-        if wrong:
-            raise UserError(sentence)
-
-
-def _conflicts(config: Config) -> list[tuple[bool, str]]:
-    monitor, policy, stages = config.monitor, config.policy, config.stages
-    candidates = policy.candidates * config.permutations.per_sample
-    return [
-        (
-            len(stages) > config.optim.iterations,
-            f"tasks {config.tasks} needs at least {len(stages)} iterations, but optim.iterations is "
-            f"{config.optim.iterations}",
-        ),
-        (
-            (monitor.gallery is None) != (monitor.queries is None),
-            "monitor.gallery and monitor.queries go together: give both or neither",
-        ),
-        (
-            policy.batches > policy.interval,
-            f"policy.interval is {policy.interval}, but must be at least policy.batches, which is {policy.batches}",
-        ),
-        (
-            policy.sampler == "rollouts" and policy.discount > 0,
-            "policy.sampler rollouts compares the groups of one episode: leave policy.discount at 0",
-        ),
-        (
-            policy.sampler == "rollouts" and policy.entropy_weight == 0,
-            "policy.sampler rollouts needs a policy.entropy_weight above 0: it divides the advantages by it",
-        ),
-        (
-            policy.sampler == "uniform" and policy.inverse,
-            "policy.inverse needs a sampler with a preference, but policy.sampler is uniform: change one of the two",
-        ),
-        (
-            policy.grouping == "pairs" and policy.action == "batch",
-            "policy.grouping pairs chooses a group for each sample: leave policy.action at sample",
-        ),
-        (
-            policy.grouping == "pairs" and policy.num_groups > candidates,
-            f"policy.num_groups is {policy.num_groups}, but a sample has only policy.candidates times "
-            f"permutations.per_sample, {candidates}, candidates",
-        ),
-        *(
-            (config.section(name).batch_size == 1, f"{name}.batch_size is 1, but batch normalisation needs 2 or more")
-            for name in config.task_names
-        ),
-    ]
-
-
-def _impossible_sets(config: Config) -> list[tuple[bool, str]]:
-    problems = []
+    iterations, stages = config.optim.iterations, len(config.stages)
+    if stages > iterations:
+        raise UserError(
+            f"tasks {config.tasks} needs at least {stages} iterations, but optim.iterations is {iterations}"
+        )
+    if (config.monitor.gallery is None) != (config.monitor.queries is None):
+        raise UserError("monitor.gallery and monitor.queries go together: give both or neither")
+    _check_policy(config.policy, config.permutations.per_sample)
     for name in config.task_names:
         section = config.section(name)
+        if section.batch_size == 1:
+            raise UserError(f"{name}.batch_size is 1, but batch normalisation needs 2 or more")
         if isinstance(section, OrderingConfig):
             existing = math.factorial(section.parts) - (not config.permutations.include_identity)
-            sentence = f"{name}.permutations is {section.permutations}, but {section.parts} parts have only {existing}"
-            problems.append((section.permutations > existing, sentence))
-    return problems
+            if section.permutations > existing:
+                wanted = f"{name}.permutations is {section.permutations}"
+                raise UserError(f"{wanted}, but {section.parts} parts have only {existing}")
+
+
+def _check_policy(policy: PolicyConfig, per_sample: int) -> None:
+    if policy.batches > policy.interval:
+        raise UserError(
+            f"policy.interval is {policy.interval}, but must be at least policy.batches, which is {policy.batches}"
+        )
+    if policy.sampler == "rollouts" and policy.discount > 0:
+        raise UserError("policy.sampler rollouts compares the groups of one episode: leave policy.discount at 0")
+    if policy.sampler == "rollouts" and policy.entropy_weight == 0:
+        raise UserError(
+            "policy.sampler rollouts needs a policy.entropy_weight above 0: it divides the advantages by it"
+        )
+    if policy.sampler == "uniform" and policy.inverse:
+        raise UserError(
+            "policy.inverse needs a sampler with a preference, but policy.sampler is uniform: change one of the two"
+        )
+    if policy.grouping == "pairs" and policy.action == "batch":
+        raise UserError("policy.grouping pairs chooses a group for each sample: leave policy.action at sample")
+    candidates = policy.candidates * per_sample
+    if policy.grouping == "pairs" and policy.num_groups > candidates:
+        raise UserError(
+            f"policy.num_groups is {policy.num_groups}, but a sample has only policy.candidates times "
+            f"permutations.per_sample, {candidates}, candidates"
+        )
 
 
 REMOVED_KEYS = frozenset(

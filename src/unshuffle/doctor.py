@@ -3,7 +3,7 @@
 Training that stays at chance is the first complaint about every jigsaw code, so it is the first thing to rule out.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -29,38 +29,18 @@ ADVICE = (
 )
 
 
-@dataclass(frozen=True)
-class Overfit:
-    """The result of overfitting a few samples."""
-
-    accuracy: float
-    chance: float
-    """Accuracy at chance level."""
-    steps: int
-    loss: float
-
-    @property
-    def passed(self) -> bool:
-        """Whether the samples were memorised."""
-        return self.accuracy >= EXPECTED_ACCURACY
-
-
 def examine(
     config: Config, *, samples: int = 16, choices: int = 10, steps: int = 300, console: Console | None = None
 ) -> dict[str, dict[str, Any]]:
     """Read the data, overfit a few samples with each task, print the results and return them by task."""
     console = console or ResilientConsole()
     check(config)
-    for name, value, least in (("samples", samples, 2), ("choices", choices, 2), ("steps", steps, 1)):
-        if value < least:
-            raise UserError(f"{name} is {value}, but must be {least} or more")
     data = prepare(config)
     _describe_data(data, console)
     results = {}
     for task in data.training:
-        result = overfit(config, data, task, samples, choices, steps)
-        results[task] = {**vars(result), "passed": result.passed}
-        say(console, _verdict(task, result, samples))
+        results[task] = overfit(config, data, task, samples, choices, steps)
+        say(console, _verdict(task, results[task], samples))
     passed = all(result["passed"] for result in results.values())
     say(console, "All tasks passed: this set-up can learn." if passed else ADVICE)
     return results
@@ -77,16 +57,16 @@ def _describe_data(data: Data, console: Console) -> None:
         say(console, f"{task}: {counted(split.training, 'samples')} to train on, {split.validation} held out")
 
 
-def _verdict(task: str, result: Overfit, samples: int) -> str:
-    figures = f"accuracy {result.accuracy:.2f} on {samples} samples after {counted(result.steps, 'steps')}"
-    details = f"chance {result.chance:.2f}, loss {result.loss:.3f}"
-    if result.passed:
+def _verdict(task: str, result: dict[str, Any], samples: int) -> str:
+    figures = f"accuracy {result['accuracy']:.2f} on {samples} samples after {counted(result['steps'], 'steps')}"
+    details = f"chance {result['chance']:.2f}, loss {result['loss']:.3f}"
+    if result["passed"]:
         return f"{task}: passed: {figures} ({details})"
     return f"{task}: FAILED: {figures} (expected ≥ {EXPECTED_ACCURACY}; {details})"
 
 
-def overfit(config: Config, data: Data, task: str, samples: int, choices: int, steps: int) -> Overfit:
-    """Train one task on a few samples until it has memorised them or the steps are used up."""
+def overfit(config: Config, data: Data, task: str, samples: int, choices: int, steps: int) -> dict[str, Any]:
+    """Train a task on a few samples until it has memorised them or the steps are used up, and return its figures."""
     trainer = _small_trainer(config, data, task, samples, choices)
     pixels = trainer.validation_pixels[task]
     accuracy = 0.0
@@ -95,7 +75,13 @@ def overfit(config: Config, data: Data, task: str, samples: int, choices: int, s
         trainer.step({task: Squares.of(pixels)}, tally)
         if trainer.iteration % VALIDATE_EVERY == 0 or trainer.iteration == steps:
             accuracy = 1 - trainer.validate(task).error
-    return Overfit(accuracy, 1 - trainer.tasks[task].chance, trainer.iteration, float(tally.losses[task]))
+    return {
+        "accuracy": accuracy,
+        "chance": 1 - trainer.tasks[task].chance,
+        "steps": trainer.iteration,
+        "loss": float(tally.losses[task]),
+        "passed": accuracy >= EXPECTED_ACCURACY,
+    }
 
 
 def _small_trainer(config: Config, data: Data, task: str, samples: int, choices: int) -> Trainer:

@@ -5,6 +5,7 @@ import math
 import operator
 import types
 import typing
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -60,19 +61,16 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def differences(before: Any, after: Any) -> list[str]:
+def differences(before: Any, after: Any, where: str = "") -> list[str]:
     """Return the dotted names of the fields in which two trees of the same class differ."""
-
-    def compare(old: dict[str, Any], new: dict[str, Any], where: str) -> list[str]:
-        names = []
-        for key, value in old.items():
-            if isinstance(value, dict):
-                names += compare(value, new[key], f"{where}{key}.")
-            elif value != new[key]:
-                names.append(f"{where}{key}")
-        return names
-
-    return compare(to_dict(before), to_dict(after), "")
+    names = []
+    for field in dataclasses.fields(before):
+        old, new = getattr(before, field.name), getattr(after, field.name)
+        if dataclasses.is_dataclass(old):
+            names += differences(old, new, f"{where}{field.name}.")
+        elif _plain(old) != _plain(new):
+            names.append(f"{where}{field.name}")
+    return names
 
 
 def write_config(config: Any, path: Path) -> None:
@@ -136,13 +134,9 @@ def typed(value: Any, hint: Any, name: str, current: Any = None) -> Any:
 def _scalar(value: Any, hint: type, name: str) -> Any:
     if hint is Path and isinstance(value, str):
         return Path(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is float and isinstance(value, str):  # YAML reads 5e-4 as a string
-        try:
+    if hint is float and isinstance(value, int | str) and not isinstance(value, bool):  # YAML reads 5e-4 as a string
+        with suppress(ValueError):
             return float(value)
-        except ValueError:
-            pass
     if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
         return value
     raise UserError(f"{name} is {value!r}, but must be {_TYPE_NAMES[hint]}")

@@ -1,10 +1,11 @@
 """`unshuffle pretrain`: from a config to a run folder."""
 
 import csv
+import itertools
 import os
 import platform
 import shlex
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from rich.console import Console
 
 import unshuffle
 from unshuffle.accelerator import choose_device, local_rank
-from unshuffle.config import Config, OptimConfig, check, preset_config
+from unshuffle.config import Config, check, preset_config
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.held_out import load_held_out, save_held_out
 from unshuffle.errors import UserError
@@ -27,7 +28,7 @@ from unshuffle.report.page import write_report
 from unshuffle.report.pictures import draw_pictures
 from unshuffle.report.results import error_table, retrieval_table
 from unshuffle.report.snapshot import Snapshot, hold_out
-from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
+from unshuffle.runs.checkpoints import checkpoint_iterations, list_checkpoints, load_checkpoint
 from unshuffle.runs.folders import find_runs
 from unshuffle.runs.history import stored_permutations
 from unshuffle.runs.run import Run
@@ -71,32 +72,41 @@ def pretrain(
     paths = {name: str(path) for name, path in given.items() if path is not None}
     if resume and out is None:
         raise UserError("resume needs the run folder: give out")
-    resume = resume and Run(Path(str(out)).expanduser()).config_file.is_file()  # otherwise the run starts here
-    base = Run(Path(str(out)).expanduser()).config if resume else preset_config(preset)
+    run = Run(Path(out or "").expanduser())
+    base = run.config if resume and run.config_file.is_file() else preset_config(preset)
     return run_pretraining(merge(base, {**paths, **options}), resume=resume)
 
 
 def run_pretraining(config: Config, resume: bool = False, console: Console | None = None) -> Run:
-    """Train from a config, or continue the run in its folder; under torchrun, as one of several processes."""
+    """Train from a config; with `resume`, continue the run in its folder, if there is one to continue.
+
+    Under torchrun this is one of several processes.
+    """
     with distributed.started(), ExitStack() as locks:
         console = (console or ResilientConsole()) if is_main() else ResilientConsole(quiet=True)
         return _run_pretraining(config, resume, console, locks)
 
 
 def _run_pretraining(config: Config, resume: bool, console: Console, locks: ExitStack) -> Run:
-    if config.out is not None:
-        config = replace(config, out=config.out.expanduser())
+    out = None if config.out is None else config.out.expanduser()
+    config = replace(config, out=out)
+    resumed = Run(out) if resume and out is not None and Run(out).config_file.is_file() else None
     with together():
         check(config)
         _check_divisible(config, config.data.val_size)
         if is_main():
-            _check_out(config, resume)
-            if resume and config.out is not None:
-                locks.enter_context(_run_lock(Run(config.out)))
-    if resume and distributed.broadcast(_is_finished(config)):
-        return _report_finished(config, console)
+            _check_out(config, resumed)
+            if resumed is not None:
+                locks.enter_context(_run_lock(resumed))
+    if resumed is not None and distributed.broadcast(_is_finished(resumed, config)):
+        say(
+            console,
+            f"{out} is finished, with all its {config.optim.iterations} iterations: to train its weights further, "
+            f"start another run with --init {shlex.quote(str(out))}",
+        )
+        return resumed
     with together():
-        if resume and config.out is not None and list_checkpoints(Run(config.out).checkpoints):
+        if resumed is not None and list_checkpoints(resumed.checkpoints):
             config = replace(config, init=None)  # the checkpoint holds the weights
         choose_device(config.device)
         try_backbone(config)
@@ -105,15 +115,15 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
         say(console, sentence)
     with together():
         _check_divisible(config, min(len(samples) for samples in data.validation.values()))
-        permutations = stored_permutations(Run(config.out)) if resume and config.out is not None else None
+        permutations = None if resumed is None else stored_permutations(resumed)
         trainer = build_trainer(config, data, permutations, build_monitor(config, console) if is_main() else None)
-        folder = config.out or (_next_folder(config.preset) if is_main() else Path())
+        folder = out or (_next_folder(config.preset) if is_main() else Path())
     run = Run(distributed.broadcast(folder))
-    if resume:
+    if resumed is not None:
         _restore(trainer, run, console)
     describe(trainer, run, console)
     with together():
-        if is_main() and not resume:
+        if is_main() and resumed is None:
             _start_folder(run, trainer)
             locks.enter_context(_run_lock(run))
         log = _open_log(trainer, run) if is_main() else NoLog()
@@ -141,42 +151,24 @@ def _prepare(config: Config) -> Data:
     return data
 
 
-def _check_out(config: Config, resume: bool) -> None:
+def _check_out(config: Config, resumed: Run | None) -> None:
     """Raise a UserError if the run folder holds something else, or a run with another config."""
-    if config.out is None:
-        check_folder(Path("runs"), "--out")
+    if resumed is not None:
+        changed = [name for name in differences(resumed.config, config) if not name.startswith(CHANGEABLE_ON_RESUME)]
+        if changed:
+            raise UserError(f"a resumed run keeps its config, but {', '.join(changed)} would change")
         return
-    run = Run(config.out)
-    if not resume:
-        if run.config_file.exists():
-            raise UserError(f"{run.folder} already holds a run: continue it with --resume, or choose another --out")
-        if run.folder.is_dir() and any(run.folder.iterdir()):
-            raise UserError(f"{run.folder} is not empty: choose another --out")
-        check_folder(run.folder, "--out")
-        return
-    changed = [
-        name for name in differences(Run.open(run.folder).config, config) if not name.startswith(CHANGEABLE_ON_RESUME)
-    ]
-    if changed:
-        raise UserError(f"a resumed run keeps its config, but {', '.join(changed)} would change")
+    if config.out is not None and Run(config.out).config_file.exists():
+        raise UserError(f"{config.out} already holds a run: continue it with --resume, or choose another --out")
+    if config.out is not None and config.out.is_dir() and any(config.out.iterdir()):
+        raise UserError(f"{config.out} is not empty: choose another --out")
+    check_folder(config.out or Path("runs"), "--out")
 
 
-def _is_finished(config: Config) -> bool:
+def _is_finished(run: Run, config: Config) -> bool:
     """Return whether nothing is left to do; a run may also have been interrupted before its report was written."""
-    assert config.out is not None, "a resumed run has a folder"
-    run = Run(config.out)
-    trained = any(int(path.stem) >= config.optim.iterations for path in list_checkpoints(run.checkpoints))
+    trained = any(iteration >= config.optim.iterations for iteration in checkpoint_iterations(run.checkpoints))
     return trained and run.weights.exists() and (run.report.exists() or not config.log.pictures)
-
-
-def _report_finished(config: Config, console: Console) -> Run:
-    assert config.out is not None, "a resumed run has a folder"
-    say(
-        console,
-        f"{config.out} is finished, with all its {config.optim.iterations} iterations: to train its weights further, "
-        f"start another run with --init {shlex.quote(str(config.out))}",
-    )
-    return Run(config.out)
 
 
 def _run_lock(run: Run) -> AbstractContextManager[None]:
@@ -186,14 +178,12 @@ def _run_lock(run: Run) -> AbstractContextManager[None]:
 
 def _next_folder(preset: str) -> Path:
     """Create the next free runs/PRESET-N, at once, so that runs that start at the same time get different folders."""
-    number = 1
-    while True:
+    for number in itertools.count(1):
         folder = Path("runs", f"{preset}-{number}")
-        try:
+        with suppress(FileExistsError):
             folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            number += 1
+            break
+    return folder
 
 
 def try_backbone(config: Config) -> None:
@@ -213,14 +203,6 @@ def _start_folder(run: Run, trainer: Trainer) -> None:
     write_config(replace(trainer.config, out=run.folder), run.config_file)
 
 
-def _write_skipped(run: Run, data: Data) -> None:
-    # file names need not be valid text
-    with run.skipped.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-        writer = csv.writer(file)
-        writer.writerow(("file", "reason"))
-        writer.writerows(data.skipped)
-
-
 def _restore(trainer: Trainer, run: Run, console: Console) -> None:
     newest = distributed.broadcast(list_checkpoints(run.checkpoints)[-1:])
     if not newest:
@@ -236,47 +218,32 @@ def describe(trainer: Trainer, run: Run, console: Console) -> None:
     sets = {name: f" (|Ψ| = {len(rows)})" for name, rows in trainer.permutations.items()}
     tasks = ", ".join(f"{name}{sets.get(name, '')}" for name in trainer.tasks)
     weights = sum(parameter.numel() for parameter in trainer.network.backbone.parameters())
+    processes = trainer.part.world_size
+    device = str(trainer.device) if processes == 1 else f"{trainer.device.type}, {processes} processes"
     say(
         console,
-        f"{config.model.backbone} ({weights / 1e6:.2f} million weights) on {_where(trainer)}; {tasks}; "
+        f"{config.model.backbone} ({weights / 1e6:.2f} million weights) on {device}; {tasks}; "
         f"iterations {trainer.iteration} to {config.optim.iterations}; into {run.folder}",
     )
-    for note in _schedule_notes(config.optim):
-        say(console, note)
-
-
-def _where(trainer: Trainer) -> str:
-    processes = trainer.part.world_size
-    return str(trainer.device) if processes == 1 else f"{trainer.device.type}, {processes} processes"
-
-
-def _schedule_notes(optim: OptimConfig) -> list[str]:
-    """Return what may be unintended when only the number of iterations was changed."""
-    notes = []
+    # what may be unintended when only the number of iterations was changed
+    optim = config.optim
     late = [milestone for milestone in optim.milestones if milestone >= optim.iterations]
     if late:
-        notes.append(f"note: optim.milestones {late} lie beyond the last iteration and have no effect")
+        say(console, f"note: optim.milestones {late} lie beyond the last iteration and have no effect")
     if optim.warmup > optim.iterations / 2:
-        notes.append(f"note: optim.warmup {optim.warmup} takes more than half of the {optim.iterations} iterations")
-    return notes
+        say(console, f"note: optim.warmup {optim.warmup} takes more than half of the {optim.iterations} iterations")
 
 
 def _open_log(trainer: Trainer, run: Run) -> RunLog:
-    _write_skipped(run, trainer.data)
+    # file names need not be valid text
+    with run.skipped.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+        csv.writer(file).writerows([("file", "reason"), *trainer.data.skipped])
     if trainer.config.log.pictures:
         save_held_out(run.held_out, hold_out(trainer))
     log = RunLog(run, trainer.iteration)
-    if trainer.iteration == 0:
-        _log_start(trainer, log)
-    return log
-
-
-def _log_start(trainer: Trainer, log: RunLog) -> None:
-    versions = {
-        "unshuffle": unshuffle.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
+    if trainer.iteration > 0:
+        return log
+    versions = {"unshuffle": unshuffle.__version__, "python": platform.python_version(), "torch": torch.__version__}
     device = torch.cuda.get_device_name(trainer.device) if trainer.device.type == "cuda" else platform.machine()
     log.write(
         "start",
@@ -292,6 +259,7 @@ def _log_start(trainer: Trainer, log: RunLog) -> None:
     if isinstance(trainer.monitor, RetrievalMonitor):
         for name, scores in trainer.monitor.baselines().items():
             log.write("baseline", 0, name=name, **scores)
+    return log
 
 
 def _finish(trainer: Trainer, run: Run, console: Console) -> None:

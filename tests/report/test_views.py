@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from unshuffle.cli.pretrain import parse_pretrain
+from unshuffle.cli.parsing import parse_config_command
+from unshuffle.cli.pretrain import PretrainCommand
 from unshuffle.config import Config, preset_config
 from unshuffle.evaluation.features import extract
 from unshuffle.options import merge
@@ -62,7 +63,7 @@ def test_one_image_has_no_neighbour(snapshot: Snapshot) -> None:
 def parsed(command: str) -> Config:
     program, name, *options = shlex.split(command)
     assert (program, name) == ("unshuffle", "pretrain")
-    return parse_pretrain(options).run_config()
+    return parse_config_command(PretrainCommand, "pretrain", options).run_config()
 
 
 def test_a_preset_repeats_itself() -> None:

@@ -3,52 +3,31 @@
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from unshuffle import __version__
-from unshuffle.cli import (
-    ablate,
-    analyze,
-    bench,
-    doctor,
-    embed,
-    evaluate,
-    export,
-    pack,
-    permutations,
-    pretrain,
-    report,
-)
+from unshuffle.cli import ablate, analyze, bench, doctor, embed, evaluate, export, pack, permutations, pretrain, report
 from unshuffle.cli.parsing import HELP, overview
 from unshuffle.errors import ReportedElsewhere, UserError
-from unshuffle.wording import did_you_mean
+from unshuffle.lazy import find_entry
 
 SUMMARY = "Learn visual features without labels by putting image tiles and video frames back in order."
 
 
-class Command(NamedTuple):
-    """A command of `unshuffle`."""
-
-    main: Callable[[Sequence[str]], int]
-    """Runs it with the words that follow its name and returns the exit code."""
-    summary: str | None
-    """Its line in `unshuffle --help`."""
-
-
 COMMANDS = {
-    "pretrain": Command(pretrain.main, pretrain.PretrainCommand.__doc__),
-    "doctor": Command(doctor.main, doctor.DoctorCommand.__doc__),
-    "permutations": Command(permutations.main, permutations.PermutationsCommand.__doc__),
-    "pack": Command(pack.main, pack.PackCommand.__doc__),
-    "evaluate": Command(evaluate.main, evaluate.SUMMARY),
-    "analyze": Command(analyze.main, analyze.SUMMARY),
-    "ablate": Command(ablate.main, ablate.AblateCommand.__doc__),
-    "report": Command(report.main, report.ReportCommand.__doc__),
-    "bench": Command(bench.main, bench.BenchCommand.__doc__),
-    "export": Command(export.main, export.ExportCommand.__doc__),
-    "embed": Command(embed.main, embed.EmbedCommand.__doc__),
+    "pretrain": (pretrain.main, pretrain.PretrainCommand.__doc__),
+    "doctor": (doctor.main, doctor.DoctorCommand.__doc__),
+    "permutations": (permutations.main, permutations.PermutationsCommand.__doc__),
+    "pack": (pack.main, pack.PackCommand.__doc__),
+    "evaluate": (evaluate.main, evaluate.SUMMARY),
+    "analyze": (analyze.main, analyze.SUMMARY),
+    "ablate": (ablate.main, ablate.AblateCommand.__doc__),
+    "report": (report.main, report.ReportCommand.__doc__),
+    "bench": (bench.main, bench.BenchCommand.__doc__),
+    "export": (export.main, export.ExportCommand.__doc__),
+    "embed": (embed.main, embed.EmbedCommand.__doc__),
 }
+"""What runs each command with the words that follow its name, and its line in `unshuffle --help`."""
 
 
 def main() -> None:
@@ -63,20 +42,15 @@ def run(args: Sequence[str]) -> int:
     """Run a command line and return its exit code: 2, with one sentence, for errors that the user can correct."""
     try:
         if not args or args[0] in HELP:
-            summaries = {name: command.summary for name, command in COMMANDS.items()}
+            summaries = {name: summary for name, (_, summary) in COMMANDS.items()}
             print(overview("unshuffle COMMAND [OPTIONS]", SUMMARY, summaries))
             return 0 if args else 2
         if args[0] == "--version":
             print(f"unshuffle {__version__}")
             return 0
-        if args[0] not in COMMANDS:
-            hint = did_you_mean(args[0], COMMANDS) or f"; choose one of {', '.join(COMMANDS)}"
-            raise UserError(f"there is no command '{args[0]}'{hint}")
-        return COMMANDS[args[0]].main(args[1:])
+        command, _ = find_entry(args[0], COMMANDS, "command")
+        return command(args[1:])
     except ReportedElsewhere:
-        return 2
-    except UserError as error:
-        print(f"unshuffle: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("unshuffle: interrupted", file=sys.stderr)
@@ -92,6 +66,6 @@ def run(args: Sequence[str]) -> int:
             raise
         print("unshuffle: out of GPU memory: lower the batch size or permutations.per_sample", file=sys.stderr)
         return 2
-    except OSError as error:  # no such folder, no permission, disk full: the system's message says it
+    except (UserError, OSError) as error:  # no permission, disk full ...: the system's message says it
         print(f"unshuffle: {error}", file=sys.stderr)
         return 2

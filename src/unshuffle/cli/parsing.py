@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import takewhile
@@ -187,10 +188,8 @@ def _convert(word: str, hint: Any) -> Any:
     if get_origin(hint) is Literal:
         return next((choice for choice in get_args(hint) if str(choice) == word), word)
     if hint is int:
-        try:
+        with suppress(ValueError):
             return int(word)
-        except ValueError:
-            return word
     return word
 
 

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from unshuffle.cli.parsing import ConfigCommand, parse_config_command
 from unshuffle.stopping import Stopped
@@ -20,20 +20,13 @@ class PretrainCommand(ConfigCommand):
 def main(args: Sequence[str]) -> int:
     """Pretrain, in one process or as one of the processes that torchrun started."""
     if os.environ.get("WORLD_SIZE", "1") == "1":  # torch takes seconds to import: not for a misspelt option
-        return _pretrain(parse_pretrain(args))
+        return _pretrain(parse_config_command(PretrainCommand, "pretrain", args))
     from unshuffle.training import distributed
 
     with distributed.started():
         with distributed.together():
-            command = parse_pretrain(args)
+            command = parse_config_command(PretrainCommand, "pretrain", args)
         return _pretrain(command)
-
-
-def parse_pretrain(args: Sequence[str]) -> PretrainCommand:
-    """Return the command, with `resume` only if there is a run to continue."""
-    command = parse_config_command(PretrainCommand, "pretrain", args)
-    is_run = command.out is not None and (command.out.expanduser() / "config.yaml").is_file()
-    return replace(command, resume=command.resume and is_run)
 
 
 def _pretrain(command: PretrainCommand) -> int:

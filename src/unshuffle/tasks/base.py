@@ -184,12 +184,23 @@ class Task(ABC):
         return 1
 
     @abstractmethod
+    def samples_of(self, source: Source, items: Items) -> Samples:
+        """Return the samples that the given items of a source make."""
+
     def samples(self, media: Media) -> Samples:
         """Return the samples to train on and to hold X_val out of."""
+        if self.medium == "images" and media.images is not None:
+            return self.samples_of(media.images, np.arange(len(media.images)))
+        if media.videos is None:
+            raise UserError(f"the {self.name} task needs videos: give --videos, or choose --tasks S")
+        return self.samples_of(*media.videos)
 
-    @abstractmethod
     def validation_samples(self, media: Media) -> Samples | None:
         """Return the samples that are given for validation alone, if any are."""
+        if self.medium == "images" and media.images is not None:
+            source = media.val_images
+            return None if source is None else self.samples_of(source, np.arange(len(source)))
+        return None if media.val_videos is None else self.samples_of(*media.val_videos)
 
     # crops
 
@@ -246,24 +257,3 @@ class Task(ABC):
     @abstractmethod
     def merge(self, parts: Sequence[Any]) -> Validation:
         """Return one validation from those of slices of X_val."""
-
-
-def image_samples(media: Media, fraction: float) -> Samples:
-    """Return square crops of the given images, or of single frames of the videos if there are no images."""
-    if media.images is not None:
-        return _squares(media.images, None, fraction)
-    if media.videos is None:
-        raise UserError("there is nothing to train on: give --images or --videos")
-    return _squares(*media.videos, fraction)
-
-
-def image_validation_samples(media: Media, fraction: float) -> Samples | None:
-    """Return the like of `image_samples` from what is given for validation alone, if anything is."""
-    if media.images is not None:
-        return None if media.val_images is None else _squares(media.val_images, None, fraction)
-    return None if media.val_videos is None else _squares(*media.val_videos, fraction)
-
-
-def _squares(source: Source, items: Items | None, fraction: float) -> Samples:
-    side = round(min(source.size(0)) * fraction)
-    return Samples(source, np.arange(len(source)) if items is None else items, frames=1, side=side)

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from unshuffle.config import RotationConfig
 from unshuffle.data.batches import Samples
 from unshuffle.data.crops import CropPlan, Jitter, uniform_table
-from unshuffle.data.sources import Media
+from unshuffle.data.source import Items, Source
 from unshuffle.data.squares import WHOLE, RankSlice, Squares
-from unshuffle.tasks.base import Network, Outcome, SampleErrors, Task, TaskView, image_samples, image_validation_samples
+from unshuffle.tasks.base import Network, Outcome, SampleErrors, Task, TaskView
 
 ROTATIONS = 4  # by 0°, 90°, 180° and 270°
 
@@ -26,13 +26,9 @@ class RotationTask(Task):
     parts = ROTATIONS
     chance = 1 - 1 / ROTATIONS
 
-    def samples(self, media: Media) -> Samples:
-        """Images, or frames of videos."""
-        return image_samples(media, fraction=1.0)
-
-    def validation_samples(self, media: Media) -> Samples | None:
-        """Images, or frames of videos, that are given for validation alone."""
-        return image_validation_samples(media, fraction=1.0)
+    def samples_of(self, source: Source, items: Items) -> Samples:
+        """Return the whole short side of images, or of frames of videos."""
+        return Samples(source, items, frames=1, side=min(source.size(0)))
 
     def plan_crops(self, batch: int, side: int, generator: torch.Generator | None = None) -> CropPlan:
         """Plan one crop of each image."""

@@ -7,9 +7,9 @@ import torch
 from unshuffle.config import SpatialConfig
 from unshuffle.data.batches import Samples
 from unshuffle.data.crops import CropPlan, Jitter, uniform_table
-from unshuffle.data.sources import Media
+from unshuffle.data.source import Items, Source
 from unshuffle.errors import UserError
-from unshuffle.tasks.base import TaskView, image_samples, image_validation_samples
+from unshuffle.tasks.base import TaskView
 from unshuffle.tasks.ordering import OrderingTask
 
 MIN_TILE = 4  # pixels
@@ -22,22 +22,13 @@ class SpatialTask(OrderingTask):
     settings: SpatialConfig
     view = TaskView("tiles", "images", "puzzles", in_grid=True, pictured_samples=6, picture_side=80)
 
-    def samples(self, media: Media) -> Samples:
-        """Images, or frames of videos."""
-        return self._large_enough(image_samples(media, self.settings.image_fraction))
-
-    def validation_samples(self, media: Media) -> Samples | None:
-        """Images, or frames of videos, that are given for validation alone."""
-        samples = image_validation_samples(media, self.settings.image_fraction)
-        return None if samples is None else self._large_enough(samples)
-
-    def _large_enough(self, samples: Samples) -> Samples:
-        if samples.side // self.settings.grid * self.settings.tile_fraction < MIN_TILE:
-            raise UserError(
-                f"images with a short side of {min(samples.source.size(0))} px are too small for spatial.grid "
-                f"{self.settings.grid}"
-            )
-        return samples
+    def samples_of(self, source: Source, items: Items) -> Samples:
+        """Return squares of images, or of frames of videos; raise a UserError if their tiles would be too small."""
+        short_side, grid = min(source.size(0)), self.settings.grid
+        side = round(short_side * self.settings.image_fraction)
+        if side // grid * self.settings.tile_fraction < MIN_TILE:
+            raise UserError(f"images with a short side of {short_side} px are too small for spatial.grid {grid}")
+        return Samples(source, items, frames=1, side=side)
 
     def plan_crops(self, batch: int, side: int, generator: torch.Generator | None = None) -> CropPlan:
         """Plan a crop in each cell of the grid; the gaps between them keep edges from giving the order away."""

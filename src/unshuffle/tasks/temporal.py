@@ -8,8 +8,6 @@ from unshuffle.config import TemporalConfig
 from unshuffle.data.batches import Samples
 from unshuffle.data.crops import NO_JITTER, CropPlan, Jitter, uniform_table
 from unshuffle.data.source import Items, Source
-from unshuffle.data.sources import Media
-from unshuffle.errors import UserError
 from unshuffle.tasks.base import TaskView
 from unshuffle.tasks.ordering import OrderingTask
 
@@ -28,17 +26,8 @@ class TemporalTask(OrderingTask):
         """Frames that a video must have to be used."""
         return self.settings.frames
 
-    def samples(self, media: Media) -> Samples:
-        """Clips."""
-        if media.videos is None:
-            raise UserError("the temporal task needs videos: give --videos, or choose --tasks S")
-        return self._clips(*media.videos)
-
-    def validation_samples(self, media: Media) -> Samples | None:
-        """Clips that are given for validation alone."""
-        return None if media.val_videos is None else self._clips(*media.val_videos)
-
-    def _clips(self, source: Source, items: Items) -> Samples:
+    def samples_of(self, source: Source, items: Items) -> Samples:
+        """Return clips."""
         settings = self.settings
         side = min(source.size(0))
         return Samples(source, items, settings.frames, side, span=settings.frame_span, reverse=settings.reverse)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from unshuffle.accelerator import local_rank
-from unshuffle.data.squares import RankSlice
 from unshuffle.errors import ReportedElsewhere, UserError
 
 T = TypeVar("T")
@@ -71,11 +70,6 @@ def launcher() -> str:
 def is_main() -> bool:
     """Return whether this is the process that decides, writes and prints: rank 0."""
     return rank() == 0
-
-
-def rank_slice() -> RankSlice:
-    """Return the slice of every batch that belongs to this rank."""
-    return RankSlice(rank(), size())
 
 
 def check_divisible(batch_sizes: Mapping[str, int], val_size: int) -> None:
@@ -140,11 +134,7 @@ def largest(value: int) -> int:
 
 def means(values: Sequence[float]) -> list[float]:
     """Return the mean over all ranks of each value, on every rank."""
-    if size() == 1:
-        return list(values)
-    totals = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(totals, group=_control)
-    return [float(value) / size() for value in totals]
+    return [float(sum_of_ranks) / size() for sum_of_ranks in total(torch.tensor(values, dtype=torch.float64))]
 
 
 def total(values: Tensor) -> Tensor:

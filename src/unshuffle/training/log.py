@@ -1,8 +1,6 @@
 """What a run writes while it trains: metrics.jsonl, TensorBoard, and the state of every validation."""
 
 import json
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,9 @@ class RunLog:
 
         self.run = run
         run.states.mkdir(parents=True, exist_ok=True)
-        _keep_up_to(run.metrics_file, iteration)
+        kept = [entry for entry in run.metrics() if entry["iteration"] <= iteration] if iteration else []
+        with atomic_write(run.metrics_file) as draft:
+            draft.write_text("".join(f"{json.dumps(entry)}\n" for entry in kept))
         self._file = run.metrics_file.open("a")
         purge = iteration + 1 if iteration else None
         self._board = SummaryWriter(str(run.tensorboard), purge_step=purge)  # type: ignore[no-untyped-call]
@@ -68,9 +68,7 @@ class RunLog:
     def __enter__(self) -> "RunLog":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
         self._board.close()  # type: ignore[no-untyped-call]
 
@@ -89,23 +87,5 @@ class NoLog(RunLog):
     ) -> None:
         """Leave it to the main process."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         pass
-
-
-def _keep_up_to(path: Path, iteration: int) -> None:
-    """Keep the complete lines up to an iteration, none for a run at its start: the rest will be written again."""
-    if not path.exists():
-        return
-    kept = [line for line in path.read_text().splitlines() if iteration and _is_up_to(line, iteration)]
-    with atomic_write(path) as draft:
-        draft.write_text("".join(f"{line}\n" for line in kept))
-
-
-def _is_up_to(line: str, iteration: int) -> bool:
-    try:
-        return bool(json.loads(line)["iteration"] <= iteration)
-    except json.JSONDecodeError:
-        return False

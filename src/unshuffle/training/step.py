@@ -1,12 +1,11 @@
 """One training step: crops and targets in, updated weights out."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from unshuffle.accelerator import has_kernels
 from unshuffle.errors import UserError
 from unshuffle.tasks.base import Inputs, Outcome
 from unshuffle.training.optim import Optimisers
@@ -14,14 +13,14 @@ from unshuffle.training.optim import Optimisers
 WARMUP_RUNS = 3  # before a CUDA graph is captured
 
 
+@dataclass
 class Step:
     """Forward pass, weighted sum of the tasks' losses, backward pass and update."""
 
-    def __init__(
-        self, network: nn.Module, loss_weights: Mapping[str, float], optimisers: Optimisers, precision: str
-    ) -> None:
-        self.network, self.loss_weights, self.optimisers = network, loss_weights, optimisers
-        self.precision = precision
+    network: nn.Module
+    loss_weights: Mapping[str, float]
+    optimisers: Optimisers
+    precision: str
 
     def __call__(self, inputs: Mapping[str, Inputs], iteration: int) -> dict[str, Outcome]:
         """Learn from a batch of each task."""
@@ -33,10 +32,7 @@ class Step:
     def _gradients(self, inputs: Mapping[str, Inputs]) -> dict[str, Outcome]:
         outcomes = self.forward(inputs)
         self.backward(outcomes)
-        return {
-            task: Outcome(outcome.loss.detach(), outcome.accuracy, outcome.sampled)
-            for task, outcome in outcomes.items()
-        }
+        return {task: replace(outcome, loss=outcome.loss.detach()) for task, outcome in outcomes.items()}
 
     def forward(self, inputs: Mapping[str, Inputs]) -> dict[str, Outcome]:
         """Return loss and accuracy of each task."""
@@ -58,18 +54,15 @@ class GraphedStep(Step):
     There is a graph for each set of tasks and input shapes; inputs are copied into the tensors of its capture.
     """
 
-    def __init__(
-        self, network: nn.Module, loss_weights: Mapping[str, float], optimisers: Optimisers, precision: str
-    ) -> None:
-        super().__init__(network, loss_weights, optimisers, precision)
+    def __post_init__(self) -> None:
         self._graphs: dict[object, _CapturedStep] = {}
         self._pool = torch.cuda.graph_pool_handle()  # only one graph runs at a time, so all share their memory
-        self._parameters = list(network.parameters())
+        self._parameters = list(self.network.parameters())
 
     def __call__(self, inputs: Mapping[str, Inputs], iteration: int) -> dict[str, Outcome]:
         """Learn from a batch of each task; the first batch of its shapes is captured."""
         tensors = {task: batch.tensors() for task, batch in inputs.items()}
-        shapes = tuple((task, name, one.shape) for task, named in tensors.items() for name, one in named.items())
+        shapes = tuple((task, name, tensor.shape) for task, named in tensors.items() for name, tensor in named.items())
         if shapes not in self._graphs:
             self._graphs[shapes] = self._capture(tensors)
         captured = self._graphs[shapes]
@@ -133,15 +126,3 @@ class _CapturedStep:
             for name, tensor in named.items():
                 self.inputs[task][name].copy_(tensor)
         self.graph.replay()
-
-
-def build_step(
-    network: nn.Module,
-    loss_weights: Mapping[str, float],
-    optimisers: Optimisers,
-    precision: str,
-    device: torch.device,
-) -> Step:
-    """Return the step for a device: captured as a CUDA graph for bf16 on a GPU."""
-    kind = GraphedStep if precision == "bf16" and has_kernels(device) else Step
-    return kind(network, loss_weights, optimisers, precision)

@@ -16,7 +16,7 @@ from unshuffle.accelerator import choose_device, choose_precision, has_kernels, 
 from unshuffle.config import Config
 from unshuffle.console import say
 from unshuffle.data.batches import Batch, BatchStream, Prefetcher, on_device
-from unshuffle.data.squares import Squares, make_resident
+from unshuffle.data.squares import RankSlice, Squares, make_resident
 from unshuffle.errors import UserError
 from unshuffle.models import Backbone, build_backbone
 from unshuffle.models.batch_norm import synchronise
@@ -35,7 +35,7 @@ from unshuffle.training.display import Display, TaskStatus
 from unshuffle.training.distributed import together
 from unshuffle.training.log import RunLog
 from unshuffle.training.optim import Optimisers
-from unshuffle.training.step import Step, build_step
+from unshuffle.training.step import GraphedStep, Step
 from unshuffle.wording import describe_concern
 
 Monitor = Callable[[Backbone], dict[str, float]]
@@ -87,7 +87,7 @@ class Trainer:
         if self.precision == "bf16" and has_kernels(device):
             prefer_speed()
         self.optimisers = Optimisers(self.network, config.optim)
-        self.part = distributed.rank_slice()
+        self.part = RankSlice(distributed.rank(), distributed.size())
         self.streams = self._build_streams(data)
         self.data_digests = {name: [data.training[name].digest(), data.validation[name].digest()] for name in tasks}
         self.validation_pixels = {name: samples.centres() for name, samples in data.validation.items()}
@@ -129,10 +129,9 @@ class Trainer:
     def learn(self) -> Step:
         """The training step, built with the first use, by all processes at the same time."""
         weights = {name: task.settings.loss_weight for name, task in self.tasks.items()}
-        if self.part.world_size == 1:
-            return build_step(self.network, weights, self.optimisers, self.precision, self.device)
         network = distributed.parallel(self.network, some_unused=len(self.config.stages) > 1)
-        return Step(network, weights, self.optimisers, self.precision)
+        capture = self.part.world_size == 1 and self.precision == "bf16" and has_kernels(self.device)
+        return (GraphedStep if capture else Step)(network, weights, self.optimisers, self.precision)
 
     def train(self, run: Run, log: RunLog, display: Display) -> None:
         """Train from the current iteration to the last, saving into the run folder."""
