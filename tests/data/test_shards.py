@@ -13,18 +13,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from unshuffle.data.prepare import prepare
-from unshuffle.data.share import Share
 
 from unshuffle import cli
-from unshuffle.config import Config, DataConfig, ShuffleConfig
+from unshuffle.config import Config, DataConfig, TemporalConfig
 from unshuffle.data import shard_files
 from unshuffle.data.batches import BatchStream, Samples
 from unshuffle.data.decode import EncodedSquares
 from unshuffle.data.pack import pack
 from unshuffle.data.shard_files import _last_use_and_size
 from unshuffle.data.shards import ShardOptions, ShardSource, assign_ranks, open_shards, windowed_order
+from unshuffle.data.squares import RankSlice
 from unshuffle.errors import UserError
+from unshuffle.tasks.prepare import prepare
 
 SIDE = 32
 Members = dict[str, bytes]
@@ -256,20 +256,7 @@ def remote(memory: Any, tmp_path: Path, opened: Callable[..., ShardSource]) -> C
     folder = write_shards(tmp_path / "local", 6, 4)
     for path in folder.iterdir():
         memory.pipe(f"/remote/{path.name}", path.read_bytes())
-    return lambda **options: (opened(folder), opened("memory://remote/img-{000..005}.tar", **options))
-
-
-class Relay:
-    """One source, read in the order of another."""
-
-    def __init__(self, source: ShardSource, order: ShardSource) -> None:
-        self.source, self.order, self.rank_items = source, order.order, order.rank_items
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.source, name)
-
-    def __len__(self) -> int:
-        return len(self.source)
+    return lambda **options: (opened(folder, **options), opened("memory://remote/img-{000..005}.tar", **options))
 
 
 def test_remote_shards_equal_local_ones(
@@ -300,7 +287,7 @@ def test_copies_stay_within_the_size_limit(
     asked = Requests(memory, monkeypatch)
     samples = Samples(distant, np.arange(24), 1, 20)
     stream = BatchStream(samples, 4, 0, "spatial")
-    near = BatchStream(replace(samples, source=Relay(local, distant)), 4, 0, "spatial")
+    near = BatchStream(replace(samples, source=local), 4, 0, "spatial")
     for step in range(18):
         assert torch.equal(stream.batch(step).to(CPU).data, near.batch(step).to(CPU).data)
         # a copy may be deleted while they are counted: the next shard is downloaded meanwhile
@@ -457,9 +444,9 @@ def test_ranks_read_different_shards(tmp_path: Path, opened: Callable[..., Shard
     stream = BatchStream(Samples(source, np.arange(12), 1, 20), 4, 0, "spatial")
     seen: list[set[str]] = []
     for rank in range(2):
-        batches = [stream.batch(step, Share(rank, 2)) for step in range(3)]
+        batches = [stream.batch(step, RankSlice(rank, 2)) for step in range(3)]
         assert [len(batch) for batch in batches] == [2, 2, 2]
-        own = stream._apart(Share(rank, 2))
+        own = stream._of_rank(RankSlice(rank, 2))
         seen.append({source.names[item].split("/")[0] for step in range(3) for item in own.items(step)})
         assert len({batch.to(CPU).data.numpy().tobytes() for batch in batches}) == 3
     assert not seen[0] & seen[1] and len(seen[0] | seen[1]) == 4
@@ -556,14 +543,14 @@ def test_members_that_cannot_be_used_are_listed(tmp_path: Path, cache: Path) -> 
         link = tarfile.TarInfo("link.jpg")
         link.type, link.linkname = tarfile.SYMTYPE, "0.jpg"
         tar.addfile(link)
-    settings = DataConfig(val_size=1, image_short_side=SIDE, cache=cache, max_bad_share=0.5)
+    settings = DataConfig(val_size=1, image_short_side=SIDE, cache=cache, max_bad_fraction=0.5)
     data = prepare(Config(images=str(path), data=settings), progress=False)
     reasons = dict(data.skipped)
     assert list(reasons) == [f"x.tar/{name}" for name in ("empty.png", "link.jpg", "text.jpg", "tiny.png")]
     assert "empty" in reasons["x.tar/empty.png"] and "too small" in reasons["x.tar/tiny.png"]
-    assert data.found == [f"6 images in {path}, 4 files skipped; 1 shard, read at short side 32"]
+    assert data.sentences() == [f"6 images in {path}, 4 files skipped; read from 1 shard at short side 32 px"]
     with pytest.raises(UserError, match="4 of 10 images cannot be used"):
-        prepare(Config(images=str(path), data=replace(settings, max_bad_share=0.3)), progress=False)
+        prepare(Config(images=str(path), data=replace(settings, max_bad_fraction=0.3)), progress=False)
 
 
 def test_clips_of_frames_and_images_train_both_tasks(tmp_path: Path, cache: Path) -> None:
@@ -573,12 +560,12 @@ def test_clips_of_frames_and_images_train_both_tasks(tmp_path: Path, cache: Path
     config = Config(
         images=str(tmp_path / "images"),
         videos=str(tmp_path / "clips.tar"),
-        data=DataConfig(val_size=1, image_short_side=SIDE, frame_short_side=24, cache=cache, max_bad_share=0.5),
-        shuffle=ShuffleConfig(frames=4, crop_size=8),
+        data=DataConfig(val_size=1, image_short_side=SIDE, frame_short_side=24, cache=cache, max_bad_fraction=0.5),
+        temporal=TemporalConfig(frames=4, crop_size=8),
     )
     data = prepare(config, progress=False)
     assert {task: len(samples) for task, samples in data.training.items()} == {"spatial": 5, "temporal": 3}
-    assert data.skipped == [("clips.tar/0", "3 frames, and 4 are needed")]
+    assert data.skipped == [("clips.tar/0", "3 frames, but 4 are needed")]
     assert BatchStream(data.training["temporal"], 3, 0, "temporal").batch(0).to(CPU).pixels().shape == (12, 24, 24, 3)
 
 
@@ -587,7 +574,7 @@ def test_the_program_trains_on_shards(tmp_path: Path, capsys: pytest.CaptureFixt
     options = f"--images {folder}/img-{{000..002}}.tar --out {tmp_path / 'run'} --data.cache {tmp_path / 'cache'}"
     small = (
         "--optim.iterations 2 --optim.batch_size 4 --data.val_size 3 --device cpu --log.no_pictures "
-        "--data.image_short_side 48 --shuffle.crop_size 16 --permutations.spatial 10"
+        "--data.image_short_side 48 --spatial.crop_size 16 --spatial.permutations 10"
     )
     assert cli.run(["pretrain", *options.split(), *small.split()]) == 0
     assert (tmp_path / "run" / "backbone.safetensors").exists()

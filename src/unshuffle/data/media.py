@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -32,15 +32,6 @@ _TRANSPOSED = {5, 6, 7, 8}  # values of the EXIF orientation that swap height an
 
 class BadMedia(Exception):
     """A file that cannot be used; the text says why."""
-
-
-class ImageHeader(NamedTuple):
-    """What the header of an image file tells about the pixels that `read_image` returns."""
-
-    height: int
-    width: int
-    plain: bool
-    """Whether it is an upright JPEG in RGB or grayscale, which any JPEG decoder reads as Pillow does."""
 
 
 @cache
@@ -68,21 +59,16 @@ def find_files(folder: Path, suffixes: Collection[str]) -> list[Path]:
         raise UserError(f"{folder} does not exist: check the path")
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: give the folder that contains the files")
-    matching = [path for path in _visible_files(folder) if path.suffix.lower() in suffixes and path.is_file()]
-    return sorted(matching, key=lambda path: path.relative_to(folder).as_posix())
-
-
-def _visible_files(folder: Path) -> list[Path]:
-    """Visible files under a folder; links to folders are followed, but no folder is visited twice."""
     visible: list[Path] = []
     visited: set[str] = set()
-    for parent, folders, files in os.walk(folder, followlinks=True):
+    for parent, folders, files in os.walk(folder, followlinks=True):  # but no folder twice
         visited.add(os.path.realpath(parent))
         folders[:] = sorted(
             name for name in folders if not name.startswith(".") and os.path.realpath(Path(parent, name)) not in visited
         )
         visible += [Path(parent, name) for name in files if not name.startswith(".")]
-    return visible
+    matching = [path for path in visible if path.suffix.lower() in suffixes and path.is_file()]
+    return sorted(matching, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def check_not_empty(file: Path | bytes) -> None:
@@ -136,15 +122,31 @@ def read_image(file: Path | bytes, short_side: int | None = None) -> Pixels:
             return np.array(resize_short_side(upright_rgb(image, short_side), short_side))
 
 
-def read_image_header(file: BinaryIO, short_side: int) -> ImageHeader:
-    """Read the size at which `read_image` returns an image; raise `BadMedia` if the header suffices to refuse it."""
+def read_image_header(file: BinaryIO, short_side: int) -> tuple[int, int, bool]:
+    """Read the height and width at which `read_image` returns an image, and whether it is plain (`EncodedImage`).
+
+    Raises `BadMedia` if the header suffices to refuse it.
+    """
     with _image_errors_explained(), Image.open(file) as image:
         check_sides(*image.size)
         orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1))
         plain = image.format == "JPEG" and image.mode in ("RGB", "L") and orientation == 1
         _draft(image, short_side)
         width, height = scaled_size(image.size, short_side)
-        return ImageHeader(*((width, height) if orientation in _TRANSPOSED else (height, width)), plain)
+        return *((width, height) if orientation in _TRANSPOSED else (height, width)), plain
+
+
+def encode_jpeg(pixels: Pixels, quality: int, optimize: bool = False) -> bytes:
+    """Encode (height, width, 3) as JPEG; `optimize` makes it a little smaller and takes longer."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=quality, optimize=optimize)
+    return buffer.getvalue()
+
+
+def decode_jpeg(data: bytes | memoryview) -> Pixels:
+    """Decode what `encode_jpeg` returned to (height, width, 3)."""
+    with Image.open(io.BytesIO(data)) as image:
+        return np.asarray(image)
 
 
 @contextmanager

@@ -242,7 +242,7 @@ def _mismatch(job: _Job, out: Path, existing: dict[str, object], expected: dict[
 def _fill(job: _Job, out: Path, workers: int, console: Console) -> None:
     job.header.save(out)
     with (
-        Writer(out, job.header) as writer,
+        closing(Writer(out, job.header)) as writer,
         progress_bar(console, f"packing {job.header.kind}", len(job.files), done=len(writer.done)) as advance,
     ):
         forecast = _SizeForecast(job, out, writer)

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -60,8 +61,10 @@ class ShardFile:
         return Path(self.path) if isinstance(self.fs, LocalFileSystem) else None
 
     def read_range(self, offset: int, length: int) -> bytes:
-        """Read `length` bytes from the storage."""
+        """Read `length` bytes from the disk or the storage."""
         with storage_errors_explained(self.address):
+            if self.local is not None:
+                return read_range(self.local, offset, length)
             return with_retries(lambda: bytes(self.fs.cat_file(self.path, start=offset, end=offset + length)))
 
 
@@ -132,6 +135,9 @@ def storage_errors_explained(address: str) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise UserError(f"{address} does not exist: check the address") from error
+    except tarfile.TarError as error:
+        problem = f"is not a tar file, or is damaged or truncated ({explain(error)})"
+        raise UserError(f"{address} {problem}: create or copy it again") from error
     except ImportError as error:
         raise UserError(
             f"{address} needs a package that is not installed ({explain(error)}): pip install 'unshuffle[remote]' "
