@@ -78,9 +78,9 @@ class Record:
         self.lengths: list[int] = []
         self._spool = SpooledTemporaryFile(SPOOL_BYTES, dir=str(folder))  # noqa: SIM115
 
-    def append(self, height: int, width: int, chunk: bytes) -> None:
-        """Add a frame of the same size as those before it."""
-        self.height, self.width = height, width
+    def append(self, frame: Pixels, chunk: bytes) -> None:
+        """Add a frame of the same size as those before it, encoded as a chunk of bytes."""
+        self.height, self.width, _ = frame.shape
         self.lengths.append(len(chunk))
         self.crc32 = zlib.crc32(chunk, self.crc32)
         self._spool.write(chunk)
