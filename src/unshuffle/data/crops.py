@@ -1,7 +1,7 @@
 """Crops of a batch, and their order: batched tensor code on any device.
 
-A task plans its crops first (`CropPlan`); then they are rendered: by the tensor code here, which is the reference, or by
-the fused kernel of `kernels.crops`. Axes: B samples, P parts of a sample (tiles or
+A task plans its crops first (`CropPlan`); then they are rendered: by the tensor code here, which is the reference, or
+by the fused kernel of `kernels.crops`. Axes: B samples, P parts of a sample (tiles or
 frames), N = B · P crops, M permutations of a sample, S side of a crop. With a generator the crops and colours are
 random, for training; without one, centre crops in their true colours, for validation.
 """
@@ -96,12 +96,8 @@ class CropPlan:
         span = torch.arange(self.side, device=device)
         rows = (cell // self.grid * self.cell + down)[:, None] + span
         columns = (cell % self.grid * self.cell + right)[:, None] + span
-        return square, rows, torch.where(self._flips(crop)[:, None], self._last_column - columns, columns)
-
-    @property
-    def _last_column(self) -> int:
-        """The last column that any crop may reach."""
-        return (self.grid - 1) * self.cell + self.room + self.side - 1
+        last_column = (self.grid - 1) * self.cell + self.room + self.side - 1  # that any crop may reach
+        return square, rows, torch.where(self._flips(crop)[:, None], last_column - columns, columns)
 
     def _flips(self, crop: Tensor) -> Tensor:
         if self.uniforms is None or not self.flipped:

@@ -229,15 +229,10 @@ def _readable_frames(path: Path, every: int) -> Iterator[Image.Image]:
 
 def _decode_video(path: Path) -> Iterator[Pixels]:
     try:
-        import av  # noqa: F401
+        import av
     except ImportError:
-        return _decode_opencv(path)
-    return _decode_pyav(path)
-
-
-def _decode_pyav(path: Path) -> Iterator[Pixels]:
-    import av
-
+        yield from _decode_opencv(path)
+        return
     with av.open(str(path)) as container:
         if not container.streams.video:
             raise BadMedia("there is no video in the file")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,8 +84,8 @@ def refuse_shards(path: Path) -> None:
 
 def find_shards(address: str) -> list[tuple[Any, str]]:
     """File system and path of every shard that an address means, without duplicates."""
-    locations = chain.from_iterable(_find(pattern) for pattern in expand_braces(address))
-    shards = {fs.unstrip_protocol(path): (fs, path) for fs, path in locations}
+    patterns = expand_braces(address)
+    shards = {fs.unstrip_protocol(path): (fs, path) for pattern in patterns for fs, path in _find(pattern)}
     for name in shards:
         if name.endswith(_COMPRESSED):
             raise UserError(f"{name} is compressed, which rules out reading single items: decompress it to .tar")

@@ -204,12 +204,9 @@ def _paint(canvas: Image.Image, parts: Parts, pose: Pose, appearance: Appearance
         wave = 128 + 127 * appearance.contrast * np.sin(
             appearance.frequency[0] * x + appearance.frequency[1] * y + appearance.phase
         )
-        shade = Image.fromarray(wave.astype(np.uint8)).convert("RGB")
         # 128 leaves a colour unchanged; the wave darkens and lightens around it
-        shaded = Image.fromarray(
-            np.clip(np.asarray(canvas, np.int32) * np.asarray(shade, np.int32) // 128, 0, 255).astype(np.uint8)
-        )
-        canvas.paste(shaded, mask=mask)
+        shaded = np.asarray(canvas, np.int32) * wave.astype(np.int32)[..., None] // 128
+        canvas.paste(Image.fromarray(np.clip(shaded, 0, 255).astype(np.uint8)), mask=mask)
 
 
 def _jitter_parts(parts: Parts, rng: np.random.Generator, amount: float = 0.08) -> Parts:
