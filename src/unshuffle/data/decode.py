@@ -91,16 +91,11 @@ def _resize_all(images: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> l
     by_shape: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for position, (image, size) in enumerate(zip(images, sizes, strict=True)):
         by_shape[(*image.shape, *size)].append(position)
-    resized: list[Tensor] = [torch.empty(0)] * len(images)
+    resized: dict[int, Tensor] = {}
     for positions in by_shape.values():
-        group = _resize(torch.stack([images[position] for position in positions]), sizes[positions[0]])
-        for position, image in zip(positions, group, strict=True):
-            resized[position] = image
-    return resized
-
-
-def _resize(images: Tensor, size: tuple[int, int]) -> Tensor:
-    if images.shape[2:] != size:
-        resized = functional.interpolate(images.float(), size, mode="bilinear", antialias=True)
-        images = resized.round().clamp(0, 255).byte()
-    return images.permute(0, 2, 3, 1).contiguous()
+        group, size = torch.stack([images[position] for position in positions]), sizes[positions[0]]
+        if group.shape[2:] != size:
+            scaled = functional.interpolate(group.float(), size, mode="bilinear", antialias=True)
+            group = scaled.round().clamp(0, 255).byte()
+        resized.update(zip(positions, group.permute(0, 2, 3, 1).contiguous(), strict=True))
+    return [resized[position] for position in range(len(images))]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,6 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
-
-if TYPE_CHECKING:
-    from av import VideoFrame
-    from av.video.reformatter import VideoReformatter
 
 MIN_SIDE = 16
 MAX_ASPECT_RATIO = 100  # a thinner strip would grow without bound when its short side is scaled up
@@ -119,7 +115,9 @@ def read_image(file: Path | bytes, short_side: int | None = None) -> Pixels:
         check_not_empty(file)
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
             check_sides(*image.size)
-            return np.array(resize_short_side(upright_rgb(image, short_side), short_side))
+            if short_side is not None:
+                _draft(image, short_side)
+            return np.array(resize_short_side(upright_rgb(image), short_side))
 
 
 def read_image_header(file: BinaryIO, short_side: int) -> tuple[int, int, bool]:
@@ -162,19 +160,14 @@ def _image_errors_explained() -> Iterator[None]:
         raise BadMedia(f"cannot be read as an image: {explain(error)}") from error
 
 
-def upright_rgb(image: Image.Image, short_side: int | None = None) -> Image.Image:
-    """Apply the EXIF orientation and convert to RGB; with `short_side` the decoder may skip detail above that size."""
-    if short_side is not None:
-        _draft(image, short_side)
-    return _to_rgb(ImageOps.exif_transpose(image))
-
-
 def _draft(image: Image.Image, short_side: int) -> None:
     # A JPEG may be decoded at a fraction of its size; at twice the target the resize still antialiases.
     image.draft(None, (2 * short_side, 2 * short_side))
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """Apply the EXIF orientation and convert to RGB."""
+    image = ImageOps.exif_transpose(image)
     if image.mode.startswith(_DEEP_MODES):
         return Image.fromarray(_to_8_bits(np.asarray(image))).convert("RGB")
     if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa"):
@@ -242,14 +235,11 @@ def _decode_video(path: Path) -> Iterator[Pixels]:
         stream.codec_context.thread_count = 1
         reformatter = av.video.reformatter.VideoReformatter()  # one for all frames: it is slow to set up
         for frame in container.decode(stream):
-            yield np.asarray(_video_frame_to_rgb(frame, reformatter).to_ndarray(), np.uint8)
-
-
-def _video_frame_to_rgb(frame: "VideoFrame", reformatter: "VideoReformatter") -> "VideoFrame":
-    try:
-        return reformatter.reformat(frame, format="rgb24", threads=1)
-    except TypeError:  # an older PyAV, which has no such option and always uses one thread
-        return reformatter.reformat(frame, format="rgb24")
+            try:
+                rgb = reformatter.reformat(frame, format="rgb24", threads=1)
+            except TypeError:  # an older PyAV, which has no such option and always uses one thread
+                rgb = reformatter.reformat(frame, format="rgb24")
+            yield np.asarray(rgb.to_ndarray(), np.uint8)
 
 
 def _decode_opencv(path: Path) -> Iterator[Pixels]:

@@ -26,7 +26,7 @@ from unshuffle.data.media import (
     read_frames,
     read_image,
 )
-from unshuffle.data.shard_files import refuse_shards
+from unshuffle.data.shard_files import is_shards
 from unshuffle.data.store import DATA, HEADER, INDEX, SKIPPED, Encoding, Header, Kind, Record, Store, Writer
 from unshuffle.errors import UserError
 from unshuffle.files import locked
@@ -78,7 +78,8 @@ def pack(
     The bytes depend neither on the number of workers nor on interruptions. Files that cannot be used are left out and
     listed in `Store.skipped`. A complete store of the same files and options is returned at once.
     """
-    refuse_shards(src)
+    if is_shards(str(src)) or ":/" in str(src):  # a Path has lost one slash of s3://
+        raise UserError(f"{src} means tar shards, which only pretrain, doctor and bench read: unpack them to a folder")
     return _run(_plan(kind, src, cached=False, **options), out, workers, progress)
 
 
@@ -240,8 +241,7 @@ class _SizeForecast:
         self._job, self._out, self._writer = job, out, writer
         self._done = sum(weight for name, weight in job.weights.items() if name in writer.done)
         self._total = sum(job.weights.values())
-        self._capacity = 0
-        self._measure_capacity()
+        self._capacity = self._current_capacity()
 
     def after(self, name: str) -> int | None:
         """Expected size after one more file, None while too few are packed; a UserError if the disk is too small."""
@@ -251,7 +251,8 @@ class _SizeForecast:
         written = self._writer.size
         expected = written * self._total // self._done
         if expected > FORECAST_MARGIN * self._capacity:
-            self._measure_capacity()
+            # It grows if files are deleted meanwhile; records that are not yet written shrink it only temporarily.
+            self._capacity = max(self._capacity, self._current_capacity())
         if expected > FORECAST_MARGIN * self._capacity:
             problem = (
                 f"{self._job.folder} needs about {decimal(expected)} as a store in {self._out}, "
@@ -260,12 +261,9 @@ class _SizeForecast:
             raise _no_room(self._job, self._out, problem)
         return expected
 
-    def _measure_capacity(self) -> None:
-        """Update the largest size that the store can reach; it grows if files are deleted meanwhile.
-
-        It never shrinks, as records that are not yet written take up space only temporarily.
-        """
-        self._capacity = max(self._capacity, self._writer.size + shutil.disk_usage(self._out).free)
+    def _current_capacity(self) -> int:
+        """Return the largest size that the store can reach."""
+        return self._writer.size + shutil.disk_usage(self._out).free
 
 
 def _encode_all(

@@ -76,12 +76,6 @@ def is_shards(address: str) -> bool:
     return bool(visible) and all(path.is_file() and _is_tar_name(path.name) for path in visible)
 
 
-def refuse_shards(path: Path) -> None:
-    """Raise a UserError where a command reads folders only and the path means shards."""
-    if is_shards(str(path)) or ":/" in str(path):  # a Path has lost one slash of s3://
-        raise UserError(f"{path} means tar shards, which only pretrain, doctor and bench read: unpack them to a folder")
-
-
 def find_shards(address: str) -> list[tuple[Any, str]]:
     """File system and path of every shard that an address means, without duplicates."""
     patterns = expand_braces(address)

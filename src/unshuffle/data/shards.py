@@ -44,7 +44,6 @@ from unshuffle.randomness import numpy_rng
 from unshuffle.wording import counted
 
 FORMAT = 1  # of the index; a cached index of another format is ignored
-GIGABYTE = 10**9
 PREFETCHED = 2  # shards that are downloaded before their turn
 
 
@@ -89,23 +88,21 @@ class Index(NamedTuple):
 def open_shards(address: str, options: ShardOptions, cache: Path, progress: bool = True) -> "ShardSource":
     """Open all shards that an address means as one source; shards without a cached index are indexed in parallel."""
     locations = find_shards(address)
-    files: list[ShardFile] = []
-    indices: list[Index] = []
+    indexed: list[tuple[ShardFile, Index]] = []
     console = Console(stderr=True, quiet=not progress)
     pool = ThreadPoolExecutor(thread_name_prefix="index")
     try:
         with progress_bar(console, "indexing shards", len(locations)) as advance:
-            for file, index in pool.map(lambda location: _cached_index(location, options, cache), locations):
-                files.append(file)
-                indices.append(index)
-                advance(len(files))
+            for file_and_index in pool.map(lambda location: _cached_index(location, options, cache), locations):
+                indexed.append(file_and_index)
+                advance(len(indexed))
     finally:
         pool.shutdown(cancel_futures=True)
-    source = ShardSource(files, indices, options, cache)
+    source = ShardSource(indexed, options, cache)
     if not len(source):
         reason = " (first problem: {}: {})".format(*source.skipped[0]) if source.skipped else ""
         raise UserError(
-            f"there are no {options.kind} in the {counted(len(files), 'shards')} at {address}{reason}: "
+            f"there are no {options.kind} in the {counted(len(indexed), 'shards')} at {address}{reason}: "
             f"check --{options.kind}"
         )
     return source
@@ -114,15 +111,16 @@ def open_shards(address: str, options: ShardOptions, cache: Path, progress: bool
 class ShardSource(IndexedSource):
     """Images or clips in tar shards; thread-safe. Far cheaper to read a few shards at a time, so it shuffles itself."""
 
-    def __init__(self, files: Sequence[ShardFile], indices: Sequence[Index], options: ShardOptions, cache: Path):
-        self.files, self.options = files, options
-        labelled = list(zip(_labels(files), indices, strict=True))
+    def __init__(self, indexed: Sequence[tuple[ShardFile, Index]], options: ShardOptions, cache: Path):
+        self.files, self.options = [file for file, _ in indexed], options
+        indices = [index for _, index in indexed]
+        labelled = list(zip(_labels(self.files), indices, strict=True))
         entries = [entry for index in indices for entry in index.entries]
         self.names = [f"{label}/{entry.name}" for label, index in labelled for entry in index.entries]
         self.skipped = [(f"{label}/{name}", reason) for label, index in labelled for name, reason in index.skipped]
         self.sizes = np.array([(entry.height, entry.width) for entry in entries], np.int64).reshape(-1, 2)
         self.counts = np.array([entry.frames for entry in entries], np.int64)
-        self._shards: Items = np.repeat(np.arange(len(files)), [len(index.entries) for index in indices])
+        self._shards: Items = np.repeat(np.arange(len(indexed)), [len(index.entries) for index in indices])
         self._plain = np.array([entry.plain for entry in entries], bool)
         members = np.array([len(entry.offsets) for entry in entries], np.int64)
         self._is_video = (members == 1) & (self.counts > 1)
@@ -134,7 +132,7 @@ class ShardSource(IndexedSource):
 
     def _open_cache(self, cache: Path) -> ShardCache | None:
         remote = sorted(file.size for file in self.files if file.local is None)
-        limit = int(self.options.cache_gb * GIGABYTE)
+        limit = int(self.options.cache_gb * 10**9)
         if not remote or not limit:
             return None
         # two tasks read clips, each in its own order
