@@ -63,6 +63,5 @@ def load_held_out(path: Path) -> dict[str, HeldOut]:
 def _decode(stored: Mapping[str, np.ndarray], task: str) -> HeldOut:
     data, names = stored[f"{task}_jpeg"].tobytes(), stored[f"{task}_names"].tolist()
     ends = [0, *stored[f"{task}_ends"].tolist()]
-    frames = [decode_jpeg(data[begin:end]) for begin, end in itertools.pairwise(ends)]
-    pixels = torch.from_numpy(np.stack(frames))
-    return HeldOut(pixels.unflatten(0, (len(names), -1)), names)
+    frames = np.stack([decode_jpeg(data[begin:end]) for begin, end in itertools.pairwise(ends)])
+    return HeldOut(torch.from_numpy(frames).unflatten(0, (len(names), -1)), names)

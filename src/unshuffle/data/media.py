@@ -57,7 +57,7 @@ def find_files(folder: Path, suffixes: Collection[str]) -> list[Path]:
         raise UserError(f"{folder} is not a folder: give the folder that contains the files")
     visible: list[Path] = []
     visited: set[str] = set()
-    for parent, folders, files in os.walk(folder, followlinks=True):  # but no folder twice
+    for parent, folders, files in os.walk(folder, followlinks=True):  # through links too, but no folder twice
         visited.add(os.path.realpath(parent))
         folders[:] = sorted(
             name for name in folders if not name.startswith(".") and os.path.realpath(Path(parent, name)) not in visited
