@@ -84,7 +84,7 @@ def hamming_statistics(permutations: npt.ArrayLike) -> HammingStatistics:
     count, parts = rows.shape
     if count == 1:
         return HammingStatistics(parts, float(parts), parts)
-    columns = np.ascontiguousarray(rows.T, dtype=_small_type(parts))
+    columns = np.ascontiguousarray(rows.T, dtype=np.min_scalar_type(parts))
     # One row against all later ones at a time: memory stays linear in the number of rows.
     agreements = (_agreements(columns[:, i + 1 :], columns[:, i]) for i in range(count - 1))
     extremes_and_sums = [(int(a.min()), int(a.max()), int(a.sum(dtype=np.int64))) for a in agreements]
@@ -139,14 +139,12 @@ def _check_request(parts: int, count: int, criterion: str, seed: int, include_id
     return available
 
 
-def _small_type(largest: int) -> np.dtype[Any]:
-    """Smallest unsigned type that holds `largest`: the search is bound by memory bandwidth."""
-    return np.min_scalar_type(largest)
-
-
 def _all_permutations(parts: int) -> IntArray:
-    """All permutations in lexicographic order, as columns of an array (parts, parts!)."""
-    columns: IntArray = np.zeros((1, 1), dtype=_small_type(parts))
+    """All permutations in lexicographic order, as columns of an array (parts, parts!).
+
+    They have the smallest type that holds them, as the search is bound by memory bandwidth.
+    """
+    columns: IntArray = np.zeros((1, 1), dtype=np.min_scalar_type(parts))
     for size in range(2, parts + 1):
         # Each first value is followed by all shorter permutations, renumbered to skip that value.
         blocks = [np.vstack([np.full_like(columns[:1], first), columns + (columns >= first)]) for first in range(size)]
@@ -156,7 +154,7 @@ def _all_permutations(parts: int) -> IntArray:
 
 def _random_permutations(parts: int, size: int, include_identity: bool, rng: np.random.Generator) -> IntArray:
     """`size` distinct random permutations in lexicographic order, as columns of an array (parts, size)."""
-    identity = np.arange(parts, dtype=_small_type(parts))
+    identity = np.arange(parts, dtype=np.min_scalar_type(parts))
     rows = identity[:0].repeat(parts).reshape(0, parts)
     while len(rows) < size:
         sampled = rng.permuted(np.tile(identity, (size - len(rows), 1)), axis=1)
@@ -174,7 +172,7 @@ def _choose(candidates: IntArray, count: int, criterion: str, first: int) -> npt
     """
     parts, available = candidates.shape
     most = np.zeros(available, dtype=candidates.dtype)  # agreements with the nearest chosen permutation
-    total = np.zeros(available, dtype=_small_type(parts * count))  # agreements with all chosen permutations
+    total = np.zeros(available, dtype=np.min_scalar_type(parts * count))  # agreements with all chosen permutations
     chosen = np.full(count, first, dtype=np.intp)
     for step in range(1, count):
         agreements = _agreements(candidates, candidates[:, chosen[step - 1]])

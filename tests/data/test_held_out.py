@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from unshuffle.data.batches import Samples
-from unshuffle.data.held_out import HeldOut, decode_jpeg, encode_jpeg, load_held_out, save_held_out
+from unshuffle.data.held_out import HeldOut, load_held_out, save_held_out
+from unshuffle.data.media import decode_jpeg, encode_jpeg
 from unshuffle.data.synthetic import synthetic_images
 from unshuffle.errors import UserError
 

@@ -19,7 +19,7 @@ from PIL import Image
 import unshuffle.data.pack
 from unshuffle.data.media import BadMedia
 from unshuffle.data.pack import cached_store, pack
-from unshuffle.data.store import Record, Store
+from unshuffle.data.store import Record, Store, Writer
 from unshuffle.errors import UserError
 
 OPTIONS: dict[str, Any] = {"short_side": 16, "progress": False, "workers": 2}
@@ -167,19 +167,23 @@ def test_only_a_few_files_are_in_progress_at_a_time(
         shutil.copy(image_folder / "a.png", image_folder / f"copy{number:02}.png")
     started = 0
     outstanding = []
-    real_read, real_put = unshuffle.data.pack.read_image, unshuffle.data.pack._put
+    real_read = unshuffle.data.pack.read_image
 
     def read(path: Path, short_side: int | None = None) -> Any:
         nonlocal started
         started += 1
         return real_read(path, short_side)
 
-    def put(*arguments: Any) -> None:
-        outstanding.append(started - len(outstanding))
-        real_put(*arguments)
+    def counting(real: Callable[..., None]) -> Callable[..., None]:
+        def write(*arguments: Any) -> None:
+            outstanding.append(started - len(outstanding))
+            real(*arguments)
+
+        return write
 
     monkeypatch.setattr("unshuffle.data.pack.read_image", read)
-    monkeypatch.setattr("unshuffle.data.pack._put", put)
+    monkeypatch.setattr(Writer, "add", counting(Writer.add))
+    monkeypatch.setattr(Writer, "skip", counting(Writer.skip))
     pack("images", image_folder, tmp_path / "out", **OPTIONS)
     assert len(outstanding) == 38 and max(outstanding) <= 4
 

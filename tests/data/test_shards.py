@@ -256,20 +256,7 @@ def remote(memory: Any, tmp_path: Path, opened: Callable[..., ShardSource]) -> C
     folder = write_shards(tmp_path / "local", 6, 4)
     for path in folder.iterdir():
         memory.pipe(f"/remote/{path.name}", path.read_bytes())
-    return lambda **options: (opened(folder), opened("memory://remote/img-{000..005}.tar", **options))
-
-
-class Relay:
-    """One source, read in the order of another."""
-
-    def __init__(self, source: ShardSource, order: ShardSource) -> None:
-        self.source, self.order, self.rank_items = source, order.order, order.rank_items
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.source, name)
-
-    def __len__(self) -> int:
-        return len(self.source)
+    return lambda **options: (opened(folder, **options), opened("memory://remote/img-{000..005}.tar", **options))
 
 
 def test_remote_shards_equal_local_ones(
@@ -300,7 +287,7 @@ def test_copies_stay_within_the_size_limit(
     asked = Requests(memory, monkeypatch)
     samples = Samples(distant, np.arange(24), 1, 20)
     stream = BatchStream(samples, 4, 0, "spatial")
-    near = BatchStream(replace(samples, source=Relay(local, distant)), 4, 0, "spatial")
+    near = BatchStream(replace(samples, source=local), 4, 0, "spatial")
     for step in range(18):
         assert torch.equal(stream.batch(step).to(CPU).data, near.batch(step).to(CPU).data)
         # a copy may be deleted while they are counted: the next shard is downloaded meanwhile

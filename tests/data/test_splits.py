@@ -62,7 +62,7 @@ def hmdb(tmp_path: Path) -> Path:
 def test_ucf(ucf: Path) -> None:
     train, test = read_both(ucf, ucf.parent / "UCF-101", 1)
     assert (train.dataset, train.number, train.classes) == ("UCF-101", 1, ("YoYo", "Archery"))
-    assert pairs(train) == list(zip(UCF_TRAIN, [0, 0, 1, 1], strict=True)) and len(train) == 4
+    assert pairs(train) == list(zip(UCF_TRAIN, [0, 0, 1, 1], strict=True)) and len(train.names) == 4
     assert pairs(test) == list(zip(UCF_TEST, [0, 0, 1, 1], strict=True))
 
 
@@ -128,7 +128,7 @@ def test_a_few_absent_videos_are_counted(ucf: Path) -> None:
     with (ucf / "trainlist01.txt").open("a") as file:
         file.writelines(f"{name} 1\n" for name in more)
     train, test = read_both(ucf, touch(ucf.parent / "UCF-101", more[1:]), 1)
-    assert train.absent == (more[0],) and len(train) == 33 and test.absent == ()
+    assert train.absent == (more[0],) and len(train.names) == 33 and test.absent == ()
 
 
 @pytest.mark.parametrize(

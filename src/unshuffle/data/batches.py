@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from unshuffle.data.decode import EncodedSquares, decode
-from unshuffle.data.source import EncodedSource, Items, OrderedSource, Source
+from unshuffle.data.shards import ShardSource
+from unshuffle.data.source import Items, Source
 from unshuffle.data.squares import WHOLE, RankSlice, Resident, Squares, Windows
 from unshuffle.randomness import numpy_rng
 
@@ -121,8 +122,8 @@ def epoch_order(seed: int, task: str, epoch: int, total: int) -> Items:
 
 @lru_cache(maxsize=8)
 def source_order(samples: Samples, seed: int, task: str, epoch: int) -> Items:
-    """Return the order of all samples in an epoch, by the source if it prefers some orders."""
-    if isinstance(samples.source, OrderedSource):
+    """Return the order of all samples in an epoch; shards are read a few at a time."""
+    if isinstance(samples.source, ShardSource):
         return samples.source.order(samples.items, numpy_rng(seed, "epoch", task, epoch))
     return epoch_order(seed, task, epoch, len(samples))
 
@@ -153,14 +154,14 @@ class BatchStream:
 
     def batch(self, step: int, part: RankSlice = WHOLE) -> Squares | EncodedSquares:
         """Read one process's slice of the batch at a step."""
-        if part.world_size > 1 and isinstance(self.samples.source, OrderedSource):
+        if part.world_size > 1 and isinstance(self.samples.source, ShardSource):
             return self._of_rank(part).batch(step)
         rng = numpy_rng(self.seed, "batch", self.task, step)
         windows = self.samples.random_windows(self.items(step), rng).slice(part)
         if self.resident is not None:
             return self.resident.squares(windows, self.samples.side)
         source = self.samples.source
-        if self.gpu and isinstance(source, EncodedSource) and source.encoded:
+        if self.gpu and isinstance(source, ShardSource) and source.encoded:
             clips = zip(windows.items.tolist(), windows.frames.tolist(), strict=True)
             images = [image for item, frames in clips for image in source.read_encoded(item, frames)]
             readable = [image if image.plain else decode(image) for image in images]
@@ -171,7 +172,7 @@ class BatchStream:
     def _of_rank(self, part: RankSlice) -> "BatchStream":
         """Return a stream of the shards that belong to one process, so that no shard is fetched twice."""
         source = self.samples.source
-        assert isinstance(source, OrderedSource)
+        assert isinstance(source, ShardSource)
         samples = replace(
             self.samples, items=source.rank_items(self.samples.items, self.seed, part.rank, part.world_size)
         )
@@ -219,9 +220,8 @@ def on_device(batches: Prefetcher[Batch], device: torch.device) -> Generator[dic
             begin = time.perf_counter()
             ready, upcoming = upcoming, _Transfer(batch, device, copies)
             if any(isinstance(squares, EncodedSquares) for squares in batch.values()):
-                batches.seconds_waited += (
-                    time.perf_counter() - begin
-                )  # for the GPU's decoder; other copies take no time
+                # for the GPU's decoder; other copies take no time
+                batches.seconds_waited += time.perf_counter() - begin
             if ready is not None:
                 yield ready.finish()
         if upcoming is not None:

@@ -96,12 +96,8 @@ class CropPlan:
         span = torch.arange(self.side, device=device)
         rows = (cell // self.grid * self.cell + down)[:, None] + span
         columns = (cell % self.grid * self.cell + right)[:, None] + span
-        return square, rows, torch.where(self._flips(crop)[:, None], self._last_column - columns, columns)
-
-    @property
-    def _last_column(self) -> int:
-        """The last column that any crop may reach."""
-        return (self.grid - 1) * self.cell + self.room + self.side - 1
+        last_column = (self.grid - 1) * self.cell + self.room + self.side - 1  # that any crop may reach
+        return square, rows, torch.where(self._flips(crop)[:, None], last_column - columns, columns)
 
     def _flips(self, crop: Tensor) -> Tensor:
         if self.uniforms is None or not self.flipped:

@@ -35,7 +35,7 @@ from unshuffle.data.media import (
 from unshuffle.data.pack import cached_store
 from unshuffle.data.shard_files import ShardFile, find_shards, is_shards, stat_shard, storage_errors_explained
 from unshuffle.data.shards import ShardOptions, ShardSource, open_shards
-from unshuffle.data.source import EncodedSource, Pixels, Skipped, Source
+from unshuffle.data.source import Pixels, Skipped, Source
 from unshuffle.data.splits import SplitList, find_split_list, is_split_list
 from unshuffle.data.store import Encoding, Store
 from unshuffle.data.synthetic import SyntheticSource, synthetic_clips, synthetic_images
@@ -204,7 +204,7 @@ class LabelledDataset:
     def _frames(self, index: int) -> Sequence[Pixels]:
         item = self.items[index]
         frames = spaced_frames(self.source.num_frames(item), self.frames_per_item, 0)
-        if isinstance(self.source, EncodedSource) and self.source.encoded:
+        if isinstance(self.source, ShardSource) and self.source.encoded:
             # A damaged image is skipped here; the source itself would replace it by grey, as training needs.
             encoded = self.source.read_encoded(item, frames)
             return [read_image(image.data, self.square.short_side) for image in encoded]

@@ -36,16 +36,9 @@ class EncodedSquares:
         corners = self.windows.corners.repeat(frames, axis=0).tolist()
         squares = [
             image[top : top + self.side, left : left + self.side]
-            for image, (top, left) in zip(self._decoded(device), corners, strict=True)
+            for image, (top, left) in zip(decode_batch(self.images, device), corners, strict=True)
         ]
         return Squares.of(torch.stack(squares).unflatten(0, (-1, frames)))
-
-    def _decoded(self, device: torch.device) -> list[Tensor]:
-        decoded = iter(decode_batch([image for image in self.images if isinstance(image, EncodedImage)], device))
-        return [
-            next(decoded) if isinstance(image, EncodedImage) else torch.from_numpy(image).to(device)
-            for image in self.images
-        ]
 
 
 def decode(encoded: EncodedImage) -> Pixels:
@@ -64,18 +57,20 @@ def decode(encoded: EncodedImage) -> Pixels:
     return np.asarray(Image.fromarray(pixels).resize((encoded.width, encoded.height)))
 
 
-def decode_batch(batch: Sequence[EncodedImage], device: torch.device) -> list[Tensor]:
-    """Decode each image to (height, width, 3) bytes on the device.
+def decode_batch(batch: Sequence[EncodedImage | Pixels], device: torch.device) -> list[Tensor]:
+    """Decode each image to (height, width, 3) bytes on the device; pixels are only copied there.
 
     On a GPU plain JPEGs are decoded and resized there, which differs from Pillow by a few grey levels; all others, and
     those that the GPU cannot decode, are decoded on the CPU.
     """
-    plain = [position for position, encoded in enumerate(batch) if device.type == "cuda" and encoded.plain]
-    on_gpu = dict(zip(plain, _decode_on_gpu([batch[position] for position in plain], device), strict=True))
-    return [
-        on_gpu[position] if position in on_gpu else torch.from_numpy(decode(encoded)).to(device, non_blocking=True)
-        for position, encoded in enumerate(batch)
-    ]
+    on_gpu = [image for image in batch if device.type == "cuda" and isinstance(image, EncodedImage) and image.plain]
+    decoded = {id(image): pixels for image, pixels in zip(on_gpu, _decode_on_gpu(on_gpu, device), strict=True)}
+    return [decoded[id(image)] if id(image) in decoded else _decode_on_cpu(image, device) for image in batch]
+
+
+def _decode_on_cpu(image: EncodedImage | Pixels, device: torch.device) -> Tensor:
+    pixels = decode(image) if isinstance(image, EncodedImage) else image
+    return torch.from_numpy(pixels).to(device, non_blocking=True)
 
 
 def _decode_on_gpu(batch: Sequence[EncodedImage], device: torch.device) -> list[Tensor]:
@@ -87,7 +82,7 @@ def _decode_on_gpu(batch: Sequence[EncodedImage], device: torch.device) -> list[
     try:
         images: list[Tensor] = decode_jpeg(data, mode=ImageReadMode.RGB, device=device)
     except RuntimeError:  # one damaged image fails the whole batch, and the error does not say which
-        return [torch.from_numpy(decode(encoded)).to(device) for encoded in batch]
+        return [_decode_on_cpu(encoded, device) for encoded in batch]
     return _resize_all(images, [(encoded.height, encoded.width) for encoded in batch])
 
 
@@ -96,16 +91,11 @@ def _resize_all(images: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> l
     by_shape: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for position, (image, size) in enumerate(zip(images, sizes, strict=True)):
         by_shape[(*image.shape, *size)].append(position)
-    resized: list[Tensor] = [torch.empty(0)] * len(images)
+    resized: dict[int, Tensor] = {}
     for positions in by_shape.values():
-        group = _resize(torch.stack([images[position] for position in positions]), sizes[positions[0]])
-        for position, image in zip(positions, group, strict=True):
-            resized[position] = image
-    return resized
-
-
-def _resize(images: Tensor, size: tuple[int, int]) -> Tensor:
-    if images.shape[2:] != size:
-        resized = functional.interpolate(images.float(), size, mode="bilinear", antialias=True)
-        images = resized.round().clamp(0, 255).byte()
-    return images.permute(0, 2, 3, 1).contiguous()
+        group, size = torch.stack([images[position] for position in positions]), sizes[positions[0]]
+        if group.shape[2:] != size:
+            scaled = functional.interpolate(group.float(), size, mode="bilinear", antialias=True)
+            group = scaled.round().clamp(0, 255).byte()
+        resized.update(zip(positions, group.permute(0, 2, 3, 1).contiguous(), strict=True))
+    return [resized[position] for position in range(len(images))]

@@ -1,6 +1,5 @@
 """Some held-out samples, stored with a run so that its report can show them after the data has moved."""
 
-import io
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,11 +8,10 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from unshuffle.data.batches import Samples
-from unshuffle.data.source import Pixels
+from unshuffle.data.media import decode_jpeg, encode_jpeg
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
 
@@ -42,7 +40,7 @@ def save_held_out(path: Path, samples: Mapping[str, HeldOut]) -> None:
     """Write them as JPEGs into one file."""
     arrays: dict[str, np.ndarray] = {}
     for task, held_out in samples.items():
-        encoded = [encode_jpeg(frame, QUALITY) for frame in held_out.pixels.flatten(0, 1).numpy()]
+        encoded = [encode_jpeg(frame, QUALITY, optimize=True) for frame in held_out.pixels.flatten(0, 1).numpy()]
         arrays[f"{task}_jpeg"] = np.frombuffer(b"".join(encoded), np.uint8)
         arrays[f"{task}_ends"] = np.cumsum([len(jpeg) for jpeg in encoded])
         arrays[f"{task}_names"] = np.array(held_out.names, dtype=np.str_)
@@ -65,19 +63,5 @@ def load_held_out(path: Path) -> dict[str, HeldOut]:
 def _decode(stored: Mapping[str, np.ndarray], task: str) -> HeldOut:
     data, names = stored[f"{task}_jpeg"].tobytes(), stored[f"{task}_names"].tolist()
     ends = [0, *stored[f"{task}_ends"].tolist()]
-    frames = [decode_jpeg(data[begin:end]) for begin, end in itertools.pairwise(ends)]
-    pixels = torch.from_numpy(np.stack(frames))
-    return HeldOut(pixels.unflatten(0, (len(names), -1)), names)
-
-
-def encode_jpeg(pixels: Pixels, quality: int) -> bytes:
-    """Encode (H, W, 3) as JPEG."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=quality, optimize=True)
-    return buffer.getvalue()
-
-
-def decode_jpeg(data: bytes) -> Pixels:
-    """Decode a JPEG to (H, W, 3)."""
-    with Image.open(io.BytesIO(data)) as image:
-        return np.asarray(image.convert("RGB"))
+    frames = np.stack([decode_jpeg(data[begin:end]) for begin, end in itertools.pairwise(ends)])
+    return HeldOut(torch.from_numpy(frames).unflatten(0, (len(names), -1)), names)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,6 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
-
-if TYPE_CHECKING:
-    from av import VideoFrame
-    from av.video.reformatter import VideoReformatter
 
 MIN_SIDE = 16
 MAX_ASPECT_RATIO = 100  # a thinner strip would grow without bound when its short side is scaled up
@@ -32,15 +28,6 @@ _TRANSPOSED = {5, 6, 7, 8}  # values of the EXIF orientation that swap height an
 
 class BadMedia(Exception):
     """A file that cannot be used; the text says why."""
-
-
-class ImageHeader(NamedTuple):
-    """What the header of an image file tells about the pixels that `read_image` returns."""
-
-    height: int
-    width: int
-    plain: bool
-    """Whether it is an upright JPEG in RGB or grayscale, which any JPEG decoder reads as Pillow does."""
 
 
 @cache
@@ -68,21 +55,16 @@ def find_files(folder: Path, suffixes: Collection[str]) -> list[Path]:
         raise UserError(f"{folder} does not exist: check the path")
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: give the folder that contains the files")
-    matching = [path for path in _visible_files(folder) if path.suffix.lower() in suffixes and path.is_file()]
-    return sorted(matching, key=lambda path: path.relative_to(folder).as_posix())
-
-
-def _visible_files(folder: Path) -> list[Path]:
-    """Visible files under a folder; links to folders are followed, but no folder is visited twice."""
     visible: list[Path] = []
     visited: set[str] = set()
-    for parent, folders, files in os.walk(folder, followlinks=True):
+    for parent, folders, files in os.walk(folder, followlinks=True):  # through links too, but no folder twice
         visited.add(os.path.realpath(parent))
         folders[:] = sorted(
             name for name in folders if not name.startswith(".") and os.path.realpath(Path(parent, name)) not in visited
         )
         visible += [Path(parent, name) for name in files if not name.startswith(".")]
-    return visible
+    matching = [path for path in visible if path.suffix.lower() in suffixes and path.is_file()]
+    return sorted(matching, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def check_not_empty(file: Path | bytes) -> None:
@@ -133,18 +115,36 @@ def read_image(file: Path | bytes, short_side: int | None = None) -> Pixels:
         check_not_empty(file)
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
             check_sides(*image.size)
-            return np.array(resize_short_side(upright_rgb(image, short_side), short_side))
+            if short_side is not None:
+                _draft(image, short_side)
+            return np.array(resize_short_side(upright_rgb(image), short_side))
 
 
-def read_image_header(file: BinaryIO, short_side: int) -> ImageHeader:
-    """Read the size at which `read_image` returns an image; raise `BadMedia` if the header suffices to refuse it."""
+def read_image_header(file: BinaryIO, short_side: int) -> tuple[int, int, bool]:
+    """Read the height and width at which `read_image` returns an image, and whether it is plain (`EncodedImage`).
+
+    Raises `BadMedia` if the header suffices to refuse it.
+    """
     with _image_errors_explained(), Image.open(file) as image:
         check_sides(*image.size)
         orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1))
         plain = image.format == "JPEG" and image.mode in ("RGB", "L") and orientation == 1
         _draft(image, short_side)
         width, height = scaled_size(image.size, short_side)
-        return ImageHeader(*((width, height) if orientation in _TRANSPOSED else (height, width)), plain)
+        return *((width, height) if orientation in _TRANSPOSED else (height, width)), plain
+
+
+def encode_jpeg(pixels: Pixels, quality: int, optimize: bool = False) -> bytes:
+    """Encode (height, width, 3) as JPEG; `optimize` makes it a little smaller and takes longer."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=quality, optimize=optimize)
+    return buffer.getvalue()
+
+
+def decode_jpeg(data: bytes | memoryview) -> Pixels:
+    """Decode what `encode_jpeg` returned to (height, width, 3)."""
+    with Image.open(io.BytesIO(data)) as image:
+        return np.asarray(image)
 
 
 @contextmanager
@@ -160,19 +160,14 @@ def _image_errors_explained() -> Iterator[None]:
         raise BadMedia(f"cannot be read as an image: {explain(error)}") from error
 
 
-def upright_rgb(image: Image.Image, short_side: int | None = None) -> Image.Image:
-    """Apply the EXIF orientation and convert to RGB; with `short_side` the decoder may skip detail above that size."""
-    if short_side is not None:
-        _draft(image, short_side)
-    return _to_rgb(ImageOps.exif_transpose(image))
-
-
 def _draft(image: Image.Image, short_side: int) -> None:
     # A JPEG may be decoded at a fraction of its size; at twice the target the resize still antialiases.
     image.draft(None, (2 * short_side, 2 * short_side))
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """Apply the EXIF orientation and convert to RGB."""
+    image = ImageOps.exif_transpose(image)
     if image.mode.startswith(_DEEP_MODES):
         return Image.fromarray(_to_8_bits(np.asarray(image))).convert("RGB")
     if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa"):
@@ -227,15 +222,10 @@ def _readable_frames(path: Path, every: int) -> Iterator[Image.Image]:
 
 def _decode_video(path: Path) -> Iterator[Pixels]:
     try:
-        import av  # noqa: F401
+        import av
     except ImportError:
-        return _decode_opencv(path)
-    return _decode_pyav(path)
-
-
-def _decode_pyav(path: Path) -> Iterator[Pixels]:
-    import av
-
+        yield from _decode_opencv(path)
+        return
     with av.open(str(path)) as container:
         if not container.streams.video:
             raise BadMedia("there is no video in the file")
@@ -245,14 +235,11 @@ def _decode_pyav(path: Path) -> Iterator[Pixels]:
         stream.codec_context.thread_count = 1
         reformatter = av.video.reformatter.VideoReformatter()  # one for all frames: it is slow to set up
         for frame in container.decode(stream):
-            yield np.asarray(_video_frame_to_rgb(frame, reformatter).to_ndarray(), np.uint8)
-
-
-def _video_frame_to_rgb(frame: "VideoFrame", reformatter: "VideoReformatter") -> "VideoFrame":
-    try:
-        return reformatter.reformat(frame, format="rgb24", threads=1)
-    except TypeError:  # an older PyAV, which has no such option and always uses one thread
-        return reformatter.reformat(frame, format="rgb24")
+            try:
+                rgb = reformatter.reformat(frame, format="rgb24", threads=1)
+            except TypeError:  # an older PyAV, which has no such option and always uses one thread
+                rgb = reformatter.reformat(frame, format="rgb24")
+            yield np.asarray(rgb.to_ndarray(), np.uint8)
 
 
 def _decode_opencv(path: Path) -> Iterator[Pixels]:

@@ -2,18 +2,16 @@
 
 import errno
 import hashlib
-import io
 import os
 import shutil
 from collections import deque
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from PIL import Image
 from rich.console import Console
 from rich.filesize import decimal
 
@@ -22,13 +20,13 @@ from unshuffle.data.media import (
     VIDEO_SUFFIXES,
     BadMedia,
     check_short_side,
+    encode_jpeg,
     find_images,
     find_videos,
     read_frames,
     read_image,
 )
-from unshuffle.data.shard_files import refuse_shards
-from unshuffle.data.source import Pixels
+from unshuffle.data.shard_files import is_shards
 from unshuffle.data.store import DATA, HEADER, INDEX, SKIPPED, Encoding, Header, Kind, Record, Store, Writer
 from unshuffle.errors import UserError
 from unshuffle.files import locked
@@ -80,8 +78,9 @@ def pack(
     The bytes depend neither on the number of workers nor on interruptions. Files that cannot be used are left out and
     listed in `Store.skipped`. A complete store of the same files and options is returned at once.
     """
-    refuse_shards(src)
-    return _run(_plan(kind, src, cached=False, **options), out, workers, Console(stderr=True, quiet=not progress))
+    if is_shards(str(src)) or ":/" in str(src):  # a Path has lost one slash of s3://
+        raise UserError(f"{src} means tar shards, which only pretrain, doctor and bench read: unpack them to a folder")
+    return _run(_plan(kind, src, cached=False, **options), out, workers, progress)
 
 
 def cached_store(
@@ -95,19 +94,14 @@ def cached_store(
 ) -> Store:
     """Open `folder` if it is a store; otherwise pack it into a store under `cache`, or open the one packed earlier."""
     if Store.is_store(folder):
-        return _open_as(kind, folder)
+        store = Store(folder)
+        if store.kind != kind:
+            raise UserError(f"{folder} is a store of {store.kind}, but {kind} are needed: give it as --{store.kind}")
+        return store
     job = _plan(kind, folder, cached=True, **options)
     identity = f"{folder.resolve()}\n{sorted(asdict(job.header).items())}"
     digest = hashlib.sha256(os.fsencode(identity)).hexdigest()[:12]
-    out = cache / f"{folder.resolve().name}-{kind}-{digest}"
-    return _run(job, out, workers, Console(stderr=True, quiet=not progress))
-
-
-def _open_as(kind: Kind, folder: Path) -> Store:
-    store = Store(folder)
-    if store.kind != kind:
-        raise UserError(f"{folder} is a store of {store.kind}, but {kind} are needed: give it as --{store.kind}")
-    return store
+    return _run(job, cache / f"{folder.resolve().name}-{kind}-{digest}", workers, progress)
 
 
 def _plan(
@@ -122,9 +116,16 @@ def _plan(
     only: Collection[str] | None = None,
 ) -> _Job:
     short_side = DEFAULT_SHORT_SIDE[kind] if short_side is None else short_side
-    _check_options(short_side, quality, every)
+    check_short_side(short_side)
+    if not 1 <= quality <= 100:
+        raise UserError(f"the JPEG quality must be between 1 and 100, not {quality}")
+    if every < 1:
+        raise UserError(f"keeping every n-th frame needs n of at least 1, not {every}")
     files = {name: path for name, path in _find(kind, src, cached).items() if only is None or name in only}
     statuses = {name: path.stat() for name, path in files.items()}
+    fingerprint = hashlib.sha256()
+    for name, status in statuses.items():
+        fingerprint.update(os.fsencode(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"))
     header = Header(
         kind=kind,
         encoding=encoding,
@@ -132,19 +133,11 @@ def _plan(
         quality=quality if encoding == "jpeg" else None,
         short_side=short_side,
         every=every if kind == "videos" else 1,
-        source=_fingerprint(statuses),
+        source=fingerprint.hexdigest(),
     )
     # Packed images are of about equal size; the length of a video is about proportional to its file size.
     weights = {name: status.st_size if kind == "videos" else 1 for name, status in statuses.items()}
     return _Job(src, files, weights, header, cached)
-
-
-def _check_options(short_side: int, quality: int, every: int) -> None:
-    check_short_side(short_side)
-    if not 1 <= quality <= 100:
-        raise UserError(f"the JPEG quality must be between 1 and 100, not {quality}")
-    if every < 1:
-        raise UserError(f"keeping every n-th frame needs n of at least 1, not {every}")
 
 
 def _find(kind: Kind, src: Path, cached: bool) -> dict[str, Path]:
@@ -158,52 +151,33 @@ def _find(kind: Kind, src: Path, cached: bool) -> dict[str, Path]:
     return {path.relative_to(src).as_posix(): path for path in paths}
 
 
-def _fingerprint(statuses: dict[str, os.stat_result]) -> str:
-    """Digest of names, sizes and modification times."""
-    digest = hashlib.sha256()
-    for name, status in statuses.items():
-        digest.update(os.fsencode(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"))
-    return digest.hexdigest()
-
-
-def _run(job: _Job, out: Path, workers: int | None, console: Console) -> Store:
+def _run(job: _Job, out: Path, workers: int | None, progress: bool) -> Store:
     if workers is not None and workers < 1:
         raise UserError(f"the number of workers must be at least 1, not {workers}")
-    with _full_disk_explained(job, out):
+    try:
         _create_folder(out)
         if not _is_complete(job, out):
             with locked(out / DATA):
                 if not _is_complete(job, out):  # by another process, while this one waited for the lock
-                    _fill(job, out, workers or os.cpu_count() or 1, console)
-    return Store(out)
-
-
-@contextmanager
-def _full_disk_explained(job: _Job, out: Path) -> Iterator[None]:
-    try:
-        yield
+                    _fill(job, out, workers or os.cpu_count() or 1, Console(stderr=True, quiet=not progress))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise _no_room(job, out, f"there is no space left on the disk of {out}") from error
+    return Store(out)
 
 
 def _no_room(job: _Job, out: Path, problem: str) -> UserError:
-    return UserError(
-        f"{problem}: free some space and run the same command again, which continues where this one stopped, "
-        f"or delete {out} and choose {_space_saving_options(job)}"
-    )
-
-
-def _space_saving_options(job: _Job) -> str:
-    """Options of the running command that lead to a smaller store or to another disk."""
+    """Return an error that names the options of the running command for a smaller store or another disk."""
     option, side, folder = "--", "short_side", "an output folder"
     if job.cached:
-        option, side, folder = "--data.", "image_short_side", "a --data.cache"
-        if job.header.kind == "videos":
-            side = "frame_short_side"
+        option, folder = "--data.", "a --data.cache"
+        side = "image_short_side" if job.header.kind == "images" else "frame_short_side"
     jpeg = f"{option}encoding jpeg, " if job.header.encoding == "raw" else ""
-    return f"{jpeg}a smaller {option}{side} or {folder} on a larger disk"
+    return UserError(
+        f"{problem}: free some space and run the same command again, which continues where this one stopped, "
+        f"or delete {out} and choose {jpeg}a smaller {option}{side} or {folder} on a larger disk"
+    )
 
 
 def _create_folder(out: Path) -> None:
@@ -220,42 +194,43 @@ def _is_complete(job: _Job, out: Path) -> bool:
     """Whether the store is complete; raise a UserError if it has other options or was packed from other files."""
     if not (out / HEADER).exists():
         return False
-    existing = Header.load(out)
-    expected = replace(job.header, complete=existing.complete)
-    if existing != expected:
-        raise _mismatch(job, out, asdict(existing), asdict(expected))
-    return existing.complete
-
-
-def _mismatch(job: _Job, out: Path, existing: dict[str, object], expected: dict[str, object]) -> UserError:
-    remedy = f"choose another output folder, or delete {out} to pack it again"
-    differing = [
-        f"{option} {value}, not {expected[option]}"
-        for option, value in existing.items()
-        if option != "source" and value != expected[option]
-    ]
-    if differing:
-        return UserError(f"{out} was packed with {' and '.join(differing)}: {remedy}")
-    return UserError(f"{out} was packed from other files than those now in {job.folder}: {remedy}")
+    existing, expected = asdict(Header.load(out)), asdict(job.header)
+    complete = bool(existing.pop("complete"))
+    differing = [name for name in existing if existing[name] != expected[name]]
+    if not differing:
+        return complete
+    cause = f"from other files than those now in {job.folder}"
+    if differing != ["source"]:
+        options = [f"{name} {existing[name]}, not {expected[name]}" for name in differing if name != "source"]
+        cause = f"with {' and '.join(options)}"
+    raise UserError(f"{out} was packed {cause}: choose another output folder, or delete {out} to pack it again")
 
 
 def _fill(job: _Job, out: Path, workers: int, console: Console) -> None:
+    kind = job.header.kind
     job.header.save(out)
     with (
-        Writer(out, job.header) as writer,
-        progress_bar(console, f"packing {job.header.kind}", len(job.files), done=len(writer.done)) as advance,
+        closing(Writer(out, job.header)) as writer,
+        progress_bar(console, f"packing {kind}", len(job.files), done=len(writer.done)) as advance,
     ):
         forecast = _SizeForecast(job, out, writer)
         remaining = {name: path for name, path in job.files.items() if name not in writer.done}
         # Closed at once on an error, or its threads would continue to decode for as long as the traceback lives.
         with closing(_encode_all(remaining, job.header, out, workers)) as results:
             for name, result in results:
-                _put(writer, name, result)
+                if isinstance(result, BadMedia):
+                    writer.skip(name, str(result))
+                else:
+                    writer.add(name, result)
                 expected = forecast.after(name)
                 size = "" if expected is None else f", about {decimal(expected)}"
                 advance(len(writer.done), f"{len(writer.skipped)} skipped{size}")
         if not writer.size:
-            raise _nothing_readable(job, writer)
+            name, reason = writer.skipped[0]
+            raise UserError(
+                f"no readable {kind.removesuffix('s')} in {job.folder} "
+                f"({counted(len(job.files), 'files')} tried; first problem: {name}: {reason}): check the files"
+            )
         writer.finish()
 
 
@@ -266,53 +241,29 @@ class _SizeForecast:
         self._job, self._out, self._writer = job, out, writer
         self._done = sum(weight for name, weight in job.weights.items() if name in writer.done)
         self._total = sum(job.weights.values())
-        self._capacity = 0
-        self._measure_capacity()
+        self._capacity = self._current_capacity()
 
     def after(self, name: str) -> int | None:
         """Expected size after one more file, None while too few are packed; a UserError if the disk is too small."""
         self._done += self._job.weights[name]
         if not self._done or len(self._writer.done) < min(50, 5 + len(self._job.files) // 20):
             return None
-        expected = self._writer.size * self._total // self._done
+        written = self._writer.size
+        expected = written * self._total // self._done
         if expected > FORECAST_MARGIN * self._capacity:
-            self._measure_capacity()
+            # It grows if files are deleted meanwhile; records that are not yet written shrink it only temporarily.
+            self._capacity = max(self._capacity, self._current_capacity())
         if expected > FORECAST_MARGIN * self._capacity:
-            raise self._too_large(expected)
+            problem = (
+                f"{self._job.folder} needs about {decimal(expected)} as a store in {self._out}, "
+                f"{decimal(written)} of it are written, and only {decimal(self._capacity - written)} are free"
+            )
+            raise _no_room(self._job, self._out, problem)
         return expected
 
-    def _measure_capacity(self) -> None:
-        """Update the largest size that the store can reach; it grows if files are deleted meanwhile.
-
-        It never shrinks, as records that are not yet written take up space only temporarily.
-        """
-        self._capacity = max(self._capacity, self._writer.size + shutil.disk_usage(self._out).free)
-
-    def _too_large(self, expected: int) -> UserError:
-        written = self._writer.size
-        problem = (
-            f"{self._job.folder} needs about {decimal(expected)} as a store in {self._out}, "
-            f"{decimal(written)} of it are written, and only {decimal(self._capacity - written)} are free"
-        )
-        return _no_room(self._job, self._out, problem)
-
-
-def _put(writer: Writer, name: str, result: Record | BadMedia) -> None:
-    if isinstance(result, BadMedia):
-        writer.skip(name, str(result))
-    else:
-        writer.add(name, result)
-
-
-def _nothing_readable(job: _Job, writer: Writer) -> UserError:
-    name, reason = writer.skipped[0]
-    return UserError(
-        f"no readable {job.header.kind.removesuffix('s')} in {job.folder} "
-        f"({counted(len(job.files), 'files')} tried; first problem: {name}: {reason}): check the files"
-    )
-
-
-_Pending = tuple[str, Record, Future[BadMedia | None]]
+    def _current_capacity(self) -> int:
+        """Return the largest size that the store can reach."""
+        return self._writer.size + shutil.disk_usage(self._out).free
 
 
 def _encode_all(
@@ -320,49 +271,31 @@ def _encode_all(
 ) -> Generator[tuple[str, Record | BadMedia]]:
     """Results in the order of the files; only a few are in progress at a time, so that memory stays bounded."""
     pool = ThreadPoolExecutor(workers)
-    pending: deque[_Pending] = deque()
+    pending: deque[Future[tuple[str, Record | BadMedia]]] = deque()
     try:
         for name, path in files.items():
-            record = Record(out)
-            pending.append((name, record, pool.submit(_encode_file, path, header, record)))
+            pending.append(pool.submit(_encode_file, name, path, header, out))
             if len(pending) >= 2 * workers:
-                yield _first_result(pending)
+                yield pending.popleft().result()
         while pending:
-            yield _first_result(pending)
+            yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-        for _, record, _ in pending:
-            record.close()
 
 
-def _first_result(pending: deque[_Pending]) -> tuple[str, Record | BadMedia]:
-    name, record, future = pending[0]
-    problem = future.result()
-    pending.popleft()
-    return name, problem or record
-
-
-def _encode_file(path: Path, header: Header, record: Record) -> BadMedia | None:
-    """Write all frames of a file into the record; return the problem if the file cannot be used."""
+def _encode_file(name: str, path: Path, header: Header, out: Path) -> tuple[str, Record | BadMedia]:
+    """Return the name with all frames of a file, or with the problem if the file cannot be used."""
+    record = Record(out)
     try:
-        for frame in _read(path, header):
-            height, width, _ = frame.shape
-            record.append(height, width, _encode_frame(frame, header))
-    except BadMedia as problem:
+        if header.kind == "images":
+            frames = iter([read_image(path, header.short_side)])
+        else:
+            frames = read_frames(path, header.short_side, header.every)
+        for frame in frames:
+            record.append(frame, frame.tobytes() if header.quality is None else encode_jpeg(frame, header.quality))
+    except BaseException as problem:
         record.close()
-        return problem
-    return None
-
-
-def _read(path: Path, header: Header) -> Iterator[Pixels]:
-    if header.kind == "images":
-        return iter([read_image(path, header.short_side)])
-    return read_frames(path, header.short_side, header.every)
-
-
-def _encode_frame(frame: Pixels, header: Header) -> bytes:
-    if header.quality is None:
-        return frame.tobytes()
-    buffer = io.BytesIO()
-    Image.fromarray(frame).save(buffer, "JPEG", quality=header.quality)
-    return buffer.getvalue()
+        if isinstance(problem, BadMedia):
+            return name, problem
+        raise
+    return name, record

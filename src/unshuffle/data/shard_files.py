@@ -3,13 +3,13 @@
 import hashlib
 import os
 import re
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,8 +60,10 @@ class ShardFile:
         return Path(self.path) if isinstance(self.fs, LocalFileSystem) else None
 
     def read_range(self, offset: int, length: int) -> bytes:
-        """Read `length` bytes from the storage."""
+        """Read `length` bytes from the disk or the storage."""
         with storage_errors_explained(self.address):
+            if self.local is not None:
+                return read_range(self.local, offset, length)
             return with_retries(lambda: bytes(self.fs.cat_file(self.path, start=offset, end=offset + length)))
 
 
@@ -74,16 +76,10 @@ def is_shards(address: str) -> bool:
     return bool(visible) and all(path.is_file() and _is_tar_name(path.name) for path in visible)
 
 
-def refuse_shards(path: Path) -> None:
-    """Raise a UserError where a command reads folders only and the path means shards."""
-    if is_shards(str(path)) or ":/" in str(path):  # a Path has lost one slash of s3://
-        raise UserError(f"{path} means tar shards, which only pretrain, doctor and bench read: unpack them to a folder")
-
-
 def find_shards(address: str) -> list[tuple[Any, str]]:
     """File system and path of every shard that an address means, without duplicates."""
-    locations = chain.from_iterable(_find(pattern) for pattern in expand_braces(address))
-    shards = {fs.unstrip_protocol(path): (fs, path) for fs, path in locations}
+    patterns = expand_braces(address)
+    shards = {fs.unstrip_protocol(path): (fs, path) for pattern in patterns for fs, path in _find(pattern)}
     for name in shards:
         if name.endswith(_COMPRESSED):
             raise UserError(f"{name} is compressed, which rules out reading single items: decompress it to .tar")
@@ -132,6 +128,9 @@ def storage_errors_explained(address: str) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise UserError(f"{address} does not exist: check the address") from error
+    except tarfile.TarError as error:
+        problem = f"is not a tar file, or is damaged or truncated ({explain(error)})"
+        raise UserError(f"{address} {problem}: create or copy it again") from error
     except ImportError as error:
         raise UserError(
             f"{address} needs a package that is not installed ({explain(error)}): pip install 'unshuffle[remote]' "

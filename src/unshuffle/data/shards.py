@@ -30,21 +30,13 @@ from unshuffle.data.media import (
     BadMedia,
     check_not_empty,
     check_short_side,
-    explain,
     image_suffixes,
     read_frames,
     read_image_header,
     scaled_size,
 )
-from unshuffle.data.shard_files import (
-    ShardCache,
-    ShardFile,
-    find_shards,
-    read_range,
-    stat_shard,
-    storage_errors_explained,
-)
-from unshuffle.data.source import EncodedImage, Items, Pixels
+from unshuffle.data.shard_files import ShardCache, ShardFile, find_shards, stat_shard, storage_errors_explained
+from unshuffle.data.source import EncodedImage, IndexedSource, Items, Pixels
 from unshuffle.data.store import Kind
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
@@ -52,7 +44,6 @@ from unshuffle.randomness import numpy_rng
 from unshuffle.wording import counted
 
 FORMAT = 1  # of the index; a cached index of another format is ignored
-GIGABYTE = 10**9
 PREFETCHED = 2  # shards that are downloaded before their turn
 
 
@@ -86,8 +77,7 @@ class Entry(NamedTuple):
     lengths: list[int]
 
 
-@dataclass(frozen=True)
-class Index:
+class Index(NamedTuple):
     """The items of one shard."""
 
     entries: list[Entry]
@@ -98,48 +88,43 @@ class Index:
 def open_shards(address: str, options: ShardOptions, cache: Path, progress: bool = True) -> "ShardSource":
     """Open all shards that an address means as one source; shards without a cached index are indexed in parallel."""
     locations = find_shards(address)
-    files: list[ShardFile] = []
-    indices: list[Index] = []
+    indexed: list[tuple[ShardFile, Index]] = []
     console = Console(stderr=True, quiet=not progress)
     pool = ThreadPoolExecutor(thread_name_prefix="index")
     try:
         with progress_bar(console, "indexing shards", len(locations)) as advance:
-            for file, index in pool.map(lambda location: _cached_index(location, options, cache), locations):
-                files.append(file)
-                indices.append(index)
-                advance(len(files))
+            for file_and_index in pool.map(lambda location: _cached_index(location, options, cache), locations):
+                indexed.append(file_and_index)
+                advance(len(indexed))
     finally:
         pool.shutdown(cancel_futures=True)
-    source = ShardSource(files, indices, options, cache)
+    source = ShardSource(indexed, options, cache)
     if not len(source):
         reason = " (first problem: {}: {})".format(*source.skipped[0]) if source.skipped else ""
         raise UserError(
-            f"there are no {options.kind} in the {counted(len(files), 'shards')} at {address}{reason}: "
+            f"there are no {options.kind} in the {counted(len(indexed), 'shards')} at {address}{reason}: "
             f"check --{options.kind}"
         )
     return source
 
 
-class ShardSource:
-    """Images or clips in tar shards; thread-safe."""
+class ShardSource(IndexedSource):
+    """Images or clips in tar shards; thread-safe. Far cheaper to read a few shards at a time, so it shuffles itself."""
 
-    def __init__(self, files: Sequence[ShardFile], indices: Sequence[Index], options: ShardOptions, cache: Path):
-        self.files, self.options = files, options
-        labels = _labels(files)
-        pairs = [(label, entry) for label, index in zip(labels, indices, strict=True) for entry in index.entries]
-        entries = [entry for _, entry in pairs]
-        self._names = [f"{label}/{entry.name}" for label, entry in pairs]
-        self.skipped = [
-            (f"{label}/{name}", reason)
-            for label, index in zip(labels, indices, strict=True)
-            for name, reason in index.skipped
-        ]
-        self._shards: Items = np.repeat(np.arange(len(files)), [len(index.entries) for index in indices])
-        self._sizes = np.array([(entry.height, entry.width) for entry in entries], np.int32).reshape(-1, 2)
-        self._frames = np.array([entry.frames for entry in entries], np.int32)
+    def __init__(self, indexed: Sequence[tuple[ShardFile, Index]], options: ShardOptions, cache: Path):
+        self.files, self.options = [file for file, _ in indexed], options
+        indices = [index for _, index in indexed]
+        labelled = list(zip(_labels(self.files), indices, strict=True))
+        entries = [entry for index in indices for entry in index.entries]
+        self.names = [f"{label}/{entry.name}" for label, index in labelled for entry in index.entries]
+        self.skipped = [(f"{label}/{name}", reason) for label, index in labelled for name, reason in index.skipped]
+        self.sizes = np.array([(entry.height, entry.width) for entry in entries], np.int64).reshape(-1, 2)
+        self.counts = np.array([entry.frames for entry in entries], np.int64)
+        self._shards: Items = np.repeat(np.arange(len(indexed)), [len(index.entries) for index in indices])
         self._plain = np.array([entry.plain for entry in entries], bool)
-        self._members = np.array([len(entry.offsets) for entry in entries], np.int64)
-        self._first = np.cumsum(self._members) - self._members
+        members = np.array([len(entry.offsets) for entry in entries], np.int64)
+        self._is_video = (members == 1) & (self.counts > 1)
+        self._first = np.cumsum(members) - members
         self._offsets = np.array([offset for entry in entries for offset in entry.offsets], np.int64)
         self._lengths = np.array([length for entry in entries for length in entry.lengths], np.int64)
         self._cache = self._open_cache(cache)
@@ -147,7 +132,7 @@ class ShardSource:
 
     def _open_cache(self, cache: Path) -> ShardCache | None:
         remote = sorted(file.size for file in self.files if file.local is None)
-        limit = int(self.options.cache_gb * GIGABYTE)
+        limit = int(self.options.cache_gb * 10**9)
         if not remote or not limit:
             return None
         # two tasks read clips, each in its own order
@@ -163,42 +148,23 @@ class ShardSource:
             )
         return ShardCache(cache / "shards" / self.options.kind, limit)
 
-    @property
-    def names(self) -> Sequence[str]:
-        """Shard and path within it, for each item."""
-        return self._names
-
-    def __len__(self) -> int:
-        """Number of items."""
-        return len(self._names)
-
-    def num_frames(self, item: int) -> int:
-        """Number of frames of one item: 1 for an image."""
-        return int(self._frames[item])
-
-    def size(self, item: int) -> tuple[int, int]:
-        """Height and width of an item's frames after the resize."""
-        height, width = self._sizes[item]
-        return int(height), int(width)
-
     def read(self, item: int, frames: Sequence[int]) -> Pixels:
         """Read the chosen frames of one item, as (len(frames), height, width, 3) RGB."""
-        self._check_frames(item, frames)
-        if self._is_video(item):
+        self.check_frames(item, frames)
+        if self._is_video[item]:
             return self._read_video(item, frames)
         return np.stack([decode(encoded) for encoded in self.read_encoded(item, frames)])
 
     @property
     def encoded(self) -> bool:
         """Whether all items consist of images, so that `read_encoded` works for every one."""
-        return not bool(((self._members == 1) & (self._frames > 1)).any())
+        return not self._is_video.any()
 
     def read_encoded(self, item: int, frames: Sequence[int]) -> list[EncodedImage]:
         """Read the chosen frames of one item as they are stored in the shard, for `decode_batch`."""
-        self._check_frames(item, frames)
-        members = [int(self._first[item]) + frame for frame in frames]
-        name, size, plain = self._names[item], self.size(item), bool(self._plain[item])
-        return [EncodedImage(name, self._bytes(item, member), *size, plain) for member in members]
+        self.check_frames(item, frames)
+        name, size, plain = self.names[item], self.size(item), bool(self._plain[item])
+        return [EncodedImage(name, self._bytes(item, frame), *size, plain) for frame in frames]
 
     def order(self, items: Items, rng: np.random.Generator) -> Items:
         """Shuffle `items` for one epoch, a few shards at a time; return the positions in `items`."""
@@ -212,19 +178,10 @@ class ShardSource:
         own: Items = items[assign_ranks(self._shards[items], seed, world_size) == rank]
         return own
 
-    def _is_video(self, item: int) -> bool:
-        return bool(self._members[item] == 1 < self._frames[item])
-
-    def _check_frames(self, item: int, frames: Sequence[int]) -> None:
-        count = self.num_frames(item)
-        for frame in frames:
-            if not 0 <= frame < count:
-                raise IndexError(f"frame {frame} of {self._names[item]} is out of range: it has {count} frames")
-
     def _read_video(self, item: int, frames: Sequence[int]) -> Pixels:
-        data, name = self._bytes(item, int(self._first[item])), self._names[item]
+        name = self.names[item]
         try:
-            with _temporary_file(data, name) as path:
+            with _temporary_file(self._bytes(item), name) as path:
                 decoded = islice(read_frames(path, self.options.short_side, self.options.every), max(frames) + 1)
                 chosen = {number: frame for number, frame in enumerate(decoded) if number in frames}
             return np.stack([chosen[frame] for frame in frames])
@@ -233,14 +190,12 @@ class ShardSource:
                 f"{name} has changed since its shard was indexed ({problem}): start again, which indexes it anew"
             ) from problem
 
-    def _bytes(self, item: int, member: int) -> bytes:
-        shard = int(self._shards[item])
+    def _bytes(self, item: int, frame: int = 0) -> bytes:
+        """Read a video file, or one frame of an item that consists of images."""
+        shard, member = int(self._shards[item]), self._first[item] + frame
         file, offset, length = self.files[shard], int(self._offsets[member]), int(self._lengths[member])
-        if file.local is not None:
-            with storage_errors_explained(file.address):
-                return read_range(file.local, offset, length)
         next_shard = self._next_shard.get(shard)
-        if self._cache is None or next_shard is None:
+        if file.local is not None or self._cache is None or next_shard is None:
             return file.read_range(offset, length)
         if self.files[next_shard].local is None:
             self._cache.prefetch(self.files[next_shard])
@@ -303,7 +258,7 @@ def _cached_index(location: tuple[Any, str], options: ShardOptions, cache: Path)
         index = index_shard(file, options)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path, shared=True) as draft:
-        draft.write_text(json.dumps({"entries": index.entries, "skipped": index.skipped}))
+        draft.write_text(json.dumps(index._asdict()))
     return file, index
 
 
@@ -312,7 +267,7 @@ def index_shard(file: ShardFile, options: ShardOptions) -> Index:
     good: dict[str, Entry] = {}
     bad: dict[str, str] = {}
     suffixes = image_suffixes() | (VIDEO_SUFFIXES if options.kind == "videos" else frozenset())
-    with storage_errors_explained(file.address), _tar_errors_explained(file), file.fs.open(file.path, "rb") as raw:
+    with storage_errors_explained(file.address), file.fs.open(file.path, "rb") as raw:
         for tar, member in _members(raw):
             name = str(PurePosixPath(member.name))
             if _suffix(name) not in suffixes:
@@ -339,15 +294,6 @@ def _members(raw: BinaryIO) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]
         raw.seek(tar.offset)
         if raw.read(tarfile.BLOCKSIZE).strip(b"\0"):
             raise tarfile.ReadError("no header where the next one should be")
-
-
-@contextmanager
-def _tar_errors_explained(file: ShardFile) -> Iterator[None]:
-    try:
-        yield
-    except tarfile.TarError as error:
-        problem = f"is not a tar file, or is damaged or truncated ({explain(error)})"
-        raise UserError(f"{file.address} {problem}: create or copy it again") from error
 
 
 def _entry(name: str, tar: tarfile.TarFile, member: tarfile.TarInfo, options: ShardOptions) -> Entry:
@@ -391,20 +337,14 @@ def _join_frames(good: dict[str, Entry], bad: dict[str, str], every: int) -> tup
         elif len(frames) < MIN_FRAMES:
             problems[key] = f"a clip needs at least {MIN_FRAMES} frames and this one gives {len(frames)}"
         else:
-            joined[key] = _clip(key, frames)
+            joined[key] = frames[0]._replace(
+                name=key,
+                frames=len(frames),
+                plain=all(frame.plain for frame in frames),
+                offsets=[frame.offsets[0] for frame in frames],
+                lengths=[frame.lengths[0] for frame in frames],
+            )
     return joined, problems
-
-
-def _clip(key: str, frames: Sequence[Entry]) -> Entry:
-    return Entry(
-        key,
-        frames[0].height,
-        frames[0].width,
-        len(frames),
-        all(frame.plain for frame in frames),
-        [frame.offsets[0] for frame in frames],
-        [frame.lengths[0] for frame in frames],
-    )
 
 
 def _key(name: str) -> str:

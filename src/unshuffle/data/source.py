@@ -45,15 +45,34 @@ class FlatSource(Source, Protocol):
         """Return the bytes of all frames, and the offset of each item."""
 
 
-@runtime_checkable
-class OrderedSource(Source, Protocol):
-    """A source that is far cheaper to read in some orders than in others, and therefore shuffles itself."""
+class IndexedSource:
+    """The common part of sources that list the shapes of all their items in memory."""
 
-    def order(self, items: Items, rng: np.random.Generator) -> Items:
-        """Shuffle `items` for one epoch; return the positions in `items` in the order of reading."""
+    names: Sequence[str]
+    counts: Items
+    """Number of frames of each item."""
+    sizes: Items
+    """(items, 2) height and width of each item's frames."""
 
-    def rank_items(self, items: Items, seed: int, rank: int, world_size: int) -> Items:
-        """Return the rank's slice of `items`; every item belongs to exactly one rank."""
+    def __len__(self) -> int:
+        """Number of items."""
+        return len(self.names)
+
+    def num_frames(self, item: int) -> int:
+        """Number of frames of one item: 1 for an image."""
+        return int(self.counts[item])
+
+    def size(self, item: int) -> tuple[int, int]:
+        """Height and width of an item's frames."""
+        height, width = self.sizes[item].tolist()
+        return height, width
+
+    def check_frames(self, item: int, frames: Sequence[int]) -> None:
+        """Raise an IndexError for a frame that the item does not have."""
+        count = self.num_frames(item)
+        for frame in frames:
+            if not 0 <= frame < count:
+                raise IndexError(f"frame {frame} of {self.names[item]} is out of range: it has {count} frames")
 
 
 @dataclass(frozen=True)
@@ -66,15 +85,3 @@ class EncodedImage:
     width: int
     plain: bool
     """Whether it is an upright JPEG in RGB or grayscale, which any JPEG decoder reads as Pillow does."""
-
-
-@runtime_checkable
-class EncodedSource(Source, Protocol):
-    """A source that can return its frames encoded, to be decoded on the device."""
-
-    @property
-    def encoded(self) -> bool:
-        """Whether `read_encoded` works for every item."""
-
-    def read_encoded(self, item: int, frames: Sequence[int]) -> list[EncodedImage]:
-        """Read the chosen frames of one item; once decoded they have the size that `size` returns."""

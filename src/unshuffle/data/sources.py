@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -93,39 +93,18 @@ class Media:
         data, address = self.config.data, str(address)  # from Python it may be a Path
         short_side = data.image_short_side if medium == "images" else data.frame_short_side
         source: Store | ShardSource
+        details: dict[str, Any]
         if is_shards(address):
-            source = shards = self._open_shards(medium, address, short_side)
-            facts = SourceFacts(
-                medium,
-                address,
-                len(source),
-                len(source.skipped),
-                "shards",
-                short_side,
-                shards=len(shards.files),
-            )
+            options = ShardOptions(medium, short_side, data.frame_every, data.shard_window, data.shard_cache_gb)
+            source = open_shards(address, options, data.cache.expanduser(), self.progress)
+            details = {"storage": "shards", "short_side": short_side, "shards": len(source.files)}
         else:
-            source = store = self._open_folder(medium, Path(address).expanduser(), short_side)
-            facts = SourceFacts(
-                medium,
-                address,
-                len(source),
-                len(source.skipped),
-                "store",
-                store.header.short_side,
-                path=str(store.path),
-            )
-        self.facts.append(facts)
+            source = self._open_folder(medium, Path(address).expanduser(), short_side)
+            details = {"storage": "store", "short_side": source.header.short_side, "path": str(source.path)}
+        self.facts.append(SourceFacts(medium, address, len(source), len(source.skipped), **details))
         self.skipped.extend(source.skipped)
         self._check_bad_fraction(source.skipped, len(source) + len(source.skipped), medium)
         return source
-
-    def _open_shards(self, medium: Kind, address: str, short_side: int) -> ShardSource:
-        data = self.config.data
-        options = ShardOptions(
-            medium, short_side, every=data.frame_every, window=data.shard_window, cache_gb=data.shard_cache_gb
-        )
-        return open_shards(address, options, data.cache.expanduser(), self.progress)
 
     def _open_folder(self, medium: Kind, folder: Path, short_side: int) -> Store:
         data = self.config.data

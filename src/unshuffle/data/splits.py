@@ -21,7 +21,6 @@ SPLITS = (1, 2, 3)
 Side = Literal["train", "test"]
 HMDB_SUFFIX = "_test_split{}.txt"
 HMDB_FLAGS: dict[Side, str] = {"train": "1", "test": "2"}
-HMDB_UNUSED = "0"
 _ADDRESS = re.compile(r"(train|test)(?:list0?|_split)([123])(?:\.txt)?")
 
 
@@ -39,9 +38,6 @@ class SplitList:
     classes: tuple[str, ...]
     absent: tuple[str, ...] = ()
     """Videos that the list names and the folder lacks."""
-
-    def __len__(self) -> int:
-        return len(self.names)
 
 
 def is_split_list(address: Path) -> bool:
@@ -79,19 +75,15 @@ def _read_ucf(lists: Path, videos: Path, number: int, side: Side) -> SplitList:
     rows = _rows(lists / "classInd.txt", columns=(2,))
     if [index for index, _ in rows] != [str(position + 1) for position in range(len(rows))]:
         raise UserError(f"{lists / 'classInd.txt'} does not number its classes 1, 2, 3 ...")
-    classes = tuple(name for _, name in rows)
-    listed = _read_ucf_list(lists / f"{side}list{number:02d}.txt", {name: label for label, name in enumerate(classes)})
-    return _find_videos(videos, "UCF-101", number, classes, listed)
-
-
-def _read_ucf_list(path: Path, numbers: dict[str, int]) -> list[tuple[str, int]]:
+    numbers = {name: index for index, name in rows}
+    path = lists / f"{side}list{number:02d}.txt"
     listed = []
     for name, *stated in _rows(path, columns=(1, 2)):
-        label = numbers.get(PurePosixPath(name).parent.name)
-        if label is None or (stated and stated != [str(label + 1)]):
+        class_number = numbers.get(PurePosixPath(name).parent.name)
+        if class_number is None or stated not in ([], [class_number]):
             raise UserError(f"{path} has a line that does not fit classInd.txt: {' '.join([name, *stated])}")
-        listed.append((name, label))
-    return listed
+        listed.append((name, int(class_number) - 1))
+    return _find_videos(videos, "UCF-101", number, tuple(name for _, name in rows), listed)
 
 
 def _read_hmdb(lists: Path, videos: Path, number: int, side: Side) -> SplitList:
@@ -101,7 +93,7 @@ def _read_hmdb(lists: Path, videos: Path, number: int, side: Side) -> SplitList:
     listed: list[tuple[str, int]] = []
     for label, (name, path) in enumerate(paths.items()):
         for video, flag in _rows(path, columns=(2,)):
-            if flag not in (HMDB_UNUSED, *HMDB_FLAGS.values()):
+            if flag not in ("0", *HMDB_FLAGS.values()):
                 raise UserError(f"{path} has the flag {flag} for {video}, and there are only 0, 1 and 2")
             if flag == HMDB_FLAGS[side]:
                 listed.append((f"{name}/{video}", label))
@@ -130,8 +122,12 @@ def _find_videos(
     A video is found by class and name whatever its suffix, as many people convert them. It may lie in the folder of its
     class, however deep, or directly in the folder of all videos.
     """
+    if Store.is_store(folder):
+        available = Store(folder).names
+    else:
+        available = [path.relative_to(folder).as_posix() for path in find_videos(folder)]
     present: dict[str, str] = {}
-    for name in _video_names(folder):
+    for name in available:
         key = _key(name)
         if key in present:
             raise UserError(f"{folder} has two videos for {key}: {present[key]} and {name}")
@@ -147,12 +143,6 @@ def _find_videos(
             labels.append(label)
     check_missing(absent, len(listed), f"listed videos are not in {folder}")
     return SplitList(dataset, number, folder, tuple(names), tuple(labels), classes, tuple(absent))
-
-
-def _video_names(folder: Path) -> Sequence[str]:
-    if Store.is_store(folder):
-        return Store(folder).names
-    return [path.relative_to(folder).as_posix() for path in find_videos(folder)]
 
 
 def _key(name: str) -> str:

@@ -16,14 +16,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
-from PIL import Image
 
-from unshuffle.data.source import Pixels
+from unshuffle.data.media import decode_jpeg
+from unshuffle.data.source import IndexedSource, Items, Pixels
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
 
@@ -80,9 +78,9 @@ class Record:
         self.lengths: list[int] = []
         self._spool = SpooledTemporaryFile(SPOOL_BYTES, dir=str(folder))  # noqa: SIM115
 
-    def append(self, height: int, width: int, chunk: bytes) -> None:
-        """Add a frame of the same size as those before it."""
-        self.height, self.width = height, width
+    def append(self, frame: Pixels, chunk: bytes) -> None:
+        """Add a frame of the same size as those before it, encoded as a chunk of bytes."""
+        self.height, self.width, _ = frame.shape
         self.lengths.append(len(chunk))
         self.crc32 = zlib.crc32(chunk, self.crc32)
         self._spool.write(chunk)
@@ -98,12 +96,13 @@ class Record:
         self._spool.close()
 
 
-class Store:
+class Store(IndexedSource):
     """A complete store, read-only; thread-safe, and picklable (the copy opens the store again)."""
 
     def __init__(self, path: Path):
         self.path = Path(path)
         self.header = Header.load(self.path)
+        self.kind, self.encoding = self.header.kind, self.header.encoding
         if not self.header.complete:
             raise UserError(f"{self.path} is incomplete: run the same pack again to finish it")
         try:
@@ -113,24 +112,22 @@ class Store:
 
     def _open(self) -> None:
         rows = _read_rows(self.path / INDEX)
-        self._names: list[str] = [row["name"] for row in rows]
-        self._sizes: list[tuple[int, int]] = [(row["height"], row["width"]) for row in rows]
+        lengths = [_lengths(row) for row in rows]
+        self.names = [row["name"] for row in rows]
+        self.sizes = np.array([(row["height"], row["width"]) for row in rows])
+        self.counts = np.array([len(frames) for frames in lengths])
         self._crcs: list[int] = [row["crc32"] for row in rows]
-        self._counts = np.array([_num_frames(row) for row in rows])
-        self._first = np.cumsum(self._counts) - self._counts
+        self._first = np.cumsum(self.counts) - self.counts
         # Byte offsets of all frames of all items, and of the end.
-        lengths = chain([0], *map(_lengths, rows))
-        self._starts = np.cumsum(np.fromiter(lengths, np.int64))
-        self._check([row["offset"] for row in rows])
-        self._data: Pixels = np.asarray(np.memmap(self.path / DATA, np.uint8, mode="r"))
-        self._checked = np.zeros(len(rows), bool)
-
-    def _check(self, offsets: list[int]) -> None:
+        self._starts = np.cumsum(np.fromiter(chain([0], *lengths), np.int64))
         size = (self.path / DATA).stat().st_size
         if size != self._starts[-1]:
             raise ValueError(f"{DATA} has {size} bytes, but the index lists {self._starts[-1]}")
-        if not np.array_equal(offsets, self._starts[self._first]) or len(set(self._names)) < len(self._names):
+        offsets = [row["offset"] for row in rows]
+        if not np.array_equal(offsets, self._starts[self._first]) or len(set(self.names)) < len(self):
             raise ValueError(f"{INDEX} is inconsistent")
+        self._data: Pixels = np.asarray(np.memmap(self.path / DATA, np.uint8, mode="r"))
+        self._checked = np.zeros(len(rows), bool)
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
         return type(self), (self.path,)
@@ -141,48 +138,22 @@ class Store:
         return (path / HEADER).is_file() and (path / DATA).is_file()
 
     @property
-    def kind(self) -> Kind:
-        """Whether the store holds images or videos."""
-        return self.header.kind
-
-    @property
-    def encoding(self) -> Encoding:
-        """Whether frames are stored raw or as JPEG."""
-        return self.header.encoding
-
-    @property
     def skipped(self) -> list[tuple[str, str]]:
         """Name and reason for each file that could not be used."""
         return [(row["name"], row["reason"]) for row in _read_rows(self.path / SKIPPED)]
 
-    @property
-    def names(self) -> Sequence[str]:
-        """Paths relative to the packed folder."""
-        return self._names
-
-    def __len__(self) -> int:
-        """Number of items."""
-        return len(self._names)
-
-    def num_frames(self, item: int) -> int:
-        """Number of frames of one item: 1 for an image."""
-        return int(self._counts[item])
-
-    def size(self, item: int) -> tuple[int, int]:
-        """Height and width of an item's frames."""
-        return self._sizes[item]
-
     def read(self, item: int, frames: Sequence[int]) -> Pixels:
         """Read the chosen frames of one item, as (len(frames), height, width, 3) RGB."""
-        first, count = self._first[item], self._counts[item]
-        starts = self._starts[first : first + count + 1]
+        self.check_frames(item, frames)
+        first = self._first[item]
+        starts = self._starts[first : first + self.counts[item] + 1]
         if not self._checked[item]:
             self._verify(item, self._data[starts[0] : starts[-1]])
-        pixels = np.empty((len(frames), *self.size(item), 3), np.uint8)
+        shape = (*self.size(item), 3)
+        pixels = np.empty((len(frames), *shape), np.uint8)
         for position, frame in enumerate(frames):
-            if not 0 <= frame < count:
-                raise IndexError(f"frame {frame} of {self._names[item]} is out of range: it has {count} frames")
-            pixels[position] = self._decode(self._data[starts[frame] : starts[frame + 1]], item)
+            chunk = self._data[starts[frame] : starts[frame + 1]]
+            pixels[position] = chunk.reshape(shape) if self.encoding == "raw" else decode_jpeg(chunk.data)
         return pixels
 
     @property
@@ -190,24 +161,17 @@ class Store:
         """Size of all frames in bytes; None if they are compressed."""
         return len(self._data) if self.encoding == "raw" else None
 
-    def flat(self) -> tuple[Pixels, npt.NDArray[np.int64]]:
+    def flat(self) -> tuple[Pixels, Items]:
         """Verify all checksums; return the bytes of all frames, and the offset of each item."""
-        ends = np.append(self._starts[self._first[1:]], self._starts[-1])
+        starts, ends = self._starts[self._first], self._starts[self._first + self.counts]
         with ThreadPoolExecutor() as pool:
-            starts = self._starts[self._first]
             records = (self._data[start:end] for start, end in zip(starts, ends, strict=True))
             list(pool.map(self._verify, range(len(self)), records))
         return self._data, starts
 
-    def _decode(self, chunk: Pixels, item: int) -> Pixels:
-        if self.encoding == "raw":
-            return chunk.reshape(*self.size(item), 3)
-        with Image.open(io.BytesIO(chunk.data)) as image:
-            return np.asarray(image)
-
     def _verify(self, item: int, record: Pixels) -> None:
         if zlib.crc32(record.data) != self._crcs[item]:
-            raise _damaged(self.path, f"wrong checksum of {self._names[item]}")
+            raise _damaged(self.path, f"wrong checksum of {self.names[item]}")
         self._checked[item] = True
 
 
@@ -230,12 +194,8 @@ class Writer:
             self._files.enter_context((folder / name).open("ab")) for name in (DATA, INDEX, SKIPPED)
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the files, whether the store is complete or not."""
         self._files.close()
 
     def add(self, name: str, record: Record) -> None:
@@ -266,10 +226,6 @@ def _damaged(folder: Path, problem: str) -> UserError:
     return UserError(f"{folder} is damaged ({problem}): delete it and pack it again")
 
 
-def _num_frames(row: Row) -> int:
-    return row["frames"] if "frames" in row else len(row["lengths"])
-
-
 def _lengths(row: Row) -> list[int]:
     """Size of each frame in bytes; only compressed frames differ in size."""
     return row["lengths"] if "lengths" in row else [row["height"] * row["width"] * 3] * row["frames"]
@@ -295,20 +251,13 @@ def _truncate_to_usable(path: Path, usable: Callable[[Row], bool] = lambda row: 
     rows: list[Row] = []
     size = 0
     for line in path.read_bytes().splitlines(keepends=True):
-        row = _parse_row(line)
-        if row is None or not usable(row):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            break
+        if not line.endswith(b"\n") or not usable(row):
             break
         rows.append(row)
         size += len(line)
     os.truncate(path, size)
     return rows
-
-
-def _parse_row(line: bytes) -> Row | None:
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        row: Row = json.loads(line)
-    except ValueError:
-        return None
-    return row

@@ -50,22 +50,17 @@ OBJECTS: dict[str, Parts] = {
     "tree": [
         _box(0.43, 0.55, 0.57, 0.98),
         _disc(0.5, 0.35, 0.32),
-        _disc(0.3, 0.5, 0.17),
-        _disc(0.7, 0.5, 0.17),
+        *[_disc(x, 0.5, 0.17) for x in (0.3, 0.7)],
     ],
     "car": [
         _box(0.02, 0.5, 0.98, 0.75),
         _polygon((0.2, 0.5), (0.32, 0.27), (0.66, 0.27), (0.8, 0.5)),
-        _disc(0.24, 0.76, 0.13),
-        _disc(0.76, 0.76, 0.13),
-        _disc(0.24, 0.76, 0.05),
-        _disc(0.76, 0.76, 0.05),
+        *[_disc(x, 0.76, radius) for radius in (0.13, 0.05) for x in (0.24, 0.76)],
         _box(0.9, 0.53, 0.98, 0.61),
     ],
     "face": [
         _ellipse(0.5, 0.5, 0.38, 0.47),
-        _disc(0.35, 0.4, 0.075),
-        _disc(0.65, 0.4, 0.075),
+        *[_disc(x, 0.4, 0.075) for x in (0.35, 0.65)],
         _polygon((0.5, 0.45), (0.43, 0.62), (0.57, 0.62)),
         _polygon((0.3, 0.72), (0.5, 0.77), (0.7, 0.72), (0.5, 0.86)),
     ],
@@ -98,13 +93,10 @@ OBJECTS: dict[str, Parts] = {
         _polygon((0.42, 0.87), (0.58, 0.87), (0.5, 1.0)),
     ],
     "butterfly": [
-        _ellipse(0.26, 0.34, 0.23, 0.27),
-        _ellipse(0.74, 0.34, 0.23, 0.27),
-        _ellipse(0.3, 0.74, 0.17, 0.19),
-        _ellipse(0.7, 0.74, 0.17, 0.19),
+        *[_ellipse(x, 0.34, 0.23, 0.27) for x in (0.26, 0.74)],
+        *[_ellipse(x, 0.74, 0.17, 0.19) for x in (0.3, 0.7)],
         _ellipse(0.5, 0.52, 0.06, 0.38),
-        _disc(0.24, 0.34, 0.08),
-        _disc(0.76, 0.34, 0.08),
+        *[_disc(x, 0.34, 0.08) for x in (0.24, 0.76)],
     ],
     "mushroom": [
         _polygon((0.4, 0.5), (0.6, 0.5), (0.68, 0.97), (0.32, 0.97)),
@@ -116,8 +108,7 @@ OBJECTS: dict[str, Parts] = {
     "robot": [
         _box(0.48, 0.02, 0.52, 0.15),
         _box(0.3, 0.13, 0.7, 0.38),
-        _disc(0.41, 0.25, 0.05),
-        _disc(0.59, 0.25, 0.05),
+        *[_disc(x, 0.25, 0.05) for x in (0.41, 0.59)],
         _box(0.24, 0.42, 0.76, 0.74),
         _box(0.08, 0.44, 0.2, 0.7),
         _box(0.8, 0.44, 0.92, 0.7),
@@ -204,12 +195,9 @@ def _paint(canvas: Image.Image, parts: Parts, pose: Pose, appearance: Appearance
         wave = 128 + 127 * appearance.contrast * np.sin(
             appearance.frequency[0] * x + appearance.frequency[1] * y + appearance.phase
         )
-        shade = Image.fromarray(wave.astype(np.uint8)).convert("RGB")
         # 128 leaves a colour unchanged; the wave darkens and lightens around it
-        shaded = Image.fromarray(
-            np.clip(np.asarray(canvas, np.int32) * np.asarray(shade, np.int32) // 128, 0, 255).astype(np.uint8)
-        )
-        canvas.paste(shaded, mask=mask)
+        shaded = np.asarray(canvas, np.int32) * wave.astype(np.int32)[..., None] // 128
+        canvas.paste(Image.fromarray(np.clip(shaded, 0, 255).astype(np.uint8)), mask=mask)
 
 
 def _jitter_parts(parts: Parts, rng: np.random.Generator, amount: float = 0.08) -> Parts:

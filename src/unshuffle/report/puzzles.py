@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from unshuffle.data.crops import resize
-from unshuffle.data.held_out import HeldOut, encode_jpeg
+from unshuffle.data.held_out import HeldOut
+from unshuffle.data.media import encode_jpeg
 from unshuffle.data.source import Pixels
 from unshuffle.data.squares import Squares
 from unshuffle.permutations import inverse
@@ -88,7 +89,7 @@ def solve_puzzles(snapshot: Snapshot, task: str, count: int) -> Puzzles:
 
 def data_uri(pixels: Pixels, quality: int) -> str:
     """Return (H, W, 3) bytes as a data: URI of a JPEG."""
-    return f"data:image/jpeg;base64,{base64.b64encode(encode_jpeg(pixels, quality)).decode()}"
+    return f"data:image/jpeg;base64,{base64.b64encode(encode_jpeg(pixels, quality, optimize=True)).decode()}"
 
 
 def thumbnails(frames: Tensor, side: int) -> list[str]:
