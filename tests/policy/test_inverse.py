@@ -1,13 +1,9 @@
 import numpy as np
-import pytest
 import torch
 
 from unshuffle.config import PolicyConfig
-from unshuffle.errors import UserError
-from unshuffle.policy.groups import Episode, Groups
-from unshuffle.policy.inverse import Inverse, inverted
+from unshuffle.policy.groups import Episode, Groups, inverted
 from unshuffle.policy.reinforce import Reinforce
-from unshuffle.policy.uniform import Uniform
 
 FLOOR = 0.02
 
@@ -17,15 +13,14 @@ def groups_of(sizes: list[float]) -> Groups:
 
 
 def acting(sampler: Reinforce, groups: Groups) -> torch.Tensor:
-    """The behaviour of the inverse, which has no exploration here."""
-    inverse = Inverse(sampler, FLOOR)
+    """The behaviour for these groups, without exploration."""
     sampler.groups = groups
-    inverse.act()
+    sampler.act()
     return sampler.behaviour
 
 
 def policy(**options: bool | float) -> Reinforce:
-    config = PolicyConfig(num_groups=4, exploration=0.0, **options)  # type: ignore[arg-type]
+    config = PolicyConfig(num_groups=4, exploration=0.0, inverse=True, inverse_floor=FLOOR, **options)  # type: ignore[arg-type]
     return Reinforce(config, num_permutations=24, seed=0)
 
 
@@ -49,17 +44,11 @@ def test_an_empty_group_stays_empty() -> None:
 
 
 def test_learns_as_the_policy_does() -> None:
-    plain, within = policy(), policy()
+    sampler = policy()
     groups = groups_of([0.25] * 4)
     for _ in range(30):
-        for sampler in (plain, within):
-            for counts, reward in ([4.0, 1, 0, 0], 1.0), ([0.0, 1, 4, 0], 0.0):
-                sampler.learn(Episode(groups, groups.sizes, torch.tensor(counts), 0, 0.0, reward))
-    assert plain.probabilities(groups).argmax() == 0
-    inverse = acting(within, groups)
+        for counts, reward in ([4.0, 1, 0, 0], 1.0), ([0.0, 1, 4, 0], 0.0):
+            sampler.learn(Episode(groups, groups.sizes, torch.tensor(counts), 0, 0.0, reward))
+    assert sampler.probabilities(groups).argmax() == 0
+    inverse = acting(sampler, groups)
     assert inverse.argmin() == 0 and inverse[0] < 0.2
-
-
-def test_uniform_sampling_has_no_inverse() -> None:
-    with pytest.raises(UserError, match="needs a sampler that prefers some groups"):
-        Inverse(Uniform(4), FLOOR)

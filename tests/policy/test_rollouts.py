@@ -14,8 +14,7 @@ from torch import Tensor
 from unshuffle.config import PolicyConfig
 from unshuffle.policy import rollouts as rollouts_module
 from unshuffle.policy.groups import Groups
-from unshuffle.policy.inverse import Inverse
-from unshuffle.policy.rollouts import Rollouts, advantages, one_group_preferred, reliability, run_rollouts
+from unshuffle.policy.rollouts import PREFERENCE, Rollouts, advantages, reliability, run_rollouts
 from unshuffle.policy.sampler import SampleCounts, Sampler, build_sampler
 from unshuffle.policy.state import PermutationValidation
 
@@ -127,8 +126,11 @@ def test_a_group_without_rollout_has_the_average_advantage() -> None:
 def test_half_of_the_samples_are_of_one_group_and_half_of_all(counts: list[int], data: st.DataObject) -> None:
     group = data.draw(st.integers(0, len(counts) - 1))
     sizes = torch.tensor(counts) / sum(counts)
-    preferred = one_group_preferred(sizes, group)
-    expected = [0.5 * (place == group) + 0.5 * size / sum(counts) for place, size in enumerate(counts)]
+    sampler = Rollouts(PolicyConfig(sampler="rollouts", num_groups=len(counts), exploration=0.0), sum(counts), seed=0)
+    sampler.groups = Groups(torch.empty(0, dtype=torch.int64), sizes, torch.ones_like(sizes))
+    sampler.prefer(group)
+    preferred = sampler.behaviour
+    expected = [0.5 * (index == group) + 0.5 * size / sum(counts) for index, size in enumerate(counts)]
     np.testing.assert_allclose(preferred, expected, atol=1e-6)
     assert float(preferred.sum()) == pytest.approx(1, abs=1e-6)
 
@@ -178,7 +180,7 @@ def test_no_other_policy_has_more_advantage_and_entropy(sizes: list[float], monk
     sampler = Rollouts(config(entropy_weight=0.3), COUNT, seed=0)
     monkeypatch.setattr(rollouts_module, "advantages", lambda errors, count: advantage)
     for _ in range(60):  # earlier rollouts count half as much with each
-        sampler.learn(after([0.0]))
+        sampler.learn_from_rollouts(after([0.0]))
     present = groups.sizes > 0
 
     def objective(pi: Tensor) -> float:
@@ -196,7 +198,7 @@ def test_the_last_rollouts_count_half(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler, measured = started(), [torch.tensor([1.0, 0, 0, -1]), torch.tensor([0.0, 1, 0, -1])]
     monkeypatch.setattr(rollouts_module, "advantages", lambda errors, count: measured.pop(0))
     for _ in range(2):
-        sampler.learn(after([0.0]))
+        sampler.learn_from_rollouts(after([0.0]))
     assert sampler.advantage.tolist() == [0.25, 0.5, 0, -0.75]
 
 
@@ -212,7 +214,7 @@ def test_a_rollout_for_each_group_that_has_members() -> None:
     sampler = started("permutations")
     observe(sampler, (0.6, 0.6, 1.5, 1.5), iteration=10)
     assert sampler.num_rollouts == 2
-    advantage = sampler.learn(after([0.4, 0.5]))
+    advantage = sampler.learn_from_rollouts(after([0.4, 0.5]))
     sampler.act()
     assert advantage[0] > 0 > advantage[1] and advantage[2:].tolist() == [0, 0]
     assert sampler.behaviour[0] > 0.55 and sampler.behaviour[2:].tolist() == [0, 0]
@@ -226,7 +228,9 @@ def test_preferring_a_group_changes_the_samples(grouping: str) -> None:
     for group in range(4):
         before, later = sampler.propose(2000, 2, torch.Generator().manual_seed(0)), None
         sampler.prefer(group)
-        torch.testing.assert_close(sampler.behaviour, 0.8 * one_group_preferred(sizes, group) + 0.2 * sizes)
+        expected = 0.8 * (1 - PREFERENCE) * sizes + 0.2 * sizes
+        expected[group] += 0.8 * PREFERENCE
+        torch.testing.assert_close(sampler.behaviour, expected)
         later = sampler.propose(2000, 2, torch.Generator().manual_seed(0))
         if before.selection is not None and later.selection is not None:
             assert not torch.equal(before.selection.log_weights, later.selection.log_weights)
@@ -243,7 +247,7 @@ def test_the_better_group_is_sampled_more_often(grouping: str, better: int) -> N
     errors[better] = 0.3
     for _ in range(2):
         before = sampler.behaviour.clone()
-        advantage = sampler.learn(after(errors))
+        advantage = sampler.learn_from_rollouts(after(errors))
         sampler.act()
         assert (sampler.behaviour / before).argmax() == better and sampler.behaviour[better] > before[better]
     expected = (np.mean(errors) - np.array(errors)) / np.std(errors, ddof=1)
@@ -258,7 +262,7 @@ def test_the_preference_stays_after_a_drop_of_the_learning_rate(grouping: str) -
     sampler = Rollouts(config(grouping), COUNT, seed=0, milestones=[10])
     observe(sampler)
     assert sampler.groups is not None
-    sampler.learn(after([0.3, 0.4, 0.5, 0.6]))
+    sampler.learn_from_rollouts(after([0.3, 0.4, 0.5, 0.6]))
     sampler.act()
     before = sampler.behaviour.clone()
     assert float(before[0]) > 1.2 * float(sampler.groups.sizes[0])
@@ -290,8 +294,7 @@ class FakeTrainer:
         self.trained += count
 
     def validate(self, task: str) -> PermutationValidation:
-        sampler = self.samplers[task]
-        learner = sampler.sampler if isinstance(sampler, Inverse) else sampler
+        learner = self.samplers[task]
         assert isinstance(learner, Rollouts) and learner.groups is not None
         preferred = int((learner.behaviour - 0.5 * learner.groups.sizes).argmax())
         wrong = round(self.errors[task][preferred] * COUNT)

@@ -14,7 +14,6 @@ from unshuffle.config import PolicyConfig
 from unshuffle.errors import UserError
 from unshuffle.policy.exp3 import Exp3
 from unshuffle.policy.groups import Episode, GroupSampler, PairGrouping, PermutationGrouping, select
-from unshuffle.policy.inverse import Inverse
 from unshuffle.policy.ranked import Ranked
 from unshuffle.policy.reinforce import Reinforce
 from unshuffle.policy.rollouts import Rollouts
@@ -60,10 +59,9 @@ class Loop:
 
     @property
     def inner(self) -> GroupSampler:
-        """The sampler of groups, within its inverse or by itself."""
-        inner = self.sampler.sampler if isinstance(self.sampler, Inverse) else self.sampler
-        assert isinstance(inner, GroupSampler)
-        return inner
+        """The sampler of groups."""
+        assert isinstance(self.sampler, GroupSampler)
+        return self.sampler
 
     @property
     def behaviour(self) -> Tensor:
@@ -154,8 +152,6 @@ def test_the_sampler_that_the_config_names() -> None:
             sampler = build_sampler(config(name, grouping=grouping), 12, 0, milestones=[3])
             assert isinstance(sampler, kind) and isinstance(sampler.grouping, grouping_kind)
             assert sampler.history.milestones == (3,)
-            inverse = build_sampler(config(name, grouping=grouping, inverse=True), 12, 0)
-            assert isinstance(inverse, Inverse) and type(inverse.sampler) is kind
     assert type(build_sampler(config("uniform", grouping="pairs"), 12, 0)) is Uniform
 
 
@@ -436,22 +432,10 @@ def test_hard_first_prefers_the_lowest_median() -> None:
 
 
 def spy(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> list[Episode]:
-    """The episodes that the sampler learns from; every episode with a reward, if the sampler never learns."""
+    """The episodes that the sampler learns from."""
     learned: list[Episode] = []
-    inner = loop.inner
-    real = inner.end_episode
-
-    def end_episode(validation: PermutationValidation, sampled: SampleCounts, iteration: int) -> Episode | None:
-        episode = real(validation, sampled, iteration)
-        if episode is not None and episode.reward is not None:
-            learned.append(episode)
-        return episode
-
-    if isinstance(inner, Reinforce | Exp3):
-        learn = inner.learn
-        monkeypatch.setattr(inner, "learn", lambda episode: (learned.append(episode), learn(episode)))
-    else:
-        monkeypatch.setattr(inner, "end_episode", end_episode)
+    learn = loop.inner.learn
+    monkeypatch.setattr(loop.inner, "learn", lambda episode: (learned.append(episode), learn(episode)))
     return learned
 
 
@@ -800,7 +784,7 @@ def test_resumes_in_the_middle_of_an_episode(
                 errors = torch.tensor(
                     [[math.sin(end + group + sample / 9) for sample in range(3)] for group in range(4)]
                 )
-                record.append(loop.sampler.learn(errors))
+                record.append(loop.sampler.learn_from_rollouts(errors))
                 loop.sampler.act()
             record.append(vars(loop.sampler.preference or Preference([], [])))
         return record
@@ -838,7 +822,7 @@ def test_a_rollout_is_undone_by_the_state_before_it(grouping: str, saved_and_loa
     loop = loop_of("rollouts", grouping=grouping)
     loop.observe(seen(), 0, ends=False, begins=True)
     assert isinstance(loop.sampler, Rollouts)
-    loop.sampler.learn(torch.tensor([0.3, 0.4, 0.5, 0.6])[:, None].expand(-1, 2))
+    loop.sampler.learn_from_rollouts(torch.tensor([0.3, 0.4, 0.5, 0.6])[:, None].expand(-1, 2))
     loop.sampler.act()
     before, proposed = saved_and_loaded(loop.state_dict()), loop.sampler.propose(6, 2, generator(1))
     loop.sampler.prefer(3)

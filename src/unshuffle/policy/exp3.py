@@ -9,8 +9,6 @@ from torch import Tensor
 from unshuffle.config import PolicyConfig
 from unshuffle.policy.groups import Episode, Groups, GroupSampler
 from unshuffle.policy.reinforce import MovingScale
-from unshuffle.policy.sampler import SampleCounts
-from unshuffle.policy.state import PermutationValidation
 
 LEARNING_RATE = 0.1
 
@@ -26,13 +24,6 @@ class Exp3(GroupSampler):
     def probabilities(self, groups: Groups) -> Tensor:
         """Return weights times sizes: a new bandit samples every permutation equally often."""
         return torch.softmax(self.log_weights + groups.sizes.log(), dim=0)
-
-    def end_episode(self, validation: PermutationValidation, sampled: SampleCounts, iteration: int) -> Episode | None:
-        """End the episode and learn from its reward, if there is one."""
-        episode = super().end_episode(validation, sampled, iteration)
-        if episode is not None and episode.reward is not None:
-            self.learn(episode)
-        return episode
 
     def learn(self, episode: Episode) -> None:
         """Raise the weight of each group that was sampled more often than expected before a high reward."""

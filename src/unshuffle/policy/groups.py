@@ -8,9 +8,8 @@ anyway, so classifying a few more permutations of it costs only the head.
 
 import math
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -82,7 +81,6 @@ class PermutationGrouping:
 
     def __init__(self, config: PolicyConfig, num_permutations: int, seed: int) -> None:
         self.config, self.num_permutations, self.seed = config, num_permutations, seed
-        self._on_device = DeviceCache()
 
     def form(self, validation: PermutationValidation) -> Groups:
         """Return the clusters of the rows of s."""
@@ -90,13 +88,10 @@ class PermutationGrouping:
 
     def propose(self, sampler: "GroupSampler", samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
         """Choose a group for each sample, or inside an episode with `action: batch` one for the whole batch."""
-        groups, behaviour = sampler.groups, sampler.behaviour
-        if groups is None:
+        if sampler.groups is None:
             return propose_uniformly(self.num_permutations, samples, per_sample, generator)
-        probabilities, members, permutation_probabilities = self._on_device.get(
-            behaviour,
-            generator.device,
-            lambda: (behaviour, groups.members, groups.permutation_probabilities(behaviour)),
+        probabilities, members, permutation_probabilities = _on_device(
+            sampler.groups, sampler.behaviour, generator.device
         )
         if sampler.in_episode and self.config.action == "batch":
             group = torch.multinomial(probabilities, 1, generator=generator)
@@ -105,12 +100,11 @@ class PermutationGrouping:
         chosen = torch.multinomial(
             permutation_probabilities, samples * per_sample, replacement=True, generator=generator
         )
-        return Proposal(chosen.view(samples, per_sample), self._log_prior(permutation_probabilities))
-
-    def _log_prior(self, permutation_probabilities: Tensor) -> Tensor | None:
+        proposal = Proposal(chosen.view(samples, per_sample))
         if not self.config.prior_correction:
-            return None
-        return permutation_probabilities.clamp(min=self.config.prior_floor / self.num_permutations).log()
+            return proposal
+        floor = self.config.prior_floor / self.num_permutations
+        return replace(proposal, log_prior=permutation_probabilities.clamp(min=floor).log())
 
     def action_counts(self, groups: Groups, sampled: SampleCounts) -> Tensor:
         """Return the counts of the groups' members; with `action: batch` the number of batches of each group."""
@@ -125,7 +119,6 @@ class PairGrouping:
 
     def __init__(self, config: PolicyConfig, num_permutations: int, seed: int) -> None:
         self.config, self.num_permutations, self.seed = config, num_permutations, seed
-        self._on_device = DeviceCache()
 
     def form(self, validation: PermutationValidation) -> Groups:
         """Return groups of equal size."""
@@ -133,16 +126,10 @@ class PairGrouping:
 
     def propose(self, sampler: "GroupSampler", samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
         """Return uniform candidates for each sample, to be selected from once the network has classified them."""
-        groups, behaviour = sampler.groups, sampler.behaviour
         candidates = propose_uniformly(
             self.num_permutations, samples, per_sample * self.config.candidates, generator
         ).permutations
-        (log_weights,) = self._on_device.get(
-            behaviour,
-            generator.device,
-            # groups differ in size where their number does not divide |Ψ|
-            lambda: ((torch.ones_like(behaviour) if groups is None else behaviour / groups.sizes).log(),),
-        )
+        log_weights = _log_weights(sampler.groups, sampler.behaviour, generator.device)
         return Proposal(candidates, selection=Selection(log_weights, gumbel(candidates.shape, generator), per_sample))
 
     def action_counts(self, groups: Groups, sampled: SampleCounts) -> Tensor:
@@ -150,23 +137,22 @@ class PairGrouping:
         return sampled.groups.clone()
 
 
-class DeviceCache:
-    """Tensors derived from the groups' probabilities, moved to the device of the batches once."""
-
-    def __init__(self) -> None:
-        self._key: tuple[Tensor, torch.device] | None = None
-        self._tensors: tuple[Tensor, ...] = ()
-
-    def get(
-        self, probabilities: Tensor, device: torch.device, derive: Callable[[], tuple[Tensor, ...]]
-    ) -> tuple[Tensor, ...]:
-        """Return the derived tensors on a device; they are derived anew for each new tensor of probabilities."""
-        if self._key is None or self._key[0] is not probabilities or self._key[1] != device:
-            self._key, self._tensors = (probabilities, device), tuple(tensor.to(device) for tensor in derive())
-        return self._tensors
+# these tensors go to the device once for many batches: the cache compares tensors by identity
+@lru_cache(maxsize=8)
+def _on_device(groups: Groups, behaviour: Tensor, device: torch.device) -> tuple[Tensor, ...]:
+    """Return the probabilities of the groups, the group of each permutation, and the permutations' probabilities."""
+    tensors = behaviour, groups.members, groups.permutation_probabilities(behaviour)
+    return tuple(tensor.to(device) for tensor in tensors)
 
 
-class GroupSampler(ABC):
+@lru_cache(maxsize=8)
+def _log_weights(groups: Groups | None, behaviour: Tensor, device: torch.device) -> Tensor:
+    """Return the (|C|,) log-weights of a group's pairs; groups differ in size where |C| does not divide |Ψ|."""
+    weights = torch.ones_like(behaviour) if groups is None else behaviour / groups.sizes
+    return weights.log().to(device)
+
+
+class GroupSampler:
     """Chooses a group, then one of its members; uniform until the error is well below chance.
 
     The groups are formed anew at each validation. Subclasses define the probabilities of the groups; the rest here is
@@ -185,9 +171,12 @@ class GroupSampler(ABC):
         self.behaviour = torch.zeros(config.num_groups)
         """(|C|,) the probabilities with which the groups are sampled."""
 
-    @abstractmethod
     def probabilities(self, groups: Groups) -> Tensor:
         """Return the preferred probabilities of the groups, (|C|,); 0 for an empty group."""
+        raise NotImplementedError
+
+    def learn(self, episode: Episode) -> None:
+        """Learn from an episode that has a reward; a fixed preference learns nothing."""
 
     def propose(self, samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
         """Return a batch from the groups; uniform samples before the start."""
@@ -210,7 +199,7 @@ class GroupSampler(ABC):
         return Observation(arrays, self._entry(episode) if episode else None, self.concerns())
 
     def end_episode(self, validation: PermutationValidation, sampled: SampleCounts, iteration: int) -> Episode | None:
-        """Return the episode that ends here; None if the sampler did not act in it."""
+        """Learn from the episode that ends here and return it; None if the sampler did not act in it."""
         began, self.in_episode = self.in_episode, False
         if self.groups is None or not began:
             return None
@@ -219,12 +208,18 @@ class GroupSampler(ABC):
             return None
         self.episodes += 1
         baseline = self.history.baseline(iteration)
-        return Episode(self.groups, self.behaviour, counts, iteration, validation.error, baseline)
+        episode = Episode(self.groups, self.behaviour, counts, iteration, validation.error, baseline)
+        if episode.reward is not None:
+            self.learn(episode)
+        return episode
 
     def act(self) -> None:
-        """Sample the current groups with the preferred probabilities from now on."""
+        """Sample the current groups with the preferred probabilities, or their inverse, from now on."""
         assert self.groups is not None
-        self.sample_with(self.probabilities(self.groups))
+        probabilities = self.probabilities(self.groups)
+        if self.config.inverse:
+            probabilities = inverted(probabilities, self.groups.sizes, self.config.inverse_floor)
+        self.sample_with(probabilities)
 
     def sample_with(self, probabilities: Tensor) -> None:
         """Sample the groups with these probabilities from now on, mixed with the exploration."""
@@ -249,12 +244,10 @@ class GroupSampler(ABC):
         """Return what `states/` stores of the current groups."""
         if self.groups is None:
             return {}
-        members = {"groups": self.groups.members.numpy().astype(np.int16)} if self.groups.are_of_permutations else {}
-        return {
-            "group_medians": self.groups.medians.numpy(),
-            "probabilities": self.behaviour.numpy().copy(),
-            **members,
-        }
+        arrays = {"group_medians": self.groups.medians.numpy(), "probabilities": self.behaviour.numpy().copy()}
+        if self.groups.are_of_permutations:
+            arrays["groups"] = self.groups.members.numpy().astype(np.int16)
+        return arrays
 
     def concerns(self) -> list[dict[str, Any]]:
         """Return what is wrong with the sampling distribution: too little entropy, or one group that dominates it."""
@@ -269,14 +262,8 @@ class GroupSampler(ABC):
         largest, group = self.behaviour.max(dim=0)
         size = self.groups.sizes[group]
         if largest > size + (1 - size) * self.config.max_group_fraction:  # a large group may get many samples
-            concerns.append(
-                {
-                    "concern": "dominant_group",
-                    "group": int(group) + 1,
-                    "num_groups": len(self.behaviour),
-                    "fraction": float(largest),
-                }
-            )
+            facts = {"group": int(group) + 1, "num_groups": len(self.behaviour), "fraction": float(largest)}
+            concerns.append({"concern": "dominant_group", **facts})
         return concerns
 
     @property
@@ -305,6 +292,12 @@ class GroupSampler(ABC):
         self.behaviour = state["behaviour"].clone()
 
 
+def inverted(probabilities: Tensor, sizes: Tensor, floor: float) -> Tensor:
+    """Return probabilities proportional to 1 / π, with a floor under π; 0 for an empty group (appendix F's control)."""
+    inverse = torch.where(sizes > 0, 1 / probabilities.clamp(min=floor), 0.0)
+    return inverse / inverse.sum()
+
+
 class Selected(NamedTuple):
     """What was selected among the candidates of each sample."""
 
@@ -323,7 +316,7 @@ def select(logits: Tensor, candidates: Tensor, log_weights: Tensor, noise: Tenso
     groups, whose (|C|,) log-weights apply.
     """
     ranks = softmax_ratios(logits.float(), candidates).argsort(dim=1).argsort(dim=1)
-    groups = _group_of_rank(ranks, ranks.shape[1], len(log_weights))
+    groups = ranks * len(log_weights) // ranks.shape[1]
     # the largest of log p + Gumbel noise are samples without replacement from p
     columns = (log_weights[groups] + noise).topk(count, dim=1).indices
     return Selected(columns, candidates.gather(1, columns), groups.gather(1, columns))
@@ -338,44 +331,33 @@ def gumbel(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 def group_permutations(state: Tensor, count: int, seed: int) -> Groups:
     """Cluster the rows of s, (|Ψ|, |X_val|), into `count` groups by k-means."""
     rows = state.double().numpy()
-    labels = _cluster(rows, count, seed)
-    present = [label for label in range(count) if (labels == label).any()]
-    medians = {label: float(np.median(rows[labels == label])) for label in present}
-    hardest_first = sorted(present, key=lambda label: medians[label])
+    # one thread: with more, the order of the sums and so the last bits change from one call to the next
+    with _thread_pools().limit(limits=1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than groups: some stay empty
+        labels = KMeans(count, n_init=3, random_state=seed).fit_predict(rows)
+    present = np.unique(labels)
+    medians = np.array([np.median(rows[labels == label]) for label in present])
+    hardest_first = medians.argsort(kind="stable")
     rank = np.zeros(count, dtype=np.int64)
-    rank[hardest_first] = np.arange(len(hardest_first))
+    rank[present[hardest_first]] = np.arange(len(present))
     members = torch.from_numpy(rank[labels])
-    empty = count - len(hardest_first)
     return Groups(
         members=members,
         sizes=torch.bincount(members, minlength=count).float() / len(rows),
-        medians=torch.tensor([medians[label] for label in hardest_first] + [1.0] * empty),
+        medians=torch.tensor(medians[hardest_first].tolist() + [1.0] * (count - len(present))),
     )
 
 
 def group_pairs(state: Tensor, count: int) -> Groups:
     """Divide the permutations of each sample, the columns of s, into `count` groups of equal size, hardest first."""
     ranked = state.double().sort(dim=0).values
-    groups = _group_of_rank(torch.arange(len(ranked)), len(ranked), count)
+    groups = torch.arange(len(ranked)) * count // len(ranked)
     ratios = [ranked[groups == group] for group in range(count)]
     return Groups(
         members=torch.empty(0, dtype=torch.int64),
         sizes=torch.tensor([len(rows) / len(ranked) for rows in ratios]),
         medians=torch.tensor([float(np.median(rows)) for rows in ratios]),
     )
-
-
-def _group_of_rank(ranks: Tensor, total: int, count: int) -> Tensor:
-    """Return the group of each rank when `total` ranks are divided into `count` parts of nearly equal size."""
-    return ranks * count // total
-
-
-def _cluster(rows: np.ndarray, count: int, seed: int) -> np.ndarray:
-    # one thread: with more, the order of the sums and so the last bits change from one call to the next
-    with _thread_pools().limit(limits=1), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than groups: some stay empty
-        labels: np.ndarray = KMeans(count, n_init=3, random_state=seed).fit_predict(rows)
-    return labels
 
 
 @lru_cache(maxsize=1)  # it looks through all loaded libraries, which takes as long as a clustering

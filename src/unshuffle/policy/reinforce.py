@@ -31,8 +31,6 @@ from torch import Tensor, nn
 
 from unshuffle.config import PolicyConfig
 from unshuffle.policy.groups import Episode, Groups, GroupSampler, entropy
-from unshuffle.policy.sampler import SampleCounts
-from unshuffle.policy.state import PermutationValidation
 
 MIN_DISCOUNT_WEIGHT = 1e-3
 """Episodes are dropped once γ^{t'−t} falls below this."""
@@ -76,13 +74,6 @@ class Reinforce(GroupSampler):
     def log_probabilities(self, groups: Groups) -> Tensor:
         """Return log π_θ(c_j | ŝ); an empty group has probability 0."""
         return torch.log_softmax(self.network(groups.summary) + self._log_prior(groups), dim=0)
-
-    def end_episode(self, validation: PermutationValidation, sampled: SampleCounts, iteration: int) -> Episode | None:
-        """Lines 11 and 12: compute r, then update θ; without two earlier errors there is no reward yet."""
-        episode = super().end_episode(validation, sampled, iteration)
-        if episode is not None and episode.reward is not None:
-            self.learn(episode)
-        return episode
 
     def learn(self, episode: Episode) -> None:
         """Line 12, Eq. 9: one gradient step for the newest reward, on all episodes that it belongs to."""

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from unshuffle.config import PolicyConfig
 from unshuffle.policy.groups import Groups, GroupSampler
-from unshuffle.policy.inverse import Inverse
 from unshuffle.policy.sampler import Sampler
 from unshuffle.policy.state import PermutationValidation
 
@@ -61,11 +60,13 @@ class Rollouts(GroupSampler):
         return 0 if self.groups is None else int((self.groups.sizes > 0).sum())
 
     def prefer(self, group: int) -> None:
-        """Sample one group with `PREFERENCE`, for a rollout."""
+        """Sample one group with `PREFERENCE` and otherwise all groups, for a rollout."""
         assert self.groups is not None
-        self.sample_with(one_group_preferred(self.groups.sizes, group))
+        alone = torch.zeros_like(self.groups.sizes)
+        alone[group] = 1.0
+        self.sample_with(PREFERENCE * alone + (1 - PREFERENCE) * self.groups.sizes)
 
-    def learn(self, errors: Tensor) -> Tensor:
+    def learn_from_rollouts(self, errors: Tensor) -> Tensor:
         """Return the advantages in rollouts with (rollouts, |X_val|) errors, after averaging them into those so far.
 
         The last rollouts count half: they are noisy too, and the network changes.
@@ -92,7 +93,9 @@ def run_rollouts(
     `samplers` are those of the tasks that are trained now. The tasks share the rollouts: one with fewer groups prefers
     its last group again. The trainer is left as it was, but for what these samplers have learned.
     """
-    learners = {task: learner for task, sampler in samplers.items() if (learner := _learner(sampler))}
+    learners = {
+        task: sampler for task, sampler in samplers.items() if isinstance(sampler, Rollouts) and sampler.num_rollouts
+    }
     if not learners:
         return {}
     before = copy.deepcopy(trainer.state_dict())
@@ -108,9 +111,8 @@ def run_rollouts(
     entries = {}
     for task, learner in learners.items():
         task_errors = torch.stack(errors[task][: counts[task]])
-        advantage, sampler = learner.learn(task_errors), samplers[task]
-        assert isinstance(sampler, Rollouts | Inverse)
-        sampler.act()
+        advantage = learner.learn_from_rollouts(task_errors)
+        learner.act()
         entries[task] = {
             "iterations": iterations,
             "errors": task_errors.mean(dim=1).tolist(),
@@ -118,19 +120,6 @@ def run_rollouts(
             "probability": learner.behaviour.tolist(),
         }
     return entries
-
-
-def _learner(sampler: Sampler) -> Rollouts | None:
-    """Return the sampler that learns from rollouts, itself or within its inverse, once it has groups to compare."""
-    learner = sampler.sampler if isinstance(sampler, Inverse) else sampler
-    return learner if isinstance(learner, Rollouts) and learner.num_rollouts else None
-
-
-def one_group_preferred(sizes: Tensor, group: int) -> Tensor:
-    """Return the probabilities of the groups in a rollout, (|C|,)."""
-    alone = torch.zeros_like(sizes)
-    alone[group] = 1.0
-    return PREFERENCE * alone + (1 - PREFERENCE) * sizes
 
 
 def advantages(errors: Tensor, count: int) -> Tensor:

@@ -151,10 +151,8 @@ def build_sampler(config: PolicyConfig, num_permutations: int, seed: int, milest
 
     `milestones` are the iterations at which the learning rate drops: errors before and after are not compared.
     """
-    from unshuffle.policy.inverse import Inverse  # it imports this module
-
     kind = find_class(config.sampler, SAMPLERS, "sampler")
     sampler: Sampler = (
         kind(num_permutations) if config.sampler == "uniform" else kind(config, num_permutations, seed, milestones)
     )
-    return Inverse(sampler, config.inverse_floor) if config.inverse else sampler
+    return sampler
