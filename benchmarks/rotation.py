@@ -61,7 +61,7 @@ def main() -> None:
     changes = {"images": args.images, "tasks": "S", "seed": args.seed, "device": args.device, "optim": optim}
     config = merge(preset_config("small"), changes | {"shuffle": {"crop_size": args.crop, "frames": 1}})
     backbone = train(config, args.images_a_step)
-    save_backbone(backbone, config.model.backbone, args.out, crop_size=args.crop, permutations={})
+    save_backbone(backbone, args.out, crop_size=args.crop, permutations={})
     print(args.out)
 
 

@@ -85,17 +85,15 @@ def synchronise(module: nn.Module) -> None:
             synchronise(child)
 
 
-_FOLDABLE = (nn.BatchNorm2d, SynchronisedBatchNorm2d)
-_ALL = nn.modules.batchnorm._BatchNorm
-
-
 def fold_batch_norm(backbone: Backbone) -> Backbone:
     """Return a trainable copy without batch normalisation that computes what the backbone does in evaluation mode."""
     device = next(backbone.parameters()).device
     backbone = copy.deepcopy(backbone).cpu()  # other devices may lack float64 or full float32 precision
     folded = copy.deepcopy(backbone)
     fold_layers(folded)
-    if any(isinstance(layer, _ALL) for layer in folded.modules()) or not _agree(backbone, folded):
+    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in folded.modules()) or not _agree(
+        backbone, folded
+    ):
         raise UserError(f"the batch normalisation of {backbone.architecture} cannot be folded into its convolutions")
     return folded.to(device)
 
@@ -104,7 +102,8 @@ def fold_layers(module: nn.Module) -> None:
     """Fold, in place, each batch normalisation into the convolution that precedes it in the same module."""
     last: tuple[str, nn.Module] | None = None
     for name, child in list(module.named_children()):
-        if last is not None and isinstance(last[1], nn.Conv2d) and type(child) in _FOLDABLE:
+        is_foldable = type(child) in (nn.BatchNorm2d, SynchronisedBatchNorm2d)
+        if is_foldable and last is not None and isinstance(last[1], nn.Conv2d):
             setattr(module, last[0], _fused(last[1], child))
             setattr(module, name, nn.Identity())
         else:
