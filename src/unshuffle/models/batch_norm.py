@@ -27,12 +27,14 @@ class SynchronisedBatchNorm2d(nn.BatchNorm2d):
             return super().forward(input)
         with torch.autocast(input.device.type, enabled=False):
             values = input.to(torch.promote_types(input.dtype, torch.float32))
-            variances, means = _gathered(torch.stack(torch.var_mean(values, dim=(0, 2, 3), correction=0))).unbind(1)
+            own = torch.stack(torch.var_mean(values, dim=(0, 2, 3), correction=0))
+            variances, means = _Gather.apply(own).unbind(1)  # type: ignore[no-untyped-call]
             mean, variance = means.mean(0), variances.mean(0) + means.var(0, correction=0)
             self._update_statistics(mean.detach(), variance.detach(), len(means) * input.numel() // input.shape[1])
             scale = torch.rsqrt(variance + self.eps) * self.weight
             shift = self.bias - mean * scale
-            return (values * scale[:, None, None] + shift[:, None, None]).to(input.dtype)
+            result: Tensor = values * scale[:, None, None] + shift[:, None, None]
+            return result.to(input.dtype)
 
     def _update_statistics(self, mean: Tensor, variance: Tensor, count: int) -> None:
         """Update the running statistics as the base class does, with the unbiased variance."""
@@ -67,11 +69,6 @@ class _Gather(torch.autograd.Function):
         total = gradients[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total)
         return total[dist.get_rank()]
-
-
-def _gathered(own: Tensor) -> Tensor:
-    stack: Tensor = _Gather.apply(own)  # type: ignore[no-untyped-call]
-    return stack
 
 
 def synchronise(module: nn.Module) -> None:

@@ -37,7 +37,7 @@ class Exp3(GroupSampler):
     def state_dict(self) -> dict[str, Any]:
         """Return the weights and the scale of the rewards too."""
         own = {"log_weights": self.log_weights.clone(), "rewards": self.rewards.state_dict()}
-        return {**super().state_dict(), **own}
+        return super().state_dict() | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""

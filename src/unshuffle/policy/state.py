@@ -75,7 +75,7 @@ class ErrorHistory:
 
 @torch.no_grad()
 def validate(head: Head, embeddings: Iterable[Tensor], permutations: Tensor) -> PermutationValidation:
-    """Apply all (|Ψ|, P) permutations to chunks of (B, P, fc6) embeddings and classify them; call in evaluation mode."""
+    """Classify all (|Ψ|, P) permutations of chunks of (B, P, fc6) embeddings; call in evaluation mode."""
     ratios, hits = [], torch.zeros(len(permutations), dtype=torch.int64)
     for chunk in embeddings:
         # heads may keep a vector for each part at each position
