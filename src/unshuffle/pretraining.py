@@ -266,7 +266,6 @@ def _finish(trainer: Trainer, run: Run, console: Console) -> None:
     config = trainer.config
     save_backbone(
         trainer.network.backbone,
-        config.model.backbone,
         run.weights,
         crop_sizes={name: task.settings.crop_size for name, task in trainer.tasks.items()},
         permutations={name: rows.cpu().numpy() for name, rows in trainer.permutations.items()},

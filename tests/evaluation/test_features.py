@@ -170,7 +170,7 @@ def test_random_weights_are_those_of_the_seed() -> None:
 @pytest.mark.parametrize("name", ["backbone.safetensors", "mine.safetensors"])
 def test_folders_and_files(name: str, tmp_path: Path) -> None:
     backbone = build_backbone("tiny").eval()
-    save_backbone(backbone, "tiny", tmp_path / name, crop_sizes={"spatial": 24}, permutations={})
+    save_backbone(backbone, tmp_path / name, crop_sizes={"spatial": 24}, permutations={})
     path = tmp_path if name.startswith("backbone") else tmp_path / name
     found = find_backbone(str(path))
     assert found.architecture == "tiny" and not found.training

@@ -21,7 +21,7 @@ def trained(name: str, folder: Path) -> Backbone:
     with torch.no_grad():
         backbone.train()(torch.randn(2, 3, 96, 96) + 1)
     file = folder / "trained.safetensors"
-    save_backbone(backbone, name, file, crop_sizes={"spatial": 24}, permutations={"spatial": np.array([[1, 0]])})
+    save_backbone(backbone, file, crop_sizes={"spatial": 24}, permutations={"spatial": np.array([[1, 0]])})
     return load_backbone(file)
 
 

@@ -22,7 +22,7 @@ def saved(path: Path, name: str = "tiny") -> Backbone:
     side = 75 if name in ("alexnet", "caffenet", "caffenet-lrn") else 32
     with torch.no_grad():
         backbone.train()(torch.randn(2, 3, side, side) + 1)
-    save_backbone(backbone, name, path, crop_sizes={"spatial": 24, "rotation": 48}, permutations=PERMUTATIONS)
+    save_backbone(backbone, path, crop_sizes={"spatial": 24, "rotation": 48}, permutations=PERMUTATIONS)
     return backbone
 
 
@@ -68,7 +68,7 @@ def test_equal_weights_give_equal_bytes(tmp_path: Path) -> None:
 
 def test_saving_leaves_the_backbone_unchanged(tmp_path: Path) -> None:
     backbone = build_backbone("tiny").train()
-    save_backbone(backbone, "tiny", tmp_path / "w.safetensors", crop_sizes={}, permutations={})
+    save_backbone(backbone, tmp_path / "w.safetensors", crop_sizes={}, permutations={})
     assert backbone.training and all(weight.requires_grad for weight in backbone.parameters())
 
 
@@ -76,7 +76,7 @@ def test_saving_leaves_the_backbone_unchanged(tmp_path: Path) -> None:
 def test_weights_that_are_not_finite_raise(value: float, tmp_path: Path) -> None:
     backbone = build_backbone("tiny")
     backbone.state_dict()["conv3.1.running_var"][5] = value
-    save_backbone(backbone, "tiny", tmp_path / "w.safetensors", crop_sizes={}, permutations={})
+    save_backbone(backbone, tmp_path / "w.safetensors", crop_sizes={}, permutations={})
     with pytest.raises(UserError, match=r"values that are not finite, first in conv3\.1\.running_var"):
         load_backbone(tmp_path / "w.safetensors")
 
@@ -87,7 +87,7 @@ def test_weights_of_another_architecture_raise(tmp_path: Path) -> None:
         load_backbone(tmp_path / "w.safetensors", architecture="caffenet")
     backbone = build_backbone("caffenet")
     with pytest.raises(UserError, match="weights of tiny, not of caffenet"):
-        load_into(backbone, "caffenet", tmp_path / "w.safetensors")
+        load_into(backbone, tmp_path / "w.safetensors")
 
 
 def test_a_file_without_architecture_is_recognised(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_files_of_torchvision_load(tmp_path: Path) -> None:
 def test_loading_for_training_keeps_the_normalisation_of_our_crops(tmp_path: Path) -> None:
     torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "w.pth")
     backbone = build_backbone("resnet18")
-    load_into(backbone, "resnet18", tmp_path / "w.pth")
+    load_into(backbone, tmp_path / "w.pth")
     assert backbone.normalisation == PER_IMAGE
     stored = torch.load(tmp_path / "w.pth", weights_only=True)
     assert torch.equal(backbone.state_dict()["network.conv1.weight"], stored["conv1.weight"])

@@ -42,17 +42,15 @@ def _taps(side: int, crop_size: int, device: torch.device) -> tuple[Tensor, Tens
     matrix = resize(impulses, crop_size)[0, :, :, 0].T  # new pixels, old pixels
     first = (matrix != 0).int().argmax(dim=1)
     taps = int((matrix != 0).sum(dim=1).max())
-    index = (first[:, None] + torch.arange(taps)).clamp(max=side - 1)
-    weights = matrix.gather(1, index)
-    outside = first[:, None] + torch.arange(taps) >= side
-    return first.to(device), weights.masked_fill(outside, 0.0).contiguous().to(device)
+    index = first[:, None] + torch.arange(taps)
+    weights = matrix.gather(1, index.clamp(max=side - 1)).masked_fill(index >= side, 0.0)
+    return first.to(device), weights.contiguous().to(device)
 
 
 @triton.jit
 def render_kernel(
     data, offsets, uniform, first, weights, crops, squares, min_std, room, cell, grayscale, gamma, saturation, hue,
-    hflip,
-    S: tl.constexpr, TAPS: tl.constexpr, GRID: tl.constexpr, PARTS: tl.constexpr, REPEATS: tl.constexpr,
+    hflip, S: tl.constexpr, TAPS: tl.constexpr, GRID: tl.constexpr, PARTS: tl.constexpr, REPEATS: tl.constexpr,
     RANDOM: tl.constexpr, COLOURED: tl.constexpr, HFLIP: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Render one crop per program, in registers from the first load to the last division.

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unshuffle.kernels.norm_pool import norm_relu_pool
+from unshuffle.kernels.norm_pool import new_map, norm_relu_pool
 
 UNROLLED = 80  # channels of unrolled images; faster than the 72 that are needed
 
@@ -60,9 +60,7 @@ def unroll(images: Tensor) -> Tensor:
     count, side = len(images), images.shape[-1]
     half, width = (side + 1) // 2, (side - 11) // 2 + 1
     images = images.contiguous(memory_format=torch.channels_last)
-    maps = torch.empty(
-        (count, UNROLLED, half, width), dtype=images.dtype, device=images.device, memory_format=torch.channels_last
-    )
+    maps = new_map(images, UNROLLED, (half, width))
     unroll_kernel[count * half,](
         images, maps, S=side, SIDE=half, OW=width, K=UNROLLED, B=triton.next_power_of_2(width * UNROLLED)
     )

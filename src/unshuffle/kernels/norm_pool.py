@@ -62,19 +62,19 @@ class _NormReluPool(torch.autograd.Function):
         shape, total = maps[0].shape, len(weight)
         saved = _normalisation(maps, weight, bias, conv_bias, norm)
         side = [(length - POOL) // STRIDE + 1 for length in shape[2:]] if pool else list(shape[2:])
-        outputs = tuple(_new_map(maps[0], total // parts, side) for _ in range(parts))
-        argmax = _new_map(maps[0], total, side, torch.uint8) if pool else maps[0].new_empty(0)
+        outputs = tuple(new_map(maps[0], total // parts, side) for _ in range(parts))
+        argmax = new_map(maps[0], total, side, torch.uint8) if pool else maps[0].new_empty(0)
         for part in _segments(maps, outputs):
             size = part.width * shape[0] * side[0] * side[1]
             part_saved = saved[:, part.first :]
             constants = {"C": part.width, "B": BLOCK, "INT": _index(maps), "num_warps": WARPS}
             if pool:
-                activate_pool_kernel[_blocks(size)](
+                activate_pool_kernel[triton.cdiv(size, BLOCK),](
                     part.source, part.target, argmax[:, part.first :], part_saved, size, *part.strides, total, total,
                     *shape[2:], *side, **constants,
                 )  # fmt: skip
             else:
-                activate_kernel[_blocks(size)](
+                activate_kernel[triton.cdiv(size, BLOCK),](
                     part.source, part.target, part_saved, size, *part.strides, total, **constants
                 )
         ctx.save_for_backward(saved, argmax, *maps)
@@ -93,13 +93,13 @@ class _NormReluPool(torch.autograd.Function):
             part_affine = affine[:, part.first :]
             if ctx.pool:
                 size = part.width * count * ((height + 1) // 2) * ((width + 1) // 2)
-                backward_pool_kernel[_blocks(size)](
+                backward_pool_kernel[triton.cdiv(size, BLOCK),](
                     part.source, part.target, argmax[:, part.first :], target.source, part_affine, size, *part.strides,
                     total, total, height, width, *gradients[0].shape[2:], **constants,
                 )  # fmt: skip
             else:
                 size = part.width * count * height * width
-                backward_kernel[_blocks(size)](
+                backward_kernel[triton.cdiv(size, BLOCK),](
                     part.source, part.target, target.source, saved[:, part.first :], part_affine, size, *part.strides,
                     total, **constants,
                 )  # fmt: skip
@@ -173,23 +173,16 @@ def _segments(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> list[_Seg
     ]
 
 
-def _new_map(like: Tensor, channels: int, side: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-    return torch.empty(
-        (like.shape[0], channels, *side),
-        dtype=dtype or like.dtype,
-        device=like.device,
-        memory_format=torch.channels_last,
-    )
+def new_map(like: Tensor, channels: int, side: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+    """Return an uninitialised channels-last map of as many images."""
+    shape = (len(like), channels, *side)
+    return torch.empty(shape, dtype=dtype or like.dtype, device=like.device, memory_format=torch.channels_last)
 
 
 def _index(maps: Sequence[Tensor]) -> Any:
     """Return the integer type that can index all values of a map; 64-bit divisions are slow."""
     total = sum(part.numel() for part in maps)
     return tl.int32 if total < 2**31 - BLOCK else tl.int64
-
-
-def _blocks(size: int) -> tuple[int]:
-    return (triton.cdiv(size, BLOCK),)
 
 
 @triton.jit

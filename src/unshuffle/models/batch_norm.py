@@ -27,12 +27,14 @@ class SynchronisedBatchNorm2d(nn.BatchNorm2d):
             return super().forward(input)
         with torch.autocast(input.device.type, enabled=False):
             values = input.to(torch.promote_types(input.dtype, torch.float32))
-            variances, means = _gathered(torch.stack(torch.var_mean(values, dim=(0, 2, 3), correction=0))).unbind(1)
+            own = torch.stack(torch.var_mean(values, dim=(0, 2, 3), correction=0))
+            variances, means = _Gather.apply(own).unbind(1)  # type: ignore[no-untyped-call]
             mean, variance = means.mean(0), variances.mean(0) + means.var(0, correction=0)
             self._update_statistics(mean.detach(), variance.detach(), len(means) * input.numel() // input.shape[1])
             scale = torch.rsqrt(variance + self.eps) * self.weight
             shift = self.bias - mean * scale
-            return (values * scale[:, None, None] + shift[:, None, None]).to(input.dtype)
+            result: Tensor = values * scale[:, None, None] + shift[:, None, None]
+            return result.to(input.dtype)
 
     def _update_statistics(self, mean: Tensor, variance: Tensor, count: int) -> None:
         """Update the running statistics as the base class does, with the unbiased variance."""
@@ -69,11 +71,6 @@ class _Gather(torch.autograd.Function):
         return total[dist.get_rank()]
 
 
-def _gathered(own: Tensor) -> Tensor:
-    stack: Tensor = _Gather.apply(own)  # type: ignore[no-untyped-call]
-    return stack
-
-
 def synchronise(module: nn.Module) -> None:
     """Replace, in place, the batch normalisations of a module by synchronised ones; the weights keep their names."""
     for name, child in module.named_children():
@@ -85,17 +82,15 @@ def synchronise(module: nn.Module) -> None:
             synchronise(child)
 
 
-_FOLDABLE = (nn.BatchNorm2d, SynchronisedBatchNorm2d)
-_ALL = nn.modules.batchnorm._BatchNorm
-
-
 def fold_batch_norm(backbone: Backbone) -> Backbone:
     """Return a trainable copy without batch normalisation that computes what the backbone does in evaluation mode."""
     device = next(backbone.parameters()).device
     backbone = copy.deepcopy(backbone).cpu()  # other devices may lack float64 or full float32 precision
     folded = copy.deepcopy(backbone)
     fold_layers(folded)
-    if any(isinstance(layer, _ALL) for layer in folded.modules()) or not _agree(backbone, folded):
+    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in folded.modules()) or not _agree(
+        backbone, folded
+    ):
         raise UserError(f"the batch normalisation of {backbone.architecture} cannot be folded into its convolutions")
     return folded.to(device)
 
@@ -104,7 +99,8 @@ def fold_layers(module: nn.Module) -> None:
     """Fold, in place, each batch normalisation into the convolution that precedes it in the same module."""
     last: tuple[str, nn.Module] | None = None
     for name, child in list(module.named_children()):
-        if last is not None and isinstance(last[1], nn.Conv2d) and type(child) in _FOLDABLE:
+        is_foldable = type(child) in (nn.BatchNorm2d, SynchronisedBatchNorm2d)
+        if is_foldable and last is not None and isinstance(last[1], nn.Conv2d):
             setattr(module, last[0], _fused(last[1], child))
             setattr(module, name, nn.Identity())
         else:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple
 
 from torch import fx, nn
@@ -21,29 +22,21 @@ class Geometry(NamedTuple):
 
 def chain_of(backbone: Backbone) -> nn.Sequential:
     """Return copies of a backbone's layers one after another; only backbones without branches have this form."""
+    error = UserError(
+        f"{backbone.architecture or type(backbone).__name__} is not a plain chain of layers, so its padding cannot be "
+        "changed: use detection and segmentation with backbones such as caffenet, alexnet and tiny"
+    )
     try:
         traced = fx.symbolic_trace(backbone)
     except Exception:  # tracing runs the backbone's own code, which may raise anything
-        raise _not_a_chain(backbone) from None
-    placeholder, *nodes, output = traced.graph.nodes
-    layers: list[nn.Module] = []
-    previous = placeholder
-    for node in nodes:
-        if node.op != "call_module" or node.args != (previous,) or node.kwargs:
-            raise _not_a_chain(backbone)
-        layers.append(copy.deepcopy(traced.get_submodule(str(node.target))))
-        previous = node
-    if output.args != (previous,):
-        raise _not_a_chain(backbone)
+        raise error from None
+    nodes = list(traced.graph.nodes)
+    are_linked = all(node.args == (previous,) and not node.kwargs for previous, node in pairwise(nodes))
+    calls = nodes[1:-1]  # without input and output
+    if not are_linked or any(node.op != "call_module" for node in calls):
+        raise error
+    layers = [copy.deepcopy(traced.get_submodule(str(node.target))) for node in calls]
     return nn.Sequential(*(layer for layer in layers if not isinstance(layer, nn.Identity)))
-
-
-def _not_a_chain(backbone: Backbone) -> UserError:
-    name = backbone.architecture or type(backbone).__name__
-    return UserError(
-        f"{name} is not a plain chain of layers, so its padding cannot be changed: "
-        "use detection and segmentation with backbones such as caffenet, alexnet and tiny"
-    )
 
 
 def first_convolution(layers: nn.Sequential) -> nn.Conv2d:

@@ -4,7 +4,6 @@ import copy
 import importlib.util
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from unshuffle.errors import UserError
 from unshuffle.files import atomic_write, check_new_file
 from unshuffle.models.batch_norm import fold_batch_norm
 from unshuffle.models.registry import Backbone
-from unshuffle.models.weights import METADATA, write_weights
+from unshuffle.models.weights import METADATA, describe, write_weights
 from unshuffle.runs.run import WEIGHTS_NAME
 
 Format = Literal["safetensors", "torchvision", "onnx"]
@@ -30,8 +29,14 @@ def export(backbone: Backbone, out: Path, form: Format, *, fold: bool = False) -
         raise UserError(f"--out {out} must end with {SUFFIXES[form]} for the format {form}")
     if fold:
         backbone = fold_batch_norm(backbone)
-    metadata = {**backbone.metadata, **_description(backbone)} | ({"batch_norm": "folded"} if fold else {})
-    checks = _WRITERS[form](backbone, metadata, out)
+    metadata = {**backbone.metadata, **describe(backbone)} | ({"batch_norm": "folded"} if fold else {})
+    checks = {}
+    if form == "safetensors":
+        write_weights(backbone, metadata, out)
+    elif form == "torchvision":
+        _write_torchvision(backbone, metadata, out)
+    else:
+        checks["difference"] = _write_onnx(backbone, metadata, out)
     return {"file": str(out), "bytes": out.stat().st_size, **metadata, **checks}
 
 
@@ -45,31 +50,17 @@ def default_file(weights: str, form: Format, *, fold: bool = False) -> Path:
     return out
 
 
-def _description(backbone: Backbone) -> dict[str, str]:
-    return {
-        "architecture": backbone.architecture,
-        "input_size": str(backbone.eval_size),
-        "normalisation": str(backbone.normalisation),
-    }
-
-
-def _write_safetensors(backbone: Backbone, metadata: dict[str, str], out: Path) -> dict[str, Any]:
-    write_weights(backbone, metadata, out)
-    return {}
-
-
-def _write_torchvision(backbone: Backbone, metadata: dict[str, str], out: Path) -> dict[str, Any]:
+def _write_torchvision(backbone: Backbone, metadata: dict[str, str], out: Path) -> None:
     """Write a plain state dict; its metadata goes where torch keeps the versions of layers, which loaders ignore."""
     state = backbone.forms()["torchvision"].state_dict()
     weights = OrderedDict((key, value.detach().cpu().clone()) for key, value in state.items())
     weights._metadata = state._metadata | {METADATA: metadata}  # type: ignore[attr-defined]
     with atomic_write(out) as draft:
         torch.save(weights, draft)
-    return {}
 
 
-def _write_onnx(backbone: Backbone, metadata: dict[str, str], out: Path) -> dict[str, Any]:
-    """Write the network for any batch size; the file is kept only if onnxruntime computes the same as torch."""
+def _write_onnx(backbone: Backbone, metadata: dict[str, str], out: Path) -> float:
+    """Write the network for any batch size and return its `onnx_difference`; the file is kept only if it is small."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"ONNX needs {package}: pip install 'unshuffle[onnx]'")
@@ -93,7 +84,7 @@ def _write_onnx(backbone: Backbone, metadata: dict[str, str], out: Path) -> dict
         difference = onnx_difference(backbone, draft)
         if not difference <= TOLERANCE:
             raise UserError(f"{out} was not written: onnxruntime and torch differ by {difference:.1e}")
-    return {"difference": difference}
+    return difference
 
 
 @torch.no_grad()
@@ -109,10 +100,3 @@ def onnx_difference(backbone: Backbone, file: Path) -> float:
         expected, exported = backbone(images), torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
         worst = max(worst, float((expected - exported).abs().max() / expected.abs().max()))
     return worst
-
-
-_WRITERS: dict[Format, Callable[[Backbone, dict[str, str], Path], dict[str, Any]]] = {
-    "safetensors": _write_safetensors,
-    "torchvision": _write_torchvision,
-    "onnx": _write_onnx,
-}

@@ -33,17 +33,11 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def order_classifier(self, vectors: Tensor) -> OrderClassifier:
-        """Return a function that maps (K, P) permutations to (B, K, |Ψ|) logits, for validation.
+        """Return a function that maps (K, P) permutations to (B, K, |Ψ|) logits as `classify` does, for validation.
 
-        `vectors` are each sample's (B, P, fc6) embeddings. Heads override this to compute only once what the
-        permutations have in common.
+        `vectors` are each sample's (B, P, fc6) embeddings. What the permutations have in common is computed only once.
         """
-
-        def classify(permutations: Tensor) -> Tensor:
-            ordered = vectors[:, permutations]
-            return self.classify(ordered.flatten(0, 1)).view(len(vectors), len(permutations), -1)
-
-        return classify
+        raise NotImplementedError
 
 
 def centred(vectors: Tensor) -> Tensor:
@@ -72,7 +66,7 @@ class ConcatHead(Head):
         return logits
 
     def order_classifier(self, vectors: Tensor) -> OrderClassifier:
-        """Return the same function faster: fc7 of ψ is Σ_t W_t · f_ψ(t), and permutations share the P · P products."""
+        """Return the logits by fc7 of ψ as Σ_t W_t · f_ψ(t): the permutations share the P · P products."""
         linear = self.fc7[0]
         assert isinstance(linear, nn.Linear)
         samples, parts, width = vectors.shape
@@ -106,7 +100,7 @@ class LstmHead(Head):
         return logits
 
     def order_classifier(self, vectors: Tensor) -> OrderClassifier:
-        """Return the same function faster: the input term of the gates does not depend on a part's position."""
+        """Return the logits; the input term of the gates is shared, as it does not depend on a part's position."""
         weight_ih, weight_hh, bias_ih, bias_hh = self.lstm.all_weights[0]
         input_gates = F.linear(vectors, weight_ih, bias_ih + bias_hh)
 

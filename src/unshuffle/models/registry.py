@@ -99,13 +99,35 @@ class Backbone(nn.Module):
         return {"unshuffle": self, "torchvision": self}
 
 
-def sequential(*layers: nn.Module) -> nn.Module:
-    """Return a module whose `features` are the layers one after another, as torchvision writes a plain network."""
-    flat: list[nn.Module] = []
-    for layer in layers:
-        flat += layer if isinstance(layer, nn.Sequential) else [layer]
-    features = [layer for layer in flat if not isinstance(layer, nn.Identity)]  # left by folding
-    return nn.Sequential(OrderedDict(features=nn.Sequential(*features)))
+class SequentialBackbone(Backbone):
+    """A backbone of layers one after another; `conv1`, `conv2` and so on are the maps after each ReLU."""
+
+    def layers(self) -> list[nn.Module]:
+        """Return the layers in the order of the forward pass, or blocks of layers that end with a ReLU."""
+        raise NotImplementedError
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the output of the last layer."""
+        for layer in self.layers():
+            images = layer(images)
+        return images
+
+    def stages(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the maps after each ReLU."""
+        stages: dict[str, Tensor] = {}
+        for layer in self.layers():
+            images = layer(images)
+            if isinstance(layer, nn.ReLU | nn.Sequential):
+                stages[f"conv{len(stages) + 1}"] = images
+        return stages
+
+    def forms(self) -> dict[str, nn.Module]:
+        """Add the form of one sequence `features`, as torchvision writes a plain network; AlexNet, if it is folded."""
+        flat: list[nn.Module] = []
+        for layer in self.layers():
+            flat += layer if isinstance(layer, nn.Sequential) else [layer]
+        features = [layer for layer in flat if not isinstance(layer, nn.Identity)]  # left by folding
+        return {"unshuffle": self, "torchvision": nn.Sequential(OrderedDict(features=nn.Sequential(*features)))}
 
 
 @torch.no_grad()
@@ -127,6 +149,7 @@ def backbone_features(backbone: Backbone, side: int, option: str = "size") -> in
 
 BACKBONES: dict[str, Callable[[], Backbone]] = {}
 FAMILIES: dict[str, Callable[[str], Backbone]] = {}
+"""Classes or functions that build backbones by their own names, as `family:NAME`."""
 
 
 def register_backbone(name: str) -> Callable[[Callable[[], Backbone]], Callable[[], Backbone]]:
@@ -135,17 +158,6 @@ def register_backbone(name: str) -> Callable[[Callable[[], Backbone]], Callable[
     def register(build: Callable[[], Backbone]) -> Callable[[], Backbone]:
         assert name not in BACKBONES, f"backbone {name} is registered twice"
         BACKBONES[name] = build
-        return build
-
-    return register
-
-
-def register_family(name: str) -> Callable[[Callable[[str], Backbone]], Callable[[str], Backbone]]:
-    """Register a class or function that builds backbones by their own names, as `name:MEMBER`."""
-
-    def register(build: Callable[[str], Backbone]) -> Callable[[str], Backbone]:
-        assert name not in FAMILIES, f"family {name} is registered twice"
-        FAMILIES[name] = build
         return build
 
     return register

@@ -3,6 +3,7 @@
 Nothing is ever downloaded.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from torch import Tensor, nn
 
 from unshuffle.errors import UserError
 from unshuffle.models.registry import (
+    FAMILIES,
     IMAGENET,
     Backbone,
     Normalisation,
+    SequentialBackbone,
     build_backbone,
     register_backbone,
-    register_family,
 )
 from unshuffle.wording import did_you_mean
 
@@ -24,7 +26,7 @@ _RESIDUAL = ("resnet", "resnext", "wide_resnet")
 
 
 @register_backbone("alexnet")
-class AlexNet(Backbone):
+class AlexNet(SequentialBackbone):
     """torchvision's AlexNet up to its last pooling, under its names (`features.0.weight`): 9216 features at 224 px."""
 
     channels = 256
@@ -50,19 +52,9 @@ class AlexNet(Backbone):
             nn.MaxPool2d(3, 2),
         )
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the pool5 map."""
-        pool5: Tensor = self.features(images)
-        return pool5
-
-    def stages(self, images: Tensor) -> dict[str, Tensor]:
-        """Return the maps `conv1` to `conv5`."""
-        stages: dict[str, Tensor] = {}
-        for layer in self.features:
-            images = layer(images)
-            if isinstance(layer, nn.ReLU):
-                stages[f"conv{len(stages) + 1}"] = images
-        return stages
+    def layers(self) -> list[nn.Module]:
+        """Return conv1 to pool5."""
+        return list(self.features)
 
 
 class ResNet(Backbone):
@@ -98,23 +90,10 @@ class ResNet(Backbone):
         return {"unshuffle": self, "torchvision": self.network}
 
 
-@register_backbone("resnet18")
-class ResNet18(ResNet):
-    """512 features."""
-
-    def __init__(self) -> None:
-        super().__init__("resnet18")
+register_backbone("resnet18")(partial(ResNet, "resnet18"))
+register_backbone("resnet50")(partial(ResNet, "resnet50"))
 
 
-@register_backbone("resnet50")
-class ResNet50(ResNet):
-    """2048 features."""
-
-    def __init__(self) -> None:
-        super().__init__("resnet50")
-
-
-@register_family("torchvision")
 def torchvision_backbone(name: str) -> Backbone:
     """Return torchvision's AlexNet or one of its residual networks."""
     import torchvision
@@ -127,7 +106,6 @@ def torchvision_backbone(name: str) -> Backbone:
     raise UserError(f"torchvision has no backbone '{name}' that is supported; {hint}")
 
 
-@register_family("timm")
 class Timm(Backbone):
     """A timm model without its classifier; the pooled input of the classifier is its pool5, (N, channels, 1, 1)."""
 
@@ -159,6 +137,9 @@ class Timm(Backbone):
     def forms(self) -> dict[str, nn.Module]:
         """Add the form under timm's own names."""
         return {"unshuffle": self, "torchvision": self.network}
+
+
+FAMILIES.update(torchvision=torchvision_backbone, timm=Timm)
 
 
 def _timm() -> Any:

@@ -3,9 +3,8 @@
 import json
 import pickle
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,6 @@ Weights = dict[str, Tensor]
 
 def save_backbone(
     backbone: Backbone,
-    name: str,
     path: Path,
     *,
     crop_sizes: Mapping[str, int],
@@ -37,13 +35,20 @@ def save_backbone(
 ) -> None:
     """Write a backbone with its registered name, and the crop sizes and permutation sets of its tasks."""
     metadata = {
-        "architecture": name,
-        "input_size": str(backbone.eval_size),
-        "normalisation": str(backbone.normalisation),
+        **describe(backbone),
         **{f"{task}_crop_size": str(size) for task, size in crop_sizes.items()},
         **{f"{task}_permutations": json.dumps(rows.tolist()) for task, rows in permutations.items()},
     }
     write_weights(backbone, metadata, path)
+
+
+def describe(backbone: Backbone) -> dict[str, str]:
+    """Return the metadata that is needed to use a backbone."""
+    return {
+        "architecture": backbone.architecture,
+        "input_size": str(backbone.eval_size),
+        "normalisation": str(backbone.normalisation),
+    }
 
 
 def write_weights(backbone: nn.Module, metadata: dict[str, str], path: Path) -> None:
@@ -106,13 +111,13 @@ def _read_pickled(file: Path) -> tuple[Weights, dict[str, str]]:
     return weights, metadata
 
 
-def load_into(backbone: Backbone, name: str, path: Path) -> None:
+def load_into(backbone: Backbone, path: Path) -> None:
     """Load stored weights into a backbone to train it further; it keeps the normalisation of unshuffle's own crops."""
-    weights, metadata = read_weights(path)
-    _load(backbone, name, weights, metadata, path)
+    _load(backbone, *read_weights(path), path)
 
 
-def _load(backbone: Backbone, name: str, weights: Weights, metadata: dict[str, str], path: Path) -> None:
+def _load(backbone: Backbone, weights: Weights, metadata: dict[str, str], path: Path) -> None:
+    name = backbone.architecture
     architecture = metadata.get("architecture", name)
     if architecture != name:
         raise UserError(f"{path} contains weights of {architecture}, not of {name}")
@@ -129,18 +134,12 @@ def _load(backbone: Backbone, name: str, weights: Weights, metadata: dict[str, s
 def _fitting(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Weights | None:
     """Return the wanted tensors if all are present in their shapes, under their names or with one prefix before all."""
     keys = [key for key in wanted if not key.endswith("num_batches_tracked")]
-    for prefix in _prefixes(weights, keys[0]):
+    prefixes = [stored.removesuffix(keys[0]) for stored in weights if f".{stored}".endswith(f".{keys[0]}")]
+    for prefix in prefixes:
         fitting = {key: weights[prefix + key] for key in wanted if prefix + key in weights}
         if all(key in fitting and fitting[key].shape == wanted[key].shape for key in keys):
             return fitting
     return None
-
-
-def _prefixes(weights: Mapping[str, Tensor], key: str) -> Iterator[str]:
-    for stored in weights:
-        prefix = stored.removesuffix(key)
-        if stored.endswith(key) and (not prefix or prefix.endswith(".")):
-            yield prefix
 
 
 def _mismatch(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
@@ -164,29 +163,26 @@ def load_backbone(path: str | Path, architecture: str | None = None) -> Backbone
         raise UserError(
             f"{path} does not state its architecture and fits none of {', '.join(sorted(BACKBONES))}; name it"
         )
-    backbone = build_backbone(name)
-    if _is_folded(backbone, weights):
-        fold_layers(backbone)
-    _load(backbone, name, weights, metadata, path)
+    backbone = _build(name, weights)
+    _load(backbone, weights, metadata, path)
     backbone.metadata, stated = metadata, metadata.get("normalisation")
     backbone.normalisation = Normalisation.parse(stated) if stated else backbone.published_normalisation
     return backbone.for_evaluation()
 
 
-def _is_folded(backbone: Backbone, weights: Mapping[str, Any]) -> bool:
-    """Return whether the backbone has batch normalisation and the weights have none."""
-    return not any(key.endswith("running_mean") for key in weights) and any(
-        key.endswith("running_mean") for key in backbone.state_dict()
-    )
+def _build(name: str, weights: Weights) -> Backbone:
+    """Return a new backbone, without batch normalisation if the weights have none."""
+    backbone = build_backbone(name)
+    if not any(key.endswith("running_mean") for key in weights):
+        fold_layers(backbone)
+    return backbone
 
 
 def _recognise(weights: Weights) -> str | None:
     """Return the first registered backbone that the weights fit in any of its forms."""
     for name in sorted(BACKBONES):
         with torch.device("meta"):  # only the shapes are needed
-            backbone = build_backbone(name)
-            if _is_folded(backbone, weights):
-                fold_layers(backbone)
+            backbone = _build(name, weights)
             if any(_fitting(weights, form.state_dict()) is not None for form in backbone.forms().values()):
                 return name
     return None

@@ -393,7 +393,7 @@ def initial_backbone(config: Config) -> Backbone:
     """Return a new backbone, initialised from `init` if it is given."""
     backbone = build_backbone(config.model.backbone)
     if config.init is not None:
-        load_into(backbone, config.model.backbone, config.init.expanduser())
+        load_into(backbone, config.init.expanduser())
     if config.model.sync_bn:
         synchronise(backbone)
     return backbone
