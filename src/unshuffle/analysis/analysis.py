@@ -119,66 +119,18 @@ class Analysis:
 
 
 ANALYSES: dict[str, LazyClass] = {
-    "selection": LazyClass(
-        "unshuffle.analysis.selection",
-        "Selection",
-        "Continue from checkpoints with the policy, uniform sampling and the inverse policy (appendix F).",
-    ),
-    "difficulty": LazyClass(
-        "unshuffle.analysis.difficulty",
-        "Difficulty",
-        "Difficulty of the sampled permutations, in quarters of Ψ by validation error (Fig. 4).",
-    ),
-    "error-map": LazyClass(
-        "unshuffle.analysis.error_map",
-        "ErrorMap",
-        "Validation error of every permutation over time, with and without policy (Fig. 6).",
-    ),
-    "convergence": LazyClass(
-        "unshuffle.analysis.convergence",
-        "Convergence",
-        "Retrieval over iterations (Fig. 5) and over forward passes, including the policy's (appendix H).",
-    ),
-    "baseline": LazyClass(
-        "unshuffle.analysis.baseline",
-        "Baseline",
-        "Extrapolated error, actual error and reward of each episode (appendix E).",
-    ),
-    "hamming": LazyClass(
-        "unshuffle.analysis.hamming",
-        "Hamming",
-        "Hamming distance of the sampled permutations over time, and the most and least likely ones (appendix G).",
-    ),
-    "cost": LazyClass(
-        "unshuffle.analysis.cost",
-        "Cost",
-        "Cost of the policy relative to training: derived as in the paper, and measured (appendix H).",
-    ),
-    "valset": LazyClass(
-        "unshuffle.analysis.validation_size",
-        "ValidationSize",
-        "Mean and std of the validation error for several sizes of X_val (appendix C).",
-    ),
-    "groups": LazyClass(
-        "unshuffle.analysis.group_count",
-        "GroupCount",
-        "Choose |C|: histogram of softmax ratios, pairwise tests of the groups, a recommendation (appendix D).",
-    ),
-    "activations": LazyClass(
-        "unshuffle.analysis.activations",
-        "Activations",
-        "Images with the highest conv5 activations, in several datasets (appendix I.1).",
-    ),
-    "saliency": LazyClass(
-        "unshuffle.analysis.saliency",
-        "Saliency",
-        "Saliency maps of fine-tuned networks, side by side (appendix I.2).",
-    ),
-    "neighbours": LazyClass(
-        "unshuffle.analysis.neighbours",
-        "NearestNeighbours",
-        "Queries and their five nearest neighbours, for several models side by side (Fig. 3).",
-    ),
+    "selection": LazyClass("unshuffle.analysis.selection", "Selection"),
+    "difficulty": LazyClass("unshuffle.analysis.difficulty", "Difficulty"),
+    "error-map": LazyClass("unshuffle.analysis.error_map", "ErrorMap"),
+    "convergence": LazyClass("unshuffle.analysis.convergence", "Convergence"),
+    "baseline": LazyClass("unshuffle.analysis.baseline", "Baseline"),
+    "hamming": LazyClass("unshuffle.analysis.hamming", "Hamming"),
+    "cost": LazyClass("unshuffle.analysis.cost", "Cost"),
+    "valset": LazyClass("unshuffle.analysis.validation_size", "ValidationSize"),
+    "groups": LazyClass("unshuffle.analysis.group_count", "GroupCount"),
+    "activations": LazyClass("unshuffle.analysis.activations", "Activations"),
+    "saliency": LazyClass("unshuffle.analysis.saliency", "Saliency"),
+    "neighbours": LazyClass("unshuffle.analysis.neighbours", "NearestNeighbours"),
 }
 
 

@@ -248,49 +248,15 @@ def _add(grid: Table, name: str, row: Mapping[str, float], columns: list[str]) -
 
 
 EVALUATIONS: dict[str, LazyClass] = {
-    "retrieval": LazyClass(
-        "unshuffle.evaluation.retrieval",
-        "Retrieval",
-        "Nearest neighbours by cosine of pool5: is the class of a query among its k nearest? (Tab. 1)",
-    ),
-    "linear": LazyClass(
-        "unshuffle.evaluation.probes",
-        "Linear",
-        "A linear probe on each layer of the frozen backbone (Tab. 2); --fast is logistic regression.",
-    ),
-    "nonlinear": LazyClass(
-        "unshuffle.evaluation.probes", "NonLinear", "A probe with two hidden layers on the frozen pool5 (Tab. 2)."
-    ),
-    "finetune": LazyClass(
-        "unshuffle.evaluation.classification",
-        "FineTuning",
-        "Fine-tune the whole backbone with a new classifier on labelled images.",
-    ),
-    "action": LazyClass(
-        "unshuffle.evaluation.action",
-        "ActionRecognition",
-        "Action recognition, fine-tuned on single frames with the sampling of temporal segment networks (Tab. 3).",
-    ),
-    "rankme": LazyClass(
-        "unshuffle.evaluation.rankme",
-        "RankMe",
-        "Effective rank of the features of unlabelled images (RankMe): a low rank is a sign of collapse.",
-    ),
-    "voc-classification": LazyClass(
-        "unshuffle.evaluation.voc.classification",
-        "VocClassification",
-        "Fine-tune all layers to tell which of 20 classes an image shows; mAP (Tab. 4).",
-    ),
-    "voc-detection": LazyClass(
-        "unshuffle.evaluation.voc.detection",
-        "VocDetection",
-        "Fine-tune Fast R-CNN to detect the objects of 20 classes; mAP (Tab. 4).",
-    ),
-    "voc-segmentation": LazyClass(
-        "unshuffle.evaluation.voc.segmentation",
-        "VocSegmentation",
-        "Fine-tune FCN-32s to label each pixel with its class; mean IoU (Tab. 4).",
-    ),
+    "retrieval": LazyClass("unshuffle.evaluation.retrieval", "Retrieval"),
+    "linear": LazyClass("unshuffle.evaluation.probes", "Linear"),
+    "nonlinear": LazyClass("unshuffle.evaluation.probes", "NonLinear"),
+    "finetune": LazyClass("unshuffle.evaluation.classification", "FineTuning"),
+    "action": LazyClass("unshuffle.evaluation.action", "ActionRecognition"),
+    "rankme": LazyClass("unshuffle.evaluation.rankme", "RankMe"),
+    "voc-classification": LazyClass("unshuffle.evaluation.voc.classification", "VocClassification"),
+    "voc-detection": LazyClass("unshuffle.evaluation.voc.detection", "VocDetection"),
+    "voc-segmentation": LazyClass("unshuffle.evaluation.voc.segmentation", "VocSegmentation"),
 }
 
 
