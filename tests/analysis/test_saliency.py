@@ -6,13 +6,13 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from unshuffle.evaluation.voc.devkit import CLASSES as VOC_CLASSES
 
 from unshuffle import cli
 from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.analysis.saliency import grey_levels, half_area, saliency
 from unshuffle.evaluation.features import find_backbone
 from unshuffle.evaluation.finetuning import TrainedClassifier
-from unshuffle.evaluation.voc.devkit import CLASSES as VOC_CLASSES
 
 Analyse = Callable[..., AnalysisResult]
 CLASSES = ("cat", "dog", "gnu")

@@ -12,7 +12,6 @@ from unshuffle.runs.run import Run
 from unshuffle.tasks.base import SampleErrors
 from unshuffle.training.log import NoLog, RunLog
 
-
 VALIDATION = PermutationValidation(torch.ones(4, 3), torch.tensor([0.5, 0.25, 0.0, 1.0], dtype=torch.float64))
 
 

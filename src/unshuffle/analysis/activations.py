@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from torch import Tensor
 from torch.nn import functional as F
@@ -20,9 +21,6 @@ from unshuffle.evaluation.features import WORKERS, extract_features, find_backbo
 from unshuffle.evaluation.protocol import note_skipped
 from unshuffle.models import Backbone
 from unshuffle.randomness import numpy_rng
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 OUTLINE = (255, 221, 0)
 
@@ -223,7 +221,7 @@ def rows(top: Sequence[TopImages]) -> list[Row]:
     ]
 
 
-def draw(top: Sequence[TopImages], datasets: Sequence[str]) -> "Figure":
+def draw(top: Sequence[TopImages], datasets: Sequence[str]) -> Figure:
     """Draw a row per unit with the images of each dataset."""
     units, most = list(dict.fromkeys(entry.unit for entry in top)), max(len(entry.pictures) for entry in top)
     side, gap, between, left, head = 92, 5, 26, 78, 92

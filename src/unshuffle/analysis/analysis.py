@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from unshuffle.analysis.figures import save_figure
+from unshuffle.config import TaskName
 from unshuffle.errors import UserError
 from unshuffle.files import write_measurement
 from unshuffle.lazy import LazyClass, find_class
@@ -58,6 +58,9 @@ class AnalysisResult:
 
     def write(self, folder: Path, config: Mapping[str, Any] | None = None) -> list[Path]:
         """Write NAME.json, NAME.csv, NAME.svg and NAME.png; `config` holds the options of the analysis."""
+        # imports matplotlib, which the list of analyses does not need
+        from unshuffle.analysis.figures import save_figure
+
         folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / f"{self.name}.{suffix}" for suffix in ("json", "csv", "svg", "png")]
         write_measurement(paths[0], f"analyze {self.name}", self.statement, dict(config or {}), self.metrics)
@@ -76,15 +79,18 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
         writer.writerows(rows)
 
 
-def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return all numbers in nested dicts, under dotted names."""
-    numbers: dict[str, float] = {}
+def flat_values(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested dicts under dotted names."""
+    flat: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, dict):
-            numbers |= flat_numbers(value, f"{prefix}{key}.")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            numbers[f"{prefix}{key}"] = value
-    return numbers
+        flat |= flat_values(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def flat_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return all numbers in nested dicts, under dotted names."""
+    flat = flat_values(values).items()
+    return {name: value for name, value in flat if isinstance(value, int | float) and not isinstance(value, bool)}
 
 
 def chosen_names(names: Sequence[str], paths: Sequence[str | Path]) -> list[str]:
@@ -116,6 +122,16 @@ class Analysis:
     def analyse(self, console: Console) -> AnalysisResult:
         """Return the result; the command line prints its statement and writes its files."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class TaskAnalysis(Analysis):
+    """Options of an analysis of the ordering tasks of one run."""
+
+    run: Path
+    """A run folder."""
+    task: TaskName | None = None
+    """Analyse this task only; by default all ordering tasks of the run."""
 
 
 ANALYSES: dict[str, LazyClass] = {

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from unshuffle.analysis.analysis import Analysis, AnalysisResult
@@ -14,9 +15,6 @@ from unshuffle.config import TaskName
 from unshuffle.errors import UserError
 from unshuffle.runs.folders import run_labels
 from unshuffle.runs.history import Floats, History, choose_tasks, open_run, read_history
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def column_edges(values: Floats) -> Floats:
 
 
 @styled
-def draw(histories: Mapping[str, History], task: str) -> "Figure":
+def draw(histories: Mapping[str, History], task: str) -> Figure:
     """Draw a map per run, all on the same colour scale."""
     figure, grid = panels(1, len(histories), width=5.2, height=4.6, sharey=True)
     axes_row: Sequence[Any] = grid[0]

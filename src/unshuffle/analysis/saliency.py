@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from torch import Tensor
 
@@ -23,9 +23,6 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation.classification import MARGIN
 from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.finetuning import TrainedClassifier
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LETTERS = 22
 """Length of the names below a picture."""
@@ -201,7 +198,7 @@ def rows(maps: Sequence[SaliencyMap]) -> list[Row]:
     return [{name: getattr(image, name) for name in names} for image in maps]
 
 
-def draw(maps: Sequence[SaliencyMap], models: Sequence[str]) -> "Figure":
+def draw(maps: Sequence[SaliencyMap], models: Sequence[str]) -> Figure:
     """Draw a row per image and a column per network."""
     files = list(dict.fromkeys(image.file for image in maps))
     side, gap, margin, head, below = 150, 14, 18, 98, 24

@@ -4,11 +4,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from torch import Tensor
 
@@ -27,9 +28,6 @@ from unshuffle.tasks import build_tasks
 from unshuffle.tasks.base import Network
 from unshuffle.tasks.ordering import OrderingTask
 from unshuffle.tasks.prepare import Data, prepare
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SIZES = (10, 20, 50, 100, 200)
 SETS = 5
@@ -200,7 +198,7 @@ def rows(spreads: Spreads) -> list[Row]:
 
 
 @styled
-def draw(spreads: Spreads) -> "Figure":
+def draw(spreads: Spreads) -> Figure:
     """Draw the errors by iteration, and below them the standard deviations by size."""
     figure, axes = panels(2, len(spreads), height=4.0)
     for column, (task, by_iteration) in enumerate(spreads.items()):

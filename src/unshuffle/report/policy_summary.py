@@ -9,11 +9,10 @@ import numpy as np
 
 from unshuffle.analysis.difficulty import divide_samples
 from unshuffle.analysis.error_map import by_mean_error
-from unshuffle.permutations import load_permutations
 from unshuffle.report.charts import difficulty_chart
 from unshuffle.report.puzzles import highest_contrast, strip
 from unshuffle.report.snapshot import Snapshot
-from unshuffle.runs.history import SamplingState, groups_pairs, permutation_file, read_history, read_rollouts
+from unshuffle.runs.history import SamplingState, groups_pairs, read_history, read_rollouts, stored_permutations
 from unshuffle.runs.run import Run
 from unshuffle.tasks import TASKS
 from unshuffle.wording import describe_concern
@@ -109,7 +108,7 @@ def _advantages(run: Run, task: str) -> list[str]:
 
 def policy_data(run: Run, task: str, states: Sequence[SamplingState], snapshot: Snapshot | None) -> dict[str, Any]:
     """Return the numbers of the preference map and the error map, and a sample to apply permutations to."""
-    permutations, history = load_permutations(permutation_file(run, task)), read_history(run, task)
+    permutations, history = stored_permutations(run)[task], read_history(run, task)
     rewards = {entry["iteration"]: entry["reward"] for entry in run.metrics("episode") if entry["task"] == task}
     active = [state if state.is_active else None for state in states]
     percent = np.stack([state.errors for state in states]) * 100

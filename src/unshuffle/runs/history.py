@@ -35,14 +35,9 @@ def tasks_of(run: Run) -> list[str]:
     return list(dict.fromkeys(entry["task"] for entry in run.metrics("validation")))
 
 
-def permutation_file(run: Run, task: str) -> Path:
-    """Return the file of a task's permutation set; tasks that order nothing have none."""
-    return run.permutations / f"{task}.npy"
-
-
 def ordering_tasks(run: Run) -> list[str]:
     """Return the tasks that the run validates and that have a permutation set."""
-    return [task for task in tasks_of(run) if permutation_file(run, task).is_file()]
+    return [task for task in tasks_of(run) if (run.permutations / f"{task}.npy").is_file()]
 
 
 def stored_permutations(run: Run) -> dict[str, npt.NDArray[np.int64]]:
@@ -201,29 +196,18 @@ def groups_pairs(config: Config) -> bool:
 
 def read_sampling_states(run: Run, task: str) -> list[SamplingState]:
     """Return the groups and their probabilities after each validation of a task, in chronological order."""
-    names = ("permutation_errors", "groups", "probabilities")
     by_rollout = {entry["iteration"]: np.array(entry["probability"]) for entry in read_rollouts(run, task)}
     states = []
-    for arrays in read_states(run, task, names):
+    for arrays in read_states(run, task, ("permutation_errors", "groups", "probabilities")):
+        iteration, errors = int(arrays["iteration"]), arrays["permutation_errors"].astype(np.float64)
         # rollouts change the probabilities after the arrays were written
-        probabilities = by_rollout.get(int(arrays["iteration"]), arrays.get("probabilities"))
-        states.append(_sampling_state(arrays, probabilities, run.config))
+        probabilities = by_rollout.get(iteration, arrays.get("probabilities"))
+        if probabilities is not None:
+            probabilities = probabilities.astype(np.float64)
+            if groups_pairs(run.config):
+                probabilities = pair_fractions(probabilities, run.config.policy.candidates)
+        states.append(SamplingState(iteration, errors, arrays.get("groups"), probabilities))
     return states
-
-
-def _sampling_state(
-    arrays: dict[str, npt.NDArray[Any]], given: npt.NDArray[Any] | None, config: Config
-) -> SamplingState:
-    groups = arrays.get("groups")
-    probabilities = None if given is None else given.astype(np.float64)
-    if probabilities is not None and groups_pairs(config):
-        probabilities = pair_fractions(probabilities, config.policy.candidates)
-    return SamplingState(
-        int(arrays["iteration"]),
-        arrays["permutation_errors"].astype(np.float64),
-        None if groups is None else groups.astype(np.int64),
-        probabilities,
-    )
 
 
 def pair_fractions(probabilities: Floats, candidates: int) -> Floats:
