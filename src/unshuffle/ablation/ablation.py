@@ -1,10 +1,9 @@
 """Run an ablation: train and evaluate arms × seeds, and write their table (Tab. 5 of the paper)."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -203,16 +202,19 @@ def _launch(
 
 
 def _collect(plan: Plan, failures: Failures, columns: Sequence[str]) -> Ablation:
-    finished = [job for job in plan.jobs if job.is_trained]
+    finished, planned = [job for job in plan.jobs if job.is_trained], len(plan.seeds)
     figures: dict[str, dict[int, dict[str, float]]] = {arm: {} for arm in plan.arms}
     for job in finished:
         figures[job.arm][job.seed] = _figures(job)
-    rows = {arm: _cells(by_seed) for arm, by_seed in figures.items()}
+    rows = {arm: _cells(by_seed.values()) for arm, by_seed in figures.items()}
     columns = list(columns) or _default_columns(plan, rows)
     table = Table(
         columns=columns,
         rows={**rows, START: _cells(_initial_figures(finished))},
-        seeds={arm: _count(len(by_seed), len(plan.seeds)) for arm, by_seed in figures.items()},
+        seeds={
+            arm: str(planned) if len(by_seed) == planned else f"{len(by_seed)}/{planned}"
+            for arm, by_seed in figures.items()
+        },
         published={
             column: {arm: row[IN_TABLE_5[kind]] for arm, row in published("5").items()}
             for name, kind in _kinds(plan).items()
@@ -224,15 +226,9 @@ def _collect(plan: Plan, failures: Failures, columns: Sequence[str]) -> Ablation
     return Ablation(plan, table, figures, failures)
 
 
-def _count(finished: int, planned: int) -> str:
-    return str(planned) if finished == planned else f"{finished}/{planned}"
-
-
 def _figures(job: Job) -> dict[str, float]:
     """Return the last figures that the run has logged, and those of its evaluations."""
-    figures = {f"error.{entry['task']}": entry["error"] for entry in job.run.metrics("validation")}
-    for entry in job.run.metrics("monitor"):
-        figures |= _monitored(entry)
+    figures = _logged(job.run.metrics())
     missing = list(job.missing_evaluations())
     for name in job.plan.evaluations:
         document = job.read_evaluation(name)
@@ -241,27 +237,29 @@ def _figures(job: Job) -> dict[str, float]:
     return figures
 
 
-def _monitored(entry: dict[str, Any]) -> dict[str, float]:
-    return flat_numbers({"monitor": {key: value for key, value in entry.items() if key not in ("iteration", "kind")}})
+def _logged(log: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Return the last error of each task and the last figures of the monitor."""
+    entries = list(log)
+    figures = {f"error.{entry['task']}": entry["error"] for entry in entries if entry["kind"] == "validation"}
+    for entry in entries:
+        if entry["kind"] == "monitor":
+            scores = {key: value for key, value in entry.items() if key not in ("iteration", "kind")}
+            figures |= flat_numbers({"monitor": scores})
+    return figures
 
 
-def _initial_figures(jobs: Sequence[Job]) -> dict[int, dict[str, float]]:
-    """Return the figures at iteration 0 by seed, averaged over the arms."""
-    by_seed: dict[int, dict[str, list[float]]] = {}
+def _initial_figures(jobs: Sequence[Job]) -> list[dict[str, float]]:
+    """Return the figures at iteration 0 of each seed, averaged over the arms."""
+    by_seed: dict[int, list[dict[str, float]]] = {}
     for job in jobs:
-        by_name = by_seed.setdefault(job.seed, {})
-        for entry in job.run.metrics():
-            if entry["iteration"] == 0 and entry["kind"] == "validation":
-                by_name.setdefault(f"error.{entry['task']}", []).append(entry["error"])
-            elif entry["iteration"] == 0 and entry["kind"] == "monitor":
-                for name, value in _monitored(entry).items():
-                    by_name.setdefault(name, []).append(value)
-    return {seed: {name: fmean(values) for name, values in by_name.items()} for seed, by_name in by_seed.items()}
+        initial = _logged(entry for entry in job.run.metrics() if entry["iteration"] == 0)
+        by_seed.setdefault(job.seed, []).append(initial)
+    return [{name: cell.mean for name, cell in _cells(figures).items()} for figures in by_seed.values()]
 
 
-def _cells(by_seed: Mapping[int, Mapping[str, float]]) -> dict[str, Cell]:
-    names = dict.fromkeys(name for figures in by_seed.values() for name in figures)
-    return {name: Cell(tuple(figures[name] for figures in by_seed.values() if name in figures)) for name in names}
+def _cells(figures: Collection[Mapping[str, float]]) -> dict[str, Cell]:
+    names = dict.fromkeys(name for by_name in figures for name in by_name)
+    return {name: Cell(tuple(by_name[name] for by_name in figures if name in by_name)) for name in names}
 
 
 def _summary(by_seed: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
@@ -271,7 +269,7 @@ def _summary(by_seed: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
             "std": cell.std,
             "seeds": {str(seed): figures[name] for seed, figures in by_seed.items() if name in figures},
         }
-        for name, cell in _cells(by_seed).items()
+        for name, cell in _cells(by_seed.values()).items()
     }
 
 

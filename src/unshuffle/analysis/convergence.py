@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -159,7 +158,15 @@ def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]], levels: Mapping[str, f
     """Draw top-1 over iterations and over both counts of forward passes."""
     figure, grid = panels(1, len(AXES), width=4.8, height=4.2, sharey=True)
     for axes, (name, label) in zip(grid[0], AXES.items(), strict=True):
-        _draw_curves(axes, rows, name)
+        for number, (run_label, curve) in enumerate(rows.items()):
+            axes.plot(
+                [row[name] for row in curve],
+                [row["top1"] for row in curve],
+                marker=MARKERS[number % len(MARKERS)],
+                color=COLOURS[number % len(COLOURS)],
+                label=run_label,
+                clip_on=False,  # the first point lies on the axis
+            )
         for (feature, level), style in zip(levels.items(), LEVELS, strict=False):
             axes.axhline(level, color=QUIET, linewidth=1.2, linestyle=style, label=feature)
         name_axes(axes, "", label.replace(", ", ",\n"), "")
@@ -168,15 +175,3 @@ def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]], levels: Mapping[str, f
     grid[0][0].set_ylabel("nearest neighbour of the same class [%]")
     figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
-
-
-def _draw_curves(axes: Axes, rows: Mapping[str, Sequence[Mapping[str, Any]]], name: str) -> None:
-    for number, (label, curve) in enumerate(rows.items()):
-        axes.plot(
-            [row[name] for row in curve],
-            [row["top1"] for row in curve],
-            marker=MARKERS[number % len(MARKERS)],
-            color=COLOURS[number % len(COLOURS)],
-            label=label,
-            clip_on=False,  # the first point lies on the axis
-        )

@@ -27,7 +27,6 @@ from unshuffle.runs.history import choose_tasks, groups_pairs, open_run, read_st
 from unshuffle.runs.run import Run
 
 ALPHA = 0.01
-COUNTS = (10, 15, 20)
 PAIRS_NOTE = ". These are groups of permutations, while the run itself grouped (sample, permutation) pairs"
 RANGE = (0.5, 2.0)
 """Range of softmax ratios."""
@@ -122,7 +121,7 @@ class GroupCount(Analysis):
     """A run folder."""
     task: TaskName | None = None
     """Task to analyse; by default the first ordering task of the run."""
-    counts: tuple[int, ...] = COUNTS
+    counts: tuple[int, ...] = (10, 15, 20)
     """Values of |C| whose p-values are shown; the recommendation tries all up to the largest."""
     iterations: tuple[int, ...] = ()
     """Iterations of the validations to use; by default those nearest to 3/7, 5/7 and the end, as in the paper."""

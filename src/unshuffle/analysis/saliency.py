@@ -1,8 +1,8 @@
 """Appendix I.2: saliency maps of fine-tuned networks, side by side."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -152,19 +152,14 @@ def readable_images(images: LabelledDataset, count: int) -> LabelledDataset:
     """Return one readable image of each of at most `count` classes."""
     chosen: list[int] = []
     for first in one_per_class(torch.tensor(images.labels), count):
-        same = (index for index, label in enumerate(images.labels) if label == images.labels[first])
-        chosen += islice((index for index in same if _can_read(images, index)), 1)
+        for index in (index for index, label in enumerate(images.labels) if label == images.labels[first]):
+            with suppress(BadMedia):
+                images.load(index)
+                chosen.append(index)
+                break
     if not chosen:
         raise UserError(f"none of the {len(images)} images can be read")
     return images.subset(chosen)
-
-
-def _can_read(images: LabelledDataset, index: int) -> bool:
-    try:
-        images.load(index)
-    except BadMedia:
-        return False
-    return True
 
 
 def saliency_maps(

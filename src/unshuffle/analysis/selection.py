@@ -22,7 +22,7 @@ from unshuffle.wording import plus_minus
 
 SAMPLERS: tuple[Sampler, ...] = ("policy", "uniform", "inverse")
 COMPARED = ("policy", "inverse")
-PUBLISHED = {"policy": (125.0, 14.0), "inverse": (78.0, 16.0)}
+PUBLISHED = {"policy": {"mean": 125.0, "std": 14.0}, "inverse": {"mean": 78.0, "std": 16.0}}
 """Mean and std in the paper."""
 
 
@@ -118,8 +118,8 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | int | None]
 def _table(summary: Mapping[str, Mapping[str, Mapping[str, float | int | None]]]) -> Table:
     table = plain_table("relative accuracy [%]", *summary, "paper")
     for method in COMPARED:
-        figures = (plus_minus(tasks[method]["mean"], tasks[method]["std"]) for tasks in summary.values())
-        table.add_row(method, *figures, plus_minus(*PUBLISHED[method]))
+        methods = [by_method[method] for by_method in (*summary.values(), PUBLISHED)]
+        table.add_row(method, *(plus_minus(figures["mean"], figures["std"]) for figures in methods))
     return table
 
 
@@ -134,8 +134,7 @@ def draw(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Mapping[str, M
             label = f"{task} task, one checkpoint" if not position and values else None
             axes.plot([position + shift] * len(values), values, "o", color=task_colour(task), alpha=0.75, label=label)
         _bar(axes, position + 0.06, summary["all"][method], INK, "mean ± std" if not position else None)
-        mean, std = PUBLISHED[method]
-        _bar(axes, position + 0.22, {"mean": mean, "std": std}, QUIET, "paper, mean ± std" if not position else None)
+        _bar(axes, position + 0.22, PUBLISHED[method], QUIET, "paper, mean ± std" if not position else None)
     axes.axhline(100, color=QUIET, linewidth=1.2, linestyle="--", label="uniform sampling")
     axes.set_xticks(
         range(len(COMPARED)), [f"{method} policy" if method == "inverse" else method for method in COMPARED]
