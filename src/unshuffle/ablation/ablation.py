@@ -3,6 +3,7 @@
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -157,24 +158,18 @@ def _check_arms(config: Config, jobs: Sequence[Job], *, on_this_machine: bool) -
     """Raise a UserError for a mistake in an arm before the first job; pack folders once, before many jobs need them."""
     if jobs and on_this_machine and config.device != "auto":
         choose_device(config.device)
-    prepared: list[Config] = []
+    data_options = attrgetter("images", "videos", "tasks", "data", "spatial", "temporal", "rotation")
+    prepared: list[Any] = []
     for arm, job in {job.arm: job for job in jobs}.items():
-        arm_config = job.config
+        arm_config, data = job.config, data_options(job.config)
         try:
             try_backbone(arm_config)
             reads_files = arm_config.images is not None or arm_config.videos is not None
-            if reads_files and not any(_same_data(arm_config, other) for other in prepared):
+            if reads_files and data not in prepared:
                 prepare(arm_config)
-                prepared.append(arm_config)
+                prepared.append(data)
         except UserError as error:
             raise UserError(f"arm {arm}: {error}") from None
-
-
-def _same_data(config: Config, other: Config) -> bool:
-    return all(
-        getattr(config, name) == getattr(other, name)
-        for name in ("images", "videos", "tasks", "data", "spatial", "temporal", "rotation")
-    )
 
 
 def _launch(

@@ -73,8 +73,8 @@ def reward_statistics(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def baseline_rows(run: Run, task: str) -> list[dict[str, Any]]:
     """Return a row per validation of a task; `episode` is its number where it ended an episode of the policy."""
-    errors = [(entry["iteration"], entry["error"]) for entry in run.metrics("validation") if entry["task"] == task]
-    episodes = {entry["iteration"]: entry["episode"] for entry in run.metrics("episode") if entry["task"] == task}
+    errors = [(entry["iteration"], entry["error"]) for entry in run.metrics("validation", task)]
+    episodes = {entry["iteration"]: entry["episode"] for entry in run.metrics("episode", task)}
     rows = extrapolate(errors, run.config.optim.milestones)
     return [{"task": task, "episode": episodes.get(row["iteration"]), **row} for row in rows]
 

@@ -105,7 +105,7 @@ class Validations:
 
 def validations_of(run: Run, task: str) -> Validations:
     """Return the validations of an ordering task: those that the run has logged, and one after each rollout."""
-    iterations = [entry["iteration"] for entry in run.metrics("validation") if entry["task"] == task]
+    iterations = [entry["iteration"] for entry in run.metrics("validation", task)]
     for rollouts in all_rollouts(run):
         iterations += rollouts.count * [rollouts.iteration] if task in rollouts.tasks else []
     permutations = len(stored_permutations(run)[task])

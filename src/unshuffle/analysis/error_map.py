@@ -1,6 +1,6 @@
 """Fig. 6: validation error of every permutation over time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,8 +95,7 @@ def column_edges(values: Floats) -> Floats:
 def draw(histories: Mapping[str, History], task: str) -> Figure:
     """Draw a map per run, all on the same colour scale."""
     figure, grid = panels(1, len(histories), width=5.2, height=4.6, sharey=True)
-    axes_row: Sequence[Any] = grid[0]
-    for axes, (label, history) in zip(axes_row, histories.items(), strict=True):
+    for axes, (label, history) in zip(grid[0], histories.items(), strict=True):
         errors = history.errors[:, by_mean_error(history)].T
         rows = np.arange(len(errors) + 1)
         image = axes.pcolormesh(
@@ -105,6 +104,6 @@ def draw(histories: Mapping[str, History], task: str) -> Figure:
         axes.set_ylim(len(errors), 0)
         name_axes(axes, label, "iteration", "", grid=False)
         thousands(axes.xaxis)
-    axes_row[0].set_ylabel(f"{task} permutations, sorted by mean error")
-    figure.colorbar(image, ax=list(axes_row), label="validation error [fraction]", pad=0.02)
+    grid[0][0].set_ylabel(f"{task} permutations, sorted by mean error")
+    figure.colorbar(image, ax=list(grid[0]), label="validation error [fraction]", pad=0.02)
     return figure

@@ -135,7 +135,7 @@ def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
 
 
 def _errors(run: Run, task: str) -> list[Point]:
-    return [(entry["iteration"], entry["error"]) for entry in run.metrics("validation") if entry["task"] == task]
+    return [(entry["iteration"], entry["error"]) for entry in run.metrics("validation", task)]
 
 
 def _losses(run: Run, task: str) -> list[Point]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from unshuffle.console import plain_table
+from unshuffle.runs.history import tasks_of
 from unshuffle.runs.run import Run
 
 
@@ -22,10 +23,9 @@ class TaskErrors:
 
 def task_errors(run: Run) -> list[TaskErrors]:
     """Return the first and the latest validation error of each task."""
-    entries = list(run.metrics("validation"))
     rows = []
-    for task in dict.fromkeys(entry["task"] for entry in entries):
-        own = [entry for entry in entries if entry["task"] == task]
+    for task in tasks_of(run):
+        own = list(run.metrics("validation", task))
         rows.append(TaskErrors(task, own[-1]["iteration"], own[0]["error"], own[-1]["error"], own[0]["chance"]))
     return rows
 

@@ -153,7 +153,7 @@ def _puzzles(snapshot: Snapshot, task: str) -> dict[str, Any]:
     """Return held-out samples that the network has put back in order."""
     view = TASKS[task].view
     puzzles = solve_puzzles(snapshot, task, view.pictured_samples)
-    parts = snapshot.parts(task, puzzles.pixels, view.picture_side)
+    parts = snapshot.network.tasks[task].pictures(puzzles.pixels, view.picture_side)
     samples = [
         {
             "name": puzzles.names[sample],

@@ -80,7 +80,7 @@ def state_files(run: Run, task: str) -> list[Path]:
 
     A resumed run may have files of later validations that metrics.jsonl does not list: they are left out.
     """
-    logged = sorted({entry["iteration"] for entry in run.metrics("validation") if entry["task"] == task})
+    logged = sorted({entry["iteration"] for entry in run.metrics("validation", task)})
     files = [run.states / f"{task}-{iteration:08d}.npz" for iteration in logged]
     return [file for file in files if file.is_file()]
 
@@ -122,11 +122,6 @@ class Rollouts:
     """Iterations of each."""
     tasks: tuple[str, ...]
     """Tasks that were validated after each."""
-
-
-def read_rollouts(run: Run, task: str) -> list[dict[str, Any]]:
-    """Return the entries of a task's rollouts: the error and the advantage of each group."""
-    return [entry for entry in run.metrics("rollouts") if entry["task"] == task]
 
 
 def all_rollouts(run: Run) -> Iterator[Rollouts]:
@@ -196,7 +191,7 @@ def groups_pairs(config: Config) -> bool:
 
 def read_sampling_states(run: Run, task: str) -> list[SamplingState]:
     """Return the groups and their probabilities after each validation of a task, in chronological order."""
-    by_rollout = {entry["iteration"]: np.array(entry["probability"]) for entry in read_rollouts(run, task)}
+    by_rollout = {entry["iteration"]: np.array(entry["probability"]) for entry in run.metrics("rollouts", task)}
     states = []
     for arrays in read_states(run, task, ("permutation_errors", "groups", "probabilities")):
         iteration, errors = int(arrays["iteration"]), arrays["permutation_errors"].astype(np.float64)

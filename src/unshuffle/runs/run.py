@@ -66,8 +66,8 @@ class Run:
         """The config of the run."""
         return read_config(self.config_file)
 
-    def metrics(self, kind: str | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the logged objects, all or of one kind; a half-written last line is left out."""
+    def metrics(self, kind: str | None = None, task: str | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the logged objects, all or those of a kind and of a task; a half-written last line is left out."""
         if not self.metrics_file.exists():
             return
         for line in self.metrics_file.read_text().splitlines():
@@ -75,5 +75,5 @@ class Run:
                 entry = json.loads(line)
             except json.JSONDecodeError:
                 continue
-            if kind is None or entry["kind"] == kind:
+            if kind in (None, entry["kind"]) and task in (None, entry.get("task")):
                 yield entry
