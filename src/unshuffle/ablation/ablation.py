@@ -71,7 +71,17 @@ class Ablation:
     @property
     def metrics(self) -> dict[str, Any]:
         """Mean, std and the value of each seed, by arm and metric."""
-        return {arm: _summary(by_seed) for arm, by_seed in self.figures.items()}
+        return {
+            arm: {
+                name: {
+                    "mean": cell.mean,
+                    "std": cell.std,
+                    "seeds": {str(seed): figures[name] for seed, figures in by_seed.items() if name in figures},
+                }
+                for name, cell in _cells(by_seed.values()).items()
+            }
+            for arm, by_seed in self.figures.items()
+        }
 
     @property
     def rows(self) -> list[Row]:
@@ -255,17 +265,6 @@ def _initial_figures(jobs: Sequence[Job]) -> list[dict[str, float]]:
 def _cells(figures: Collection[Mapping[str, float]]) -> dict[str, Cell]:
     names = dict.fromkeys(name for by_name in figures for name in by_name)
     return {name: Cell(tuple(by_name[name] for by_name in figures if name in by_name)) for name in names}
-
-
-def _summary(by_seed: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
-    return {
-        name: {
-            "mean": cell.mean,
-            "std": cell.std,
-            "seeds": {str(seed): figures[name] for seed, figures in by_seed.items() if name in figures},
-        }
-        for name, cell in _cells(by_seed.values()).items()
-    }
 
 
 def _default_columns(plan: Plan, rows: Mapping[str, Mapping[str, Cell]]) -> list[str]:

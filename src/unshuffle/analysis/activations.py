@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unshuffle.accelerator import choose_device
-from unshuffle.analysis.analysis import Analysis, AnalysisResult, Row, chosen_names
+from unshuffle.analysis.analysis import Analysis, AnalysisResult, chosen_names
 from unshuffle.analysis.figures import INK, Sheet, shortened, title_width
 from unshuffle.data.dataset import LabelledDataset, Square, open_dataset
 from unshuffle.data.source import Pixels
@@ -193,7 +193,12 @@ class Activations(Analysis):
                 for entry in top
             ],
         }
-        return AnalysisResult("activations", statement, metrics, rows(top), lambda: draw(top, list(sizes)))
+        rows = [
+            {"unit": entry.unit, "dataset": entry.dataset, "rank": rank, "file": file, "activation": activation}
+            for entry in top
+            for rank, (file, activation) in enumerate(zip(entry.files, entry.activations, strict=True), start=1)
+        ]
+        return AnalysisResult("activations", statement, metrics, rows, lambda: draw(top, list(sizes)))
 
 
 def top_images(backbone: Backbone, dataset: DatasetActivations, unit: int, top: int, device: torch.device) -> TopImages:
@@ -210,15 +215,6 @@ def top_images(backbone: Backbone, dataset: DatasetActivations, unit: int, top: 
         float(selectivities(dataset.maxima[:, [unit]], top)),
         [outlined(*pair) for pair in zip(pixels, maps, strict=True)],
     )
-
-
-def rows(top: Sequence[TopImages]) -> list[Row]:
-    """Return a row per image."""
-    return [
-        {"unit": entry.unit, "dataset": entry.dataset, "rank": rank + 1, "file": file, "activation": activation}
-        for entry in top
-        for rank, (file, activation) in enumerate(zip(entry.files, entry.activations, strict=True))
-    ]
 
 
 def draw(top: Sequence[TopImages], datasets: Sequence[str]) -> Figure:

@@ -197,14 +197,8 @@ def measured_cost(training: Sequence[tuple[int, float]], costs: Iterable[Mapping
     totals = [0.0, *accumulate(entry["seconds"] for entry in costs)]
     for iteration, seconds in training:
         cost = totals[bisect_right(iterations, iteration)]
-        rows.append(
-            {
-                "iteration": iteration,
-                "training_seconds": seconds,
-                "cost_seconds": cost,
-                "cost_percent": 100 * cost / seconds,
-            }
-        )
+        row = {"iteration": iteration, "training_seconds": seconds, "cost_seconds": cost}
+        rows.append({**row, "cost_percent": 100 * cost / seconds})
     return rows
 
 

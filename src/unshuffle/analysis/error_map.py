@@ -60,21 +60,14 @@ def error_statistics(history: History) -> list[dict[str, float]]:
 
 def analyse_errors(histories: Mapping[str, History], task: str) -> AnalysisResult:
     """Return a row per permutation and run, with the errors in columns named by iteration."""
-    rows = [
-        {
-            "run": label,
-            "task": task,
-            "rank": rank,
-            "permutation": int(permutation),
-            "mean_error": float(history.errors[:, permutation].mean()),
-            **{
-                str(at): float(error)
-                for at, error in zip(history.iterations, history.errors[:, permutation], strict=True)
-            },
-        }
-        for label, history in histories.items()
-        for rank, permutation in enumerate(by_mean_error(history))
-    ]
+    rows = []
+    for label, history in histories.items():
+        iterations = [str(iteration) for iteration in history.iterations]
+        for rank, permutation in enumerate(by_mean_error(history).tolist()):
+            errors = history.errors[:, permutation]
+            row = {"run": label, "task": task, "rank": rank, "permutation": permutation}
+            row |= {"mean_error": float(errors.mean()), **dict(zip(iterations, errors.tolist(), strict=True))}
+            rows.append(row)
     metrics = {label: error_statistics(history) for label, history in histories.items()}
     statement = (
         f"{task} validation error of every permutation at every validation, sorted by mean error: "

@@ -94,16 +94,9 @@ def hamming_rows(history: History, permutations: Ints, task: str) -> list[dict[s
     rows = []
     for iteration, weights in periods:
         fractions = fractions_by_distance(weights, by_permutation, parts)
-        rows.append(
-            {
-                "task": task,
-                "iteration": iteration,
-                "mean_distance": float(fractions @ np.arange(parts + 1)),
-                **{
-                    f"distance_{distance}_percent": float(100 * fraction) for distance, fraction in enumerate(fractions)
-                },
-            }
-        )
+        mean = float(fractions @ np.arange(parts + 1))
+        percents = {f"distance_{distance}_percent": float(100 * value) for distance, value in enumerate(fractions)}
+        rows.append({"task": task, "iteration": iteration, "mean_distance": mean, **percents})
     return rows
 
 

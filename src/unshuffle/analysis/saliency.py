@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor
 
 from unshuffle.accelerator import choose_device
-from unshuffle.analysis.analysis import Analysis, AnalysisResult, Row, chosen_names
+from unshuffle.analysis.analysis import Analysis, AnalysisResult, chosen_names
 from unshuffle.analysis.figures import INK, QUIET, RIGHT, WRONG, Picture, Sheet, shortened, title_width
 from unshuffle.data.dataset import FileSource, LabelledDataset, Square, one_per_class, open_dataset
 from unshuffle.data.media import BadMedia
@@ -130,10 +130,11 @@ class Saliency(Analysis):
         }
         statement = (
             f"gradient of the score of an image's class with respect to its pixels, {len(files)} images of "
-            f"{self.images}; "
-            "half_area is the smallest percentage of the pixels that holds half of a map's sum"
+            f"{self.images}; half_area is the smallest percentage of the pixels that holds half of a map's sum"
         )
-        return AnalysisResult("saliency", statement, metrics, rows(maps), lambda: draw(maps, names))
+        columns = ("model", "file", "label", "predicted", "score", "half_area")
+        rows = [{column: getattr(image, column) for column in columns} for image in maps]
+        return AnalysisResult("saliency", statement, metrics, rows, lambda: draw(maps, names))
 
 
 def voc_images(images: ImageSet) -> LabelledDataset:
@@ -185,12 +186,6 @@ def saliency_maps(
         )
         for index in range(len(images))
     ]
-
-
-def rows(maps: Sequence[SaliencyMap]) -> list[Row]:
-    """Return a row per image and network."""
-    names = ("model", "file", "label", "predicted", "score", "half_area")
-    return [{name: getattr(image, name) for name in names} for image in maps]
 
 
 def draw(maps: Sequence[SaliencyMap], models: Sequence[str]) -> Figure:

@@ -135,13 +135,11 @@ def _rollout_data(run: Run, task: str, states: Sequence[SamplingState]) -> dict[
     by_iteration = {entry["iteration"]: entry for entry in run.metrics("rollouts", task)}
     if not by_iteration:
         return None
-    entries = [by_iteration.get(state.iteration) for state in states]
+    entries: list[Any] = [by_iteration.get(state.iteration) for state in states]
     return {
         # groups without members have no rollout
-        "advantages": [
-            None if entry is None else _rounded(entry["advantage"][: len(entry["errors"])]) for entry in entries
-        ],
-        "errors": [None if entry is None else _rounded(entry["errors"]) for entry in entries],
+        "advantages": [entry and _rounded(entry["advantage"][: len(entry["errors"])]) for entry in entries],
+        "errors": [entry and _rounded(entry["errors"]) for entry in entries],
     }
 
 
