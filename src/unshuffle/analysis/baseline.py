@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from unshuffle.analysis.analysis import AnalysisResult, TaskAnalysis
-from unshuffle.analysis.figures import COLOURS, QUIET, name_axes, panels, styled, thousands
+from unshuffle.analysis.figures import COLOURS, INK, QUIET, name_axes, panels, styled, thousands
 from unshuffle.policy.state import ErrorHistory
 from unshuffle.runs.history import choose_tasks, open_run
 from unshuffle.runs.run import Run
@@ -27,14 +27,10 @@ class Baseline(TaskAnalysis):
         """Return the rewards of each task: of the policy's episodes, or of all validations if there was no policy."""
         run = open_run(self.run)
         rows = {task: baseline_rows(run, task) for task in choose_tasks(run, self.task)}
-        episodes = {
-            task: [row for row in task_rows if row["episode"] is not None] or task_rows
-            for task, task_rows in rows.items()
-        }
-        metrics = {
-            task: {"episodes": sum(row["episode"] is not None for row in rows[task]), **reward_statistics(episode_rows)}
-            for task, episode_rows in episodes.items()
-        }
+        metrics = {}
+        for task, task_rows in rows.items():
+            episodes = [row for row in task_rows if row["episode"] is not None]
+            metrics[task] = {"episodes": len(episodes), **reward_statistics(episodes or task_rows)}
         policy = run.config.policy
         statement = (
             f"errors of {run.folder} beside the line through the two before (E_BL), and the rewards r = E_BL − E; "
@@ -89,38 +85,29 @@ def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     return figure
 
 
+def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    return [row[name] for row in rows]
+
+
 def _draw_errors(axes: Axes, task: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    iterations = [row["iteration"] for row in rows]
-    axes.plot(iterations, [row["error"] for row in rows], "o-", color="#222222", label="error E")
+    axes.plot(_column(rows, "iteration"), _column(rows, "error"), "o-", color=INK, label="error E")
     extrapolated = [row for row in rows if row["baseline"] is not None]
-    axes.plot(
-        [row["iteration"] for row in extrapolated],
-        [row["baseline"] for row in extrapolated],
-        "_",
-        color=QUIET,
-        markersize=9,
-        label="extrapolated error E_BL",
-    )
+    points = (_column(extrapolated, "iteration"), _column(extrapolated, "baseline"))
+    axes.plot(*points, "_", color=QUIET, markersize=9, label="extrapolated error E_BL")
     for sign, colour, name in ((1, GOOD, "reward > 0"), (-1, BAD, "reward < 0")):
         signed = [row for row in extrapolated if sign * row["reward"] > 0]
-        axes.vlines(
-            [row["iteration"] for row in signed],
-            [row["error"] for row in signed],
-            [row["baseline"] for row in signed],
-            color=colour,
-            linewidth=2,
-            label=name,
-        )
+        iterations, errors, baselines = (_column(signed, end) for end in ("iteration", "error", "baseline"))
+        axes.vlines(iterations, errors, baselines, color=colour, linewidth=2, label=name)
     name_axes(axes, f"{task} task", "", "validation error [fraction]")
     axes.legend(ncols=2, fontsize=9)
 
 
 def _draw_rewards(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     rewarded = [row for row in rows if row["reward"] is not None]
-    iterations = np.array([row["iteration"] for row in rows])
+    iterations = _column(rows, "iteration")
     width = 0.7 * float(np.diff(iterations).min()) if len(iterations) > 1 else 1.0
     colours = [GOOD if row["reward"] > 0 else BAD for row in rewarded]
-    axes.bar([row["iteration"] for row in rewarded], [row["reward"] for row in rewarded], width, color=colours)
+    axes.bar(_column(rewarded, "iteration"), _column(rewarded, "reward"), width, color=colours)
     axes.axhline(0, color=QUIET, linewidth=1)
     name_axes(axes, "", "iteration", "reward E_BL − E [fraction]")
     thousands(axes.xaxis)

@@ -17,6 +17,7 @@ from unshuffle.analysis.analysis import AnalysisResult, TaskAnalysis
 from unshuffle.analysis.figures import INK, MAP, name_axes, styled
 from unshuffle.data.dataset import centre_square
 from unshuffle.data.media import read_image
+from unshuffle.data.source import Pixels
 from unshuffle.data.synthetic import render_clip, render_image
 from unshuffle.errors import UserError
 from unshuffle.runs.history import (
@@ -36,7 +37,6 @@ from unshuffle.tasks import TASKS
 from unshuffle.tasks.base import TaskView
 
 Ints = npt.NDArray[np.int64]
-Pixels = npt.NDArray[np.uint8]
 SHOWN_STATES = 3
 """Validations after which likely and unlikely permutations are shown."""
 PAIRS_NOTE = "; it grouped (sample, permutation) pairs, so that there are no likely and unlikely permutations to show"

@@ -14,7 +14,6 @@ class TaskErrors:
     """Validation errors of a task; for an ordering task over all (permutation, sample) pairs of Ψ × X_val."""
 
     task: str
-    iteration: int
     initial: float
     """Error at iteration 0: of an untrained network, or of the weights in `init`."""
     trained: float
@@ -26,7 +25,7 @@ def task_errors(run: Run) -> list[TaskErrors]:
     rows = []
     for task in tasks_of(run):
         own = list(run.metrics("validation", task))
-        rows.append(TaskErrors(task, own[-1]["iteration"], own[0]["error"], own[-1]["error"], own[0]["chance"]))
+        rows.append(TaskErrors(task, own[0]["error"], own[-1]["error"], own[0]["chance"]))
     return rows
 
 
