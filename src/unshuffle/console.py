@@ -18,7 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Column
+from rich.table import Column, Table
 from rich.text import Text
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -36,6 +36,14 @@ class ResilientConsole(Console):
 def say(console: Console, text: str) -> None:
     """Print one line as it is: no markup, no colours, no line breaks inserted."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def plain_table(*columns: str) -> Table:
+    """Return a table without lines: names in the first column, figures in the others."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    return table
 
 
 class Advance(Protocol):

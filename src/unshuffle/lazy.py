@@ -13,15 +13,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LazyClass:
-    """A class by its module and name, and the line that help texts show for it."""
+    """A class by its package, module and name, and the line that help texts show for it."""
 
+    package: str
     module: str
     name: str
     summary: str
 
     def load(self) -> Any:
         """Import the class."""
-        return getattr(import_module(self.module), self.name)
+        return getattr(import_module(f"{self.package}.{self.module}"), self.name)
 
 
 def find_class(name: str, registry: Mapping[str, LazyClass], kind: str) -> Any:

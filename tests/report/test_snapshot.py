@@ -36,6 +36,6 @@ def test_parts_for_a_person_to_look_at(all_tasks_run: Run) -> None:
     snapshot = Snapshot.newest(all_tasks_run)
     assert snapshot is not None
     for task, parts in (("spatial", 9), ("temporal", 6), ("rotation", 1)):
-        pictures = snapshot.parts(task, snapshot.held_out[task].pixels[:2], 16)
+        pictures = snapshot.network.tasks[task].pictures(snapshot.held_out[task].pixels[:2], 16)
         assert pictures.shape == (2, parts, 3, 16, 16)
         assert 0 <= pictures.min() < pictures.max() <= 1

@@ -49,9 +49,10 @@ def test_a_copy_is_a_neighbour_but_not_the_image_itself() -> None:
 
 def test_neighbours_are_by_the_features_of_the_network(snapshot: Snapshot) -> None:
     neighbours = find_neighbours(snapshot, 3)
-    assert neighbours is not None and neighbours.names == list(snapshot.held_out["spatial"].names)
-    features = extract(snapshot.network.backbone, neighbours.frames.numpy(), torch.device("cpu"))
-    assert neighbours.nearest["this network"] == slow_others(features, 3)
+    images = snapshot.held_out["spatial"]
+    assert neighbours is not None and neighbours["names"] == list(images.names)
+    features = extract(snapshot.network.backbone, images.pixels[:, 0].numpy(), torch.device("cpu"))
+    assert neighbours["nearest"]["this network"] == slow_others(features, 3)
 
 
 def test_one_image_has_no_neighbour(snapshot: Snapshot) -> None:

@@ -19,7 +19,6 @@ from unshuffle.runs.history import (
     ordering_tasks,
     pair_fractions,
     read_history,
-    read_rollouts,
     read_sampling_states,
     read_states,
     state_files,
@@ -164,10 +163,10 @@ def test_evenly_spaced() -> None:
 
 
 def test_rollouts_of_a_run(run: Run, pair_run: Run) -> None:
-    assert list(all_rollouts(run)) == read_rollouts(run, "spatial") == []
+    assert list(all_rollouts(run)) == list(run.metrics("rollouts", "spatial")) == []
     both = ("spatial", "temporal")
     assert list(all_rollouts(pair_run)) == [Rollouts(iteration, 3, 2, both) for iteration in (2, 4, 6, 8, 10)]
-    for entry in read_rollouts(pair_run, "temporal"):
+    for entry in pair_run.metrics("rollouts", "temporal"):
         assert entry["task"] == "temporal" and len(entry["errors"]) == len(entry["advantage"]) == 3
 
 

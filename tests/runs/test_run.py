@@ -24,6 +24,12 @@ def test_metrics_of_all_kinds_or_of_one(tmp_path: Path) -> None:
     assert list(run.metrics("episode")) == []
 
 
+def test_metrics_of_a_task(tmp_path: Path) -> None:
+    entries = [{"iteration": 5, "kind": "validation", "task": task} for task in ("spatial", "temporal")]
+    run = write_lines(tmp_path, *map(json.dumps, [*entries, {"iteration": 5, "kind": "train"}]))
+    assert list(run.metrics("validation", "temporal")) == entries[1:] == list(run.metrics(task="temporal"))
+
+
 def test_a_half_written_line_is_left_out(tmp_path: Path) -> None:
     run = write_lines(tmp_path, '{"iteration": 0, "kind": "start"}', '{"iteration": 5, "ki')
     assert [entry["iteration"] for entry in run.metrics()] == [0]

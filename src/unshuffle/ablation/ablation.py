@@ -1,10 +1,10 @@
 """Run an ablation: train and evaluate arms × seeds, and write their table (Tab. 5 of the paper)."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -71,7 +71,17 @@ class Ablation:
     @property
     def metrics(self) -> dict[str, Any]:
         """Mean, std and the value of each seed, by arm and metric."""
-        return {arm: _summary(by_seed) for arm, by_seed in self.figures.items()}
+        return {
+            arm: {
+                name: {
+                    "mean": cell.mean,
+                    "std": cell.std,
+                    "seeds": {str(seed): figures[name] for seed, figures in by_seed.items() if name in figures},
+                }
+                for name, cell in _cells(by_seed.values()).items()
+            }
+            for arm, by_seed in self.figures.items()
+        }
 
     @property
     def rows(self) -> list[Row]:
@@ -158,24 +168,18 @@ def _check_arms(config: Config, jobs: Sequence[Job], *, on_this_machine: bool) -
     """Raise a UserError for a mistake in an arm before the first job; pack folders once, before many jobs need them."""
     if jobs and on_this_machine and config.device != "auto":
         choose_device(config.device)
-    prepared: list[Config] = []
+    data_options = attrgetter("images", "videos", "tasks", "data", "spatial", "temporal", "rotation")
+    prepared: list[Any] = []
     for arm, job in {job.arm: job for job in jobs}.items():
-        arm_config = job.config
+        arm_config, data = job.config, data_options(job.config)
         try:
             try_backbone(arm_config)
             reads_files = arm_config.images is not None or arm_config.videos is not None
-            if reads_files and not any(_same_data(arm_config, other) for other in prepared):
+            if reads_files and data not in prepared:
                 prepare(arm_config)
-                prepared.append(arm_config)
+                prepared.append(data)
         except UserError as error:
             raise UserError(f"arm {arm}: {error}") from None
-
-
-def _same_data(config: Config, other: Config) -> bool:
-    return all(
-        getattr(config, name) == getattr(other, name)
-        for name in ("images", "videos", "tasks", "data", "spatial", "temporal", "rotation")
-    )
 
 
 def _launch(
@@ -203,16 +207,19 @@ def _launch(
 
 
 def _collect(plan: Plan, failures: Failures, columns: Sequence[str]) -> Ablation:
-    finished = [job for job in plan.jobs if job.is_trained]
+    finished, planned = [job for job in plan.jobs if job.is_trained], len(plan.seeds)
     figures: dict[str, dict[int, dict[str, float]]] = {arm: {} for arm in plan.arms}
     for job in finished:
         figures[job.arm][job.seed] = _figures(job)
-    rows = {arm: _cells(by_seed) for arm, by_seed in figures.items()}
+    rows = {arm: _cells(by_seed.values()) for arm, by_seed in figures.items()}
     columns = list(columns) or _default_columns(plan, rows)
     table = Table(
         columns=columns,
         rows={**rows, START: _cells(_initial_figures(finished))},
-        seeds={arm: _count(len(by_seed), len(plan.seeds)) for arm, by_seed in figures.items()},
+        seeds={
+            arm: str(planned) if len(by_seed) == planned else f"{len(by_seed)}/{planned}"
+            for arm, by_seed in figures.items()
+        },
         published={
             column: {arm: row[IN_TABLE_5[kind]] for arm, row in published("5").items()}
             for name, kind in _kinds(plan).items()
@@ -224,15 +231,9 @@ def _collect(plan: Plan, failures: Failures, columns: Sequence[str]) -> Ablation
     return Ablation(plan, table, figures, failures)
 
 
-def _count(finished: int, planned: int) -> str:
-    return str(planned) if finished == planned else f"{finished}/{planned}"
-
-
 def _figures(job: Job) -> dict[str, float]:
     """Return the last figures that the run has logged, and those of its evaluations."""
-    figures = {f"error.{entry['task']}": entry["error"] for entry in job.run.metrics("validation")}
-    for entry in job.run.metrics("monitor"):
-        figures |= _monitored(entry)
+    figures = _logged(job.run.metrics())
     missing = list(job.missing_evaluations())
     for name in job.plan.evaluations:
         document = job.read_evaluation(name)
@@ -241,38 +242,29 @@ def _figures(job: Job) -> dict[str, float]:
     return figures
 
 
-def _monitored(entry: dict[str, Any]) -> dict[str, float]:
-    return flat_numbers({"monitor": {key: value for key, value in entry.items() if key not in ("iteration", "kind")}})
+def _logged(log: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Return the last error of each task and the last figures of the monitor."""
+    entries = list(log)
+    figures = {f"error.{entry['task']}": entry["error"] for entry in entries if entry["kind"] == "validation"}
+    for entry in entries:
+        if entry["kind"] == "monitor":
+            scores = {key: value for key, value in entry.items() if key not in ("iteration", "kind")}
+            figures |= flat_numbers({"monitor": scores})
+    return figures
 
 
-def _initial_figures(jobs: Sequence[Job]) -> dict[int, dict[str, float]]:
-    """Return the figures at iteration 0 by seed, averaged over the arms."""
-    by_seed: dict[int, dict[str, list[float]]] = {}
+def _initial_figures(jobs: Sequence[Job]) -> list[dict[str, float]]:
+    """Return the figures at iteration 0 of each seed, averaged over the arms."""
+    by_seed: dict[int, list[dict[str, float]]] = {}
     for job in jobs:
-        by_name = by_seed.setdefault(job.seed, {})
-        for entry in job.run.metrics():
-            if entry["iteration"] == 0 and entry["kind"] == "validation":
-                by_name.setdefault(f"error.{entry['task']}", []).append(entry["error"])
-            elif entry["iteration"] == 0 and entry["kind"] == "monitor":
-                for name, value in _monitored(entry).items():
-                    by_name.setdefault(name, []).append(value)
-    return {seed: {name: fmean(values) for name, values in by_name.items()} for seed, by_name in by_seed.items()}
+        initial = _logged(entry for entry in job.run.metrics() if entry["iteration"] == 0)
+        by_seed.setdefault(job.seed, []).append(initial)
+    return [{name: cell.mean for name, cell in _cells(figures).items()} for figures in by_seed.values()]
 
 
-def _cells(by_seed: Mapping[int, Mapping[str, float]]) -> dict[str, Cell]:
-    names = dict.fromkeys(name for figures in by_seed.values() for name in figures)
-    return {name: Cell(tuple(figures[name] for figures in by_seed.values() if name in figures)) for name in names}
-
-
-def _summary(by_seed: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
-    return {
-        name: {
-            "mean": cell.mean,
-            "std": cell.std,
-            "seeds": {str(seed): figures[name] for seed, figures in by_seed.items() if name in figures},
-        }
-        for name, cell in _cells(by_seed).items()
-    }
+def _cells(figures: Collection[Mapping[str, float]]) -> dict[str, Cell]:
+    names = dict.fromkeys(name for by_name in figures for name in by_name)
+    return {name: Cell(tuple(by_name[name] for by_name in figures if name in by_name)) for name in names}
 
 
 def _default_columns(plan: Plan, rows: Mapping[str, Mapping[str, Cell]]) -> list[str]:

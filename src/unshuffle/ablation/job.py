@@ -81,9 +81,8 @@ def _evaluate(job: Job, name: str, console: Console) -> None:
     result = evaluation.run(console)
     say(console, f"{result.protocol}: {result.statement}")
     job.write_evaluation(name, evaluation, result)
-    shutil.rmtree(
-        evaluation.out, ignore_errors=True
-    )  # intermediate files from which an interrupted evaluation would continue
+    # intermediate files from which an interrupted evaluation would continue
+    shutil.rmtree(evaluation.out, ignore_errors=True)
 
 
 def _free_memory() -> None:

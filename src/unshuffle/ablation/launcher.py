@@ -57,11 +57,16 @@ def run_in_process(jobs: Sequence[Job], notify: Notify) -> Failures:
     for job in jobs:
         start = time.monotonic()
         notify(job, start_status(job))
-        problem = run_job(job)
-        if problem is not None:
-            failures[str(job)] = problem
-        notify(job, end_status(job, start, problem))
+        _end(job, start, run_job(job), failures, notify)
     return failures
+
+
+def _end(job: Job, start: float, problem: str | None, failures: Failures, notify: Notify) -> None:
+    """Record how a job ended, and how long it took."""
+    seconds = time.monotonic() - start
+    if problem is not None:
+        failures[str(job)] = problem
+    notify(job, f"done in {seconds:.0f} s" if problem is None else f"failed after {seconds:.0f} s: {problem}")
 
 
 @dataclass
@@ -96,10 +101,7 @@ def run_processes(jobs: Sequence[Job], notify: Notify, environments: Sequence[En
             for ended in [running_job for running_job in running if running_job.process.poll() is not None]:
                 running.remove(ended)
                 free.append(ended.environment)
-                problem = ended.problem()
-                if problem is not None:
-                    failures[str(ended.job)] = problem
-                notify(ended.job, end_status(ended.job, ended.start, problem))
+                _end(ended.job, ended.start, ended.problem(), failures, notify)
             time.sleep(0.1)
     finally:
         for unfinished in running:
@@ -155,10 +157,7 @@ def run_slurm(jobs: Sequence[Job], notify: Notify, options: Mapping[str, Any]) -
         notify(job, f"queued as {submission.job_id}")
     failures: Failures = {}
     for submission in completed(submitted):
-        job, problem = by_submission[id(submission)], _cluster_problem(submission)
-        if problem is not None:
-            failures[str(job)] = problem
-        notify(job, end_status(job, start, problem))
+        _end(by_submission[id(submission)], start, _cluster_problem(submission), failures, notify)
     return failures
 
 
@@ -188,9 +187,3 @@ def start_status(job: Job) -> str:
     if job.is_trained:
         return "evaluating"
     return f"resuming at iteration {job.iteration}" if job.run.config_file.exists() else "training"
-
-
-def end_status(job: Job, start: float, problem: str | None) -> str:
-    """Return how a job ended and how long it took."""
-    seconds = time.monotonic() - start
-    return f"done in {seconds:.0f} s" if problem is None else f"failed after {seconds:.0f} s: {problem}"

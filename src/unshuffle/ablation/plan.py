@@ -67,23 +67,19 @@ class Plan:
             raise UserError("an ablation needs at least one arm and one seed")
         if len(set(self.seeds)) < len(self.seeds):
             raise UserError(f"a seed is given twice: {', '.join(map(str, self.seeds))}")
-        self._check_folder()
-        _check_names(self.arms, taken={LOGS: LOGS})
-        _check_names(
-            self.evaluations, taken={"error": "error", "monitor": "monitor"}
-        )  # names of metrics that every run has
+        check_folder(self.out, "--out")
+        if self.out.is_dir() and any(self.out.iterdir()) and not (self.out / PLAN_NAME).exists():
+            raise UserError(f"{self.out} holds other files and no ablation: choose another --out")
+        _check_names(self.arms, LOGS)
+        _check_names(self.evaluations, "error", "monitor")  # names of metrics that every run has
         for name, values in self.evaluations.items():
             check_data(name, build_evaluation(name, values))
         for job in self.jobs:
             job.check()
 
-    def _check_folder(self) -> None:
-        check_folder(self.out, "--out")
-        if self.out.is_dir() and any(self.out.iterdir()) and not (self.out / PLAN_NAME).exists():
-            raise UserError(f"{self.out} holds other files and no ablation: choose another --out")
 
-
-def _check_names(names: Iterable[str], taken: dict[str, str]) -> None:
+def _check_names(names: Iterable[str], *reserved: str) -> None:
+    taken = dict(zip(reserved, reserved, strict=True))
     for name in names:
         folder = folder_name(name).casefold()  # some file systems do not distinguish s and S
         if folder in taken:

@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from torch import Tensor
 from torch.nn import functional as F
 
 from unshuffle.accelerator import choose_device
-from unshuffle.analysis.analysis import Analysis, AnalysisResult, Row, chosen_names
+from unshuffle.analysis.analysis import Analysis, AnalysisResult, chosen_names
 from unshuffle.analysis.figures import INK, Sheet, shortened, title_width
 from unshuffle.data.dataset import LabelledDataset, Square, open_dataset
 from unshuffle.data.source import Pixels
@@ -20,9 +21,6 @@ from unshuffle.evaluation.features import WORKERS, extract_features, find_backbo
 from unshuffle.evaluation.protocol import note_skipped
 from unshuffle.models import Backbone
 from unshuffle.randomness import numpy_rng
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 OUTLINE = (255, 221, 0)
 
@@ -195,7 +193,12 @@ class Activations(Analysis):
                 for entry in top
             ],
         }
-        return AnalysisResult("activations", statement, metrics, rows(top), lambda: draw(top, list(sizes)))
+        rows = [
+            {"unit": entry.unit, "dataset": entry.dataset, "rank": rank, "file": file, "activation": activation}
+            for entry in top
+            for rank, (file, activation) in enumerate(zip(entry.files, entry.activations, strict=True), start=1)
+        ]
+        return AnalysisResult("activations", statement, metrics, rows, lambda: draw(top, list(sizes)))
 
 
 def top_images(backbone: Backbone, dataset: DatasetActivations, unit: int, top: int, device: torch.device) -> TopImages:
@@ -214,16 +217,7 @@ def top_images(backbone: Backbone, dataset: DatasetActivations, unit: int, top: 
     )
 
 
-def rows(top: Sequence[TopImages]) -> list[Row]:
-    """Return a row per image."""
-    return [
-        {"unit": entry.unit, "dataset": entry.dataset, "rank": rank + 1, "file": file, "activation": activation}
-        for entry in top
-        for rank, (file, activation) in enumerate(zip(entry.files, entry.activations, strict=True))
-    ]
-
-
-def draw(top: Sequence[TopImages], datasets: Sequence[str]) -> "Figure":
+def draw(top: Sequence[TopImages], datasets: Sequence[str]) -> Figure:
     """Draw a row per unit with the images of each dataset."""
     units, most = list(dict.fromkeys(entry.unit for entry in top)), max(len(entry.pictures) for entry in top)
     side, gap, between, left, head = 92, 5, 26, 78, 92

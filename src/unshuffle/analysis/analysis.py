@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from unshuffle.analysis.figures import save_figure
+from unshuffle.config import TaskName
 from unshuffle.errors import UserError
 from unshuffle.files import write_measurement
 from unshuffle.lazy import LazyClass, find_class
@@ -58,6 +59,9 @@ class AnalysisResult:
 
     def write(self, folder: Path, config: Mapping[str, Any] | None = None) -> list[Path]:
         """Write NAME.json, NAME.csv, NAME.svg and NAME.png; `config` holds the options of the analysis."""
+        # imports matplotlib, which the list of analyses does not need
+        from unshuffle.analysis.figures import save_figure
+
         folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / f"{self.name}.{suffix}" for suffix in ("json", "csv", "svg", "png")]
         write_measurement(paths[0], f"analyze {self.name}", self.statement, dict(config or {}), self.metrics)
@@ -76,15 +80,18 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
         writer.writerows(rows)
 
 
-def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return all numbers in nested dicts, under dotted names."""
-    numbers: dict[str, float] = {}
+def flat_values(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested dicts under dotted names."""
+    flat: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, dict):
-            numbers |= flat_numbers(value, f"{prefix}{key}.")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            numbers[f"{prefix}{key}"] = value
-    return numbers
+        flat |= flat_values(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def flat_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return all numbers in nested dicts, under dotted names."""
+    flat = flat_values(values).items()
+    return {name: value for name, value in flat if isinstance(value, int | float) and not isinstance(value, bool)}
 
 
 def chosen_names(names: Sequence[str], paths: Sequence[str | Path]) -> list[str]:
@@ -118,64 +125,63 @@ class Analysis:
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class TaskAnalysis(Analysis):
+    """Options of an analysis of the ordering tasks of one run."""
+
+    run: Path
+    """A run folder."""
+    task: TaskName | None = None
+    """Analyse this task only; by default all ordering tasks of the run."""
+
+
+_analysis = partial(LazyClass, "unshuffle.analysis")
 ANALYSES: dict[str, LazyClass] = {
-    "selection": LazyClass(
-        "unshuffle.analysis.selection",
+    "selection": _analysis(
+        "selection",
         "Selection",
         "Continue from checkpoints with the policy, uniform sampling and the inverse policy (appendix F).",
     ),
-    "difficulty": LazyClass(
-        "unshuffle.analysis.difficulty",
+    "difficulty": _analysis(
+        "difficulty",
         "Difficulty",
         "Difficulty of the sampled permutations, in quarters of Ψ by validation error (Fig. 4).",
     ),
-    "error-map": LazyClass(
-        "unshuffle.analysis.error_map",
-        "ErrorMap",
-        "Validation error of every permutation over time, with and without policy (Fig. 6).",
+    "error-map": _analysis(
+        "error_map", "ErrorMap", "Validation error of every permutation over time, with and without policy (Fig. 6)."
     ),
-    "convergence": LazyClass(
-        "unshuffle.analysis.convergence",
+    "convergence": _analysis(
+        "convergence",
         "Convergence",
         "Retrieval over iterations (Fig. 5) and over forward passes, including the policy's (appendix H).",
     ),
-    "baseline": LazyClass(
-        "unshuffle.analysis.baseline",
-        "Baseline",
-        "Extrapolated error, actual error and reward of each episode (appendix E).",
+    "baseline": _analysis(
+        "baseline", "Baseline", "Extrapolated error, actual error and reward of each episode (appendix E)."
     ),
-    "hamming": LazyClass(
-        "unshuffle.analysis.hamming",
+    "hamming": _analysis(
+        "hamming",
         "Hamming",
         "Hamming distance of the sampled permutations over time, and the most and least likely ones (appendix G).",
     ),
-    "cost": LazyClass(
-        "unshuffle.analysis.cost",
-        "Cost",
-        "Cost of the policy relative to training: derived as in the paper, and measured (appendix H).",
+    "cost": _analysis(
+        "cost", "Cost", "Cost of the policy relative to training: derived as in the paper, and measured (appendix H)."
     ),
-    "valset": LazyClass(
-        "unshuffle.analysis.validation_size",
+    "valset": _analysis(
+        "validation_size",
         "ValidationSize",
         "Mean and std of the validation error for several sizes of X_val (appendix C).",
     ),
-    "groups": LazyClass(
-        "unshuffle.analysis.group_count",
+    "groups": _analysis(
+        "group_count",
         "GroupCount",
         "Choose |C|: histogram of softmax ratios, pairwise tests of the groups, a recommendation (appendix D).",
     ),
-    "activations": LazyClass(
-        "unshuffle.analysis.activations",
-        "Activations",
-        "Images with the highest conv5 activations, in several datasets (appendix I.1).",
+    "activations": _analysis(
+        "activations", "Activations", "Images with the highest conv5 activations, in several datasets (appendix I.1)."
     ),
-    "saliency": LazyClass(
-        "unshuffle.analysis.saliency",
-        "Saliency",
-        "Saliency maps of fine-tuned networks, side by side (appendix I.2).",
-    ),
-    "neighbours": LazyClass(
-        "unshuffle.analysis.neighbours",
+    "saliency": _analysis("saliency", "Saliency", "Saliency maps of fine-tuned networks, side by side (appendix I.2)."),
+    "neighbours": _analysis(
+        "neighbours",
         "NearestNeighbours",
         "Queries and their five nearest neighbours, for several models side by side (Fig. 3).",
     ),

@@ -2,40 +2,42 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.console import Console
 
-from unshuffle.analysis.analysis import Analysis, AnalysisResult
-from unshuffle.analysis.figures import COLOURS, QUIET, name_axes, panels, styled, thousands
-from unshuffle.config import TaskName
+from unshuffle.analysis.analysis import AnalysisResult, TaskAnalysis
+from unshuffle.analysis.figures import COLOURS, INK, QUIET, name_axes, panels, styled, thousands
 from unshuffle.policy.state import ErrorHistory
 from unshuffle.runs.history import choose_tasks, open_run
 from unshuffle.runs.run import Run
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 GOOD, BAD = COLOURS[0], COLOURS[1]
 LEARNS_FROM_ROLLOUTS = ", which learns from the advantages of rollouts and not from these rewards"
 
 
 @dataclass(frozen=True)
-class Baseline(Analysis):
+class Baseline(TaskAnalysis):
     """Extrapolated error, actual error and reward of each episode (appendix E)."""
 
-    run: Path
-    """A run folder."""
-    task: TaskName | None = None
-    """Analyse this task only; by default all ordering tasks of the run."""
-
     def analyse(self, console: Console) -> AnalysisResult:
-        """Return the rewards by the errors that the run has logged."""
+        """Return the rewards of each task: of the policy's episodes, or of all validations if there was no policy."""
         run = open_run(self.run)
-        return analyse_baseline(run, choose_tasks(run, self.task))
+        rows = {task: baseline_rows(run, task) for task in choose_tasks(run, self.task)}
+        metrics = {}
+        for task, task_rows in rows.items():
+            episodes = [row for row in task_rows if row["episode"] is not None]
+            metrics[task] = {"episodes": len(episodes), **reward_statistics(episodes or task_rows)}
+        policy = run.config.policy
+        statement = (
+            f"errors of {run.folder} beside the line through the two before (E_BL), and the rewards r = E_BL − E; "
+            f"sampler {policy.name}{LEARNS_FROM_ROLLOUTS if policy.sampler == 'rollouts' else ''}"
+        )
+        all_rows = [row for task_rows in rows.values() for row in task_rows]
+        return AnalysisResult("baseline", statement, metrics, all_rows, lambda: draw(rows))
 
 
 def extrapolate(errors: Iterable[tuple[int, float]], milestones: Sequence[int]) -> list[dict[str, Any]]:
@@ -67,33 +69,14 @@ def reward_statistics(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def baseline_rows(run: Run, task: str) -> list[dict[str, Any]]:
     """Return a row per validation of a task; `episode` is its number where it ended an episode of the policy."""
-    errors = [(entry["iteration"], entry["error"]) for entry in run.metrics("validation") if entry["task"] == task]
-    episodes = {entry["iteration"]: entry["episode"] for entry in run.metrics("episode") if entry["task"] == task}
+    errors = [(entry["iteration"], entry["error"]) for entry in run.metrics("validation", task)]
+    episodes = {entry["iteration"]: entry["episode"] for entry in run.metrics("episode", task)}
     rows = extrapolate(errors, run.config.optim.milestones)
     return [{"task": task, "episode": episodes.get(row["iteration"]), **row} for row in rows]
 
 
-def analyse_baseline(run: Run, tasks: Sequence[str]) -> AnalysisResult:
-    """Return the rewards of each task: of the policy's episodes, or of all validations if there was no policy."""
-    rows = {task: baseline_rows(run, task) for task in tasks}
-    episodes = {
-        task: [row for row in task_rows if row["episode"] is not None] or task_rows for task, task_rows in rows.items()
-    }
-    metrics = {
-        task: {"episodes": sum(row["episode"] is not None for row in rows[task]), **reward_statistics(episode_rows)}
-        for task, episode_rows in episodes.items()
-    }
-    policy = run.config.policy
-    statement = (
-        f"errors of {run.folder} beside the line through the two before (E_BL), and the rewards r = E_BL − E; "
-        f"sampler {policy.name}{LEARNS_FROM_ROLLOUTS if policy.sampler == 'rollouts' else ''}"
-    )
-    all_rows = [row for task_rows in rows.values() for row in task_rows]
-    return AnalysisResult("baseline", statement, metrics, all_rows, lambda: draw(rows))
-
-
 @styled
-def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> "Figure":
+def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """Draw the errors of each task, and the rewards below them."""
     figure, grid = panels(2, len(rows), width=6.6, height=3, sharex="col", gridspec_kw={"height_ratios": [1.6, 1]})
     for (task, task_rows), above, below in zip(rows.items(), *grid, strict=True):
@@ -102,38 +85,29 @@ def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> "Figure":
     return figure
 
 
-def _draw_errors(axes: "Axes", task: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    iterations = [row["iteration"] for row in rows]
-    axes.plot(iterations, [row["error"] for row in rows], "o-", color="#222222", label="error E")
+def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    return [row[name] for row in rows]
+
+
+def _draw_errors(axes: Axes, task: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    axes.plot(_column(rows, "iteration"), _column(rows, "error"), "o-", color=INK, label="error E")
     extrapolated = [row for row in rows if row["baseline"] is not None]
-    axes.plot(
-        [row["iteration"] for row in extrapolated],
-        [row["baseline"] for row in extrapolated],
-        "_",
-        color=QUIET,
-        markersize=9,
-        label="extrapolated error E_BL",
-    )
+    points = (_column(extrapolated, "iteration"), _column(extrapolated, "baseline"))
+    axes.plot(*points, "_", color=QUIET, markersize=9, label="extrapolated error E_BL")
     for sign, colour, name in ((1, GOOD, "reward > 0"), (-1, BAD, "reward < 0")):
         signed = [row for row in extrapolated if sign * row["reward"] > 0]
-        axes.vlines(
-            [row["iteration"] for row in signed],
-            [row["error"] for row in signed],
-            [row["baseline"] for row in signed],
-            color=colour,
-            linewidth=2,
-            label=name,
-        )
+        iterations, errors, baselines = (_column(signed, end) for end in ("iteration", "error", "baseline"))
+        axes.vlines(iterations, errors, baselines, color=colour, linewidth=2, label=name)
     name_axes(axes, f"{task} task", "", "validation error [fraction]")
     axes.legend(ncols=2, fontsize=9)
 
 
-def _draw_rewards(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
+def _draw_rewards(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     rewarded = [row for row in rows if row["reward"] is not None]
-    iterations = np.array([row["iteration"] for row in rows])
+    iterations = _column(rows, "iteration")
     width = 0.7 * float(np.diff(iterations).min()) if len(iterations) > 1 else 1.0
     colours = [GOOD if row["reward"] > 0 else BAD for row in rewarded]
-    axes.bar([row["iteration"] for row in rewarded], [row["reward"] for row in rewarded], width, color=colours)
+    axes.bar(_column(rewarded, "iteration"), _column(rewarded, "reward"), width, color=colours)
     axes.axhline(0, color=QUIET, linewidth=1)
     name_axes(axes, "", "iteration", "reward E_BL − E [fraction]")
     thousands(axes.xaxis)

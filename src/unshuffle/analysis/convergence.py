@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from unshuffle.analysis.analysis import Analysis, AnalysisResult
@@ -21,10 +22,6 @@ from unshuffle.runs.folders import run_labels
 from unshuffle.runs.history import open_run
 from unshuffle.runs.run import Run
 from unshuffle.training.trainer import initial_backbone
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Scores = Mapping[str, Any]
 """An iteration and its top-k accuracies [%], as the monitor logs them."""
@@ -56,12 +53,36 @@ class Convergence(Analysis):
         scores = [
             monitor_scores(run) if self.gallery is None else self._checkpoint_scores(run, console) for run in runs
         ]
-        source = "the monitor" if self.gallery is None else f"checkpoints, {self.queries} against {self.gallery}"
-        return analyse_convergence(runs, scores, source)
+        source = "the monitor"
+        levels = {entry["name"]: entry["top1"] for run in runs for entry in run.metrics("baseline")}
+        if self.gallery is not None:
+            source, levels = f"checkpoints, {self.queries} against {self.gallery}", {}  # measured on other images
+        labels = run_labels(runs)
+        rows = {
+            label: convergence_rows(run, label, curve) for label, run, curve in zip(labels, runs, scores, strict=True)
+        }
+        statement = (
+            f"retrieval by nearest neighbours of pool5 ({source}) over iterations and over forward passes, including "
+            f"those of the policy's validations and rollouts: {', '.join(labels)}"
+        )
+        all_rows = [row for curve in rows.values() for row in curve]
+        return AnalysisResult("convergence", statement, speed(rows), all_rows, lambda: draw(rows, levels))
 
     def _checkpoint_scores(self, run: Run, console: Console) -> list[Scores]:
+        """Return the retrieval of every checkpoint on the given folders, as the monitor would have logged it."""
+        files = list_checkpoints(run.checkpoints)
+        if not files:
+            raise UserError(f"{run.folder} has no checkpoint to evaluate yet")
         folders = replace(run.config.monitor, gallery=self.gallery, queries=self.queries, limit=self.limit)
-        return score_checkpoints(run, replace(run.config, monitor=folders, device=self.device), console)
+        config = replace(run.config, monitor=folders, device=self.device)
+        monitor = build_monitor(config)
+        assert monitor is not None
+        scores: list[Scores] = []
+        for file in files:
+            say(console, f"{run.folder}: checkpoint {int(file.stem)}")
+            backbone = checkpoint_backbone(config, load_checkpoint(file))
+            scores.append({"iteration": int(file.stem), **monitor(backbone.to(monitor.device))})
+        return scores
 
 
 def monitor_scores(run: Run) -> list[Scores]:
@@ -70,21 +91,6 @@ def monitor_scores(run: Run) -> list[Scores]:
     if not entries:
         raise UserError(f"{run.folder} has no monitor: give class folders with --gallery and --queries")
     return entries
-
-
-def score_checkpoints(run: Run, config: Config, console: Console) -> list[Scores]:
-    """Return the retrieval of every checkpoint on the config's monitor folders, as the monitor would have logged it."""
-    files = list_checkpoints(run.checkpoints)
-    if not files:
-        raise UserError(f"{run.folder} has no checkpoint to evaluate yet")
-    monitor = build_monitor(config)
-    assert monitor is not None
-    scores: list[Scores] = []
-    for file in files:
-        say(console, f"{run.folder}: checkpoint {int(file.stem)}")
-        backbone = checkpoint_backbone(config, load_checkpoint(file))
-        scores.append({"iteration": int(file.stem), **monitor(backbone.to(monitor.device))})
-    return scores
 
 
 def checkpoint_backbone(config: Config, state: Mapping[str, Any]) -> Backbone:
@@ -147,27 +153,20 @@ AXES = {
 }
 
 
-def analyse_convergence(runs: Sequence[Run], scores: Sequence[Sequence[Scores]], source: str) -> AnalysisResult:
-    """Return the curves of several runs."""
-    labels = run_labels(runs)
-    rows = {label: convergence_rows(run, label, curve) for label, run, curve in zip(labels, runs, scores, strict=True)}
-    levels = {entry["name"]: entry["top1"] for run in runs for entry in run.metrics("baseline")}
-    statement = (
-        f"retrieval by nearest neighbours of pool5 ({source}) over iterations and over forward passes, including "
-        f"those of the policy's validations and rollouts: {', '.join(labels)}"
-    )
-    if source != "the monitor":
-        levels = {}  # the baselines were measured on other images
-    all_rows = [row for curve in rows.values() for row in curve]
-    return AnalysisResult("convergence", statement, speed(rows), all_rows, lambda: draw(rows, levels))
-
-
 @styled
-def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]], levels: Mapping[str, float]) -> "Figure":
+def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]], levels: Mapping[str, float]) -> Figure:
     """Draw top-1 over iterations and over both counts of forward passes."""
     figure, grid = panels(1, len(AXES), width=4.8, height=4.2, sharey=True)
     for axes, (name, label) in zip(grid[0], AXES.items(), strict=True):
-        _draw_curves(axes, rows, name)
+        for number, (run_label, curve) in enumerate(rows.items()):
+            axes.plot(
+                [row[name] for row in curve],
+                [row["top1"] for row in curve],
+                marker=MARKERS[number % len(MARKERS)],
+                color=COLOURS[number % len(COLOURS)],
+                label=run_label,
+                clip_on=False,  # the first point lies on the axis
+            )
         for (feature, level), style in zip(levels.items(), LEVELS, strict=False):
             axes.axhline(level, color=QUIET, linewidth=1.2, linestyle=style, label=feature)
         name_axes(axes, "", label.replace(", ", ",\n"), "")
@@ -176,15 +175,3 @@ def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]], levels: Mapping[str, f
     grid[0][0].set_ylabel("nearest neighbour of the same class [%]")
     figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
-
-
-def _draw_curves(axes: "Axes", rows: Mapping[str, Sequence[Mapping[str, Any]]], name: str) -> None:
-    for number, (label, curve) in enumerate(rows.items()):
-        axes.plot(
-            [row[name] for row in curve],
-            [row["top1"] for row in curve],
-            marker=MARKERS[number % len(MARKERS)],
-            color=COLOURS[number % len(COLOURS)],
-            label=label,
-            clip_on=False,  # the first point lies on the axis
-        )

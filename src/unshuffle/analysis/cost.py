@@ -5,28 +5,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, StrMethodFormatter
 from rich.console import Console
 
 from unshuffle.analysis.analysis import Analysis, AnalysisResult
 from unshuffle.analysis.figures import COLOURS, INK, panels, styled
 from unshuffle.config import Config
-from unshuffle.permutations import load_permutations
 from unshuffle.runs.history import (
     Rollouts,
     all_rollouts,
     choose_tasks,
     open_run,
     ordering_tasks,
-    permutation_file,
     read_states,
+    stored_permutations,
 )
 from unshuffle.runs.run import Run
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+PAPER_COST = 100 * 90 * 2 * (100 * 1000 / 128) / 350_000
+"""CC / I = T · 2V / I, V = |X_val| · |Ψ| / B: two validations per episode, in percent of the training."""
 NAMES = {
     "paper": "the paper: 1,000 permutations, 90 episodes",
     "all_permutations": "this run, every sample in every permutation",
@@ -43,8 +43,39 @@ class Cost(Analysis):
     """A run folder."""
 
     def analyse(self, console: Console) -> AnalysisResult:
-        """Return the costs in percent of the training."""
-        return analyse_cost(open_run(self.run))
+        """Return the derived and the measured costs, in percent of the training."""
+        run = open_run(self.run)
+        rows = measured_cost(training_seconds(run.config, run.metrics("train")), run.metrics("cost"))
+        tasks = {task: validations_of(run, task) for task in choose_tasks(run, None)}
+        rollouts, costs = list(all_rollouts(run)), {"paper": PAPER_COST}
+        if rows:
+            last = rows[-1]["iteration"]
+            passes = (training_passes(run.config, 0, last), rollout_passes(run.config, rollouts, last), last)
+            costs["all_permutations"] = derived_cost(tasks.values(), *passes, shared_backbone=False)
+            costs["shared_backbone"] = derived_cost(tasks.values(), *passes, shared_backbone=True)
+            costs["measured"] = rows[-1]["cost_percent"]
+        activities = "validations and rollouts" if rollouts else "validations"
+        statement = (
+            f"cost of the {activities}, in percent of the training, of {run.folder} with the sampler "
+            f"{run.config.policy.name}, up to iteration {rows[-1]['iteration'] if rows else 0:,}"
+        )
+        metrics = {
+            "cost_percent": costs,
+            "tasks": {
+                task: {
+                    "validations": len(validations.iterations),
+                    "samples": validations.samples,
+                    "permutations": validations.permutations,
+                }
+                for task, validations in tasks.items()
+            },
+            "rollouts": {
+                "count": sum(group.count for group in rollouts),
+                "iterations": sum(group.count * group.length for group in rollouts),
+            },
+            "measured": rows[-1] if rows else None,
+        }
+        return AnalysisResult("cost", statement, metrics, rows, lambda: draw(costs, activities))
 
 
 # ---- forward passes
@@ -74,10 +105,10 @@ class Validations:
 
 def validations_of(run: Run, task: str) -> Validations:
     """Return the validations of an ordering task: those that the run has logged, and one after each rollout."""
-    iterations = [entry["iteration"] for entry in run.metrics("validation") if entry["task"] == task]
+    iterations = [entry["iteration"] for entry in run.metrics("validation", task)]
     for rollouts in all_rollouts(run):
         iterations += rollouts.count * [rollouts.iteration] if task in rollouts.tasks else []
-    permutations = len(load_permutations(permutation_file(run, task)))
+    permutations = len(stored_permutations(run)[task])
     batch_size = _batch_size(run.config, task)
     return Validations(sorted(iterations), _validation_samples(run, task), permutations, batch_size)
 
@@ -139,13 +170,6 @@ def total_passes(run: Run, iterations: Sequence[int], *, shared_backbone: bool =
 # ---- costs
 
 
-def paper_cost(
-    episodes: int = 90, samples: int = 100, permutations: int = 1000, batch: int = 128, iterations: int = 350_000
-) -> float:
-    """Return CC / I = T · 2V / I, V = |X_val| · |Ψ| / B: two validations per episode, in percent of the training."""
-    return 100 * episodes * 2 * (samples * permutations / batch) / iterations
-
-
 def derived_cost(
     validations: Iterable[Validations], training: float, rollouts: float, iteration: int, *, shared_backbone: bool
 ) -> float:
@@ -173,66 +197,14 @@ def measured_cost(training: Sequence[tuple[int, float]], costs: Iterable[Mapping
     totals = [0.0, *accumulate(entry["seconds"] for entry in costs)]
     for iteration, seconds in training:
         cost = totals[bisect_right(iterations, iteration)]
-        rows.append(
-            {
-                "iteration": iteration,
-                "training_seconds": seconds,
-                "cost_seconds": cost,
-                "cost_percent": 100 * cost / seconds,
-            }
-        )
+        row = {"iteration": iteration, "training_seconds": seconds, "cost_seconds": cost}
+        rows.append({**row, "cost_percent": 100 * cost / seconds})
     return rows
 
 
-def analyse_cost(run: Run) -> AnalysisResult:
-    """Return the derived and the measured costs of a run."""
-    rows = measured_cost(training_seconds(run.config, run.metrics("train")), run.metrics("cost"))
-    tasks = {task: validations_of(run, task) for task in choose_tasks(run, None)}
-    costs = {"paper": paper_cost(), **_derived_costs(run, tasks, rows)}
-    if rows:
-        costs["measured"] = rows[-1]["cost_percent"]
-    rollouts = list(all_rollouts(run))
-    activities = "validations and rollouts" if rollouts else "validations"
-    statement = (
-        f"cost of the {activities}, in percent of the training, of {run.folder} with the sampler "
-        f"{run.config.policy.name}, up to iteration {rows[-1]['iteration'] if rows else 0:,}"
-    )
-    metrics = {
-        "cost_percent": costs,
-        "tasks": {
-            task: {
-                "validations": len(validations.iterations),
-                "samples": validations.samples,
-                "permutations": validations.permutations,
-            }
-            for task, validations in tasks.items()
-        },
-        "rollouts": {
-            "count": sum(group.count for group in rollouts),
-            "iterations": sum(group.count * group.length for group in rollouts),
-        },
-        "measured": rows[-1] if rows else None,
-    }
-    return AnalysisResult("cost", statement, metrics, rows, lambda: draw(costs, activities))
-
-
-def _derived_costs(run: Run, tasks: Mapping[str, Validations], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    if not rows:
-        return {}
-    last = rows[-1]["iteration"]
-    training = training_passes(run.config, 0, last)
-    rollouts = rollout_passes(run.config, all_rollouts(run), last)
-    return {
-        name: derived_cost(tasks.values(), training, rollouts, last, shared_backbone=shared)
-        for name, shared in (("all_permutations", False), ("shared_backbone", True))
-    }
-
-
 @styled
-def draw(costs: Mapping[str, float], activities: str = "validations") -> "Figure":
+def draw(costs: Mapping[str, float], activities: str = "validations") -> Figure:
     """Draw a dot per cost on a logarithmic axis, as they differ by orders of magnitude."""
-    from matplotlib.ticker import NullFormatter, StrMethodFormatter
-
     figure, ((axes,),) = panels(height=0.75 + 0.55 * len(costs), width=8)
     names = list(costs)[::-1]
     values = [costs[name] for name in names]

@@ -2,23 +2,21 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.console import Console
 
-from unshuffle.analysis.analysis import Analysis, AnalysisResult, Row
+from unshuffle.analysis.analysis import AnalysisResult, Row, TaskAnalysis
+from unshuffle.analysis.branch import BranchTrainer
 from unshuffle.analysis.figures import MAP, name_axes, panels, styled
-from unshuffle.config import TaskName
 from unshuffle.errors import UserError
 from unshuffle.runs.history import Floats, History, choose_tasks, groups_pairs, open_run, read_history
 from unshuffle.runs.run import Run
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 CLASSES = ("hardest quarter", "second quarter", "third quarter", "easiest quarter")
 PERIODS = {"quarter": "between two validations", "group": "in the policy's episodes"}
@@ -111,16 +109,12 @@ def difficulty_rows(history: History, task: str) -> Sequence[Row]:
 
 
 @dataclass(frozen=True)
-class Difficulty(Analysis):
+class Difficulty(TaskAnalysis):
     """Difficulty of the sampled permutations, in quarters of Ψ by validation error (Fig. 4).
 
     For a policy that groups (sample, permutation) pairs: the sampled pairs by group.
     """
 
-    run: Path
-    """A run folder."""
-    task: TaskName | None = None
-    """Analyse this task only; by default all ordering tasks of the run."""
     checkpoint: int | None = None
     """Continue the training from this checkpoint with a new policy, as the paper does."""
     episodes: int = 20
@@ -129,15 +123,32 @@ class Difficulty(Analysis):
     """Device for the training. auto: the GPU if there is one; or cpu, cuda, cuda:1 ..."""
 
     def analyse(self, console: Console) -> AnalysisResult:
-        """Return the division of the run's samples, or of those of a new policy."""
+        """Return the classes of the run's samples, or of those of a new policy, overall and in the last third."""
         run = open_run(self.run)
         if self.checkpoint is not None:
             run = self._train_new_policy(run, console)
-        return analyse_difficulty(run, choose_tasks(run, self.task))
+        tasks = choose_tasks(run, self.task)
+        divisions = {task: divide_samples(run, read_history(run, task), task) for task in tasks}
+        first = divisions[tasks[0]]
+        divisions = {task: division for task, division in divisions.items() if division.rows}
+        if not divisions:
+            raise UserError(f"{run.folder} has sampled nothing {PERIODS[first.kind]} yet: wait for the next validation")
+        metrics = {
+            task: {
+                "periods": len(division.rows),
+                "percent": division.mean_percent(len(division.rows)),
+                "percent_in_last_third": division.mean_percent(max(1, len(division.rows) // 3)),
+            }
+            for task, division in divisions.items()
+        }
+        statement = (
+            f"{first.noun} sampled by {run.folder} (sampler {run.config.policy.name}) {PERIODS[first.kind]}, "
+            f"{DIVISIONS[first.kind]}; uniform sampling gives {100 / len(first.classes):.3g} % each"
+        )
+        rows = [row for division in divisions.values() for row in division.rows]
+        return AnalysisResult("difficulty", statement, metrics, rows, lambda: draw(divisions))
 
     def _train_new_policy(self, run: Run, console: Console) -> Run:
-        from unshuffle.analysis.branch import BranchTrainer  # imports torch, which the report's charts do not need
-
         if self.episodes < 1:
             raise UserError(f"episodes is {self.episodes}, but must be at least 1")
         assert self.checkpoint is not None
@@ -147,31 +158,8 @@ class Difficulty(Analysis):
         return trainer.train(self.checkpoint, "policy", iterations, folder, console, keep_policy=False)
 
 
-def analyse_difficulty(run: Run, tasks: Sequence[str]) -> AnalysisResult:
-    """Return the classes of each task, over the whole run and in its last third."""
-    divisions = {task: divide_samples(run, read_history(run, task), task) for task in tasks}
-    first = divisions[tasks[0]]
-    divisions = {task: division for task, division in divisions.items() if division.rows}
-    if not divisions:
-        raise UserError(f"{run.folder} has sampled nothing {PERIODS[first.kind]} yet: wait for the next validation")
-    metrics = {
-        task: {
-            "periods": len(division.rows),
-            "percent": division.mean_percent(len(division.rows)),
-            "percent_in_last_third": division.mean_percent(max(1, len(division.rows) // 3)),
-        }
-        for task, division in divisions.items()
-    }
-    statement = (
-        f"{first.noun} sampled by {run.folder} (sampler {run.config.policy.name}) {PERIODS[first.kind]}, "
-        f"{DIVISIONS[first.kind]}; uniform sampling gives {100 / len(first.classes):.3g} % each"
-    )
-    rows = [row for division in divisions.values() for row in division.rows]
-    return AnalysisResult("difficulty", statement, metrics, rows, lambda: draw(divisions))
-
-
 @styled
-def draw(divisions: Mapping[str, Division]) -> "Figure":
+def draw(divisions: Mapping[str, Division]) -> Figure:
     """Draw the stacked percentages of each period, the hard classes on top."""
     figure, grid = panels(1, len(divisions), width=6.4, height=4.4, sharey=True)
     for axes, (task, division) in zip(grid[0], divisions.items(), strict=True):
@@ -183,9 +171,7 @@ def draw(divisions: Mapping[str, Division]) -> "Figure":
     return figure
 
 
-def _draw_task(axes: "Axes", division: Division) -> None:
-    from matplotlib import colormaps
-
+def _draw_task(axes: Axes, division: Division) -> None:
     count, rows = len(division.classes), division.rows
     positions, bottom = np.arange(len(rows)), np.zeros(len(rows))
     for number in reversed(range(count)):

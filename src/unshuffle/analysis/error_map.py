@@ -1,11 +1,12 @@
 """Fig. 6: validation error of every permutation over time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from unshuffle.analysis.analysis import Analysis, AnalysisResult
@@ -14,9 +15,6 @@ from unshuffle.config import TaskName
 from unshuffle.errors import UserError
 from unshuffle.runs.folders import run_labels
 from unshuffle.runs.history import Floats, History, choose_tasks, open_run, read_history
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -62,21 +60,14 @@ def error_statistics(history: History) -> list[dict[str, float]]:
 
 def analyse_errors(histories: Mapping[str, History], task: str) -> AnalysisResult:
     """Return a row per permutation and run, with the errors in columns named by iteration."""
-    rows = [
-        {
-            "run": label,
-            "task": task,
-            "rank": rank,
-            "permutation": int(permutation),
-            "mean_error": float(history.errors[:, permutation].mean()),
-            **{
-                str(at): float(error)
-                for at, error in zip(history.iterations, history.errors[:, permutation], strict=True)
-            },
-        }
-        for label, history in histories.items()
-        for rank, permutation in enumerate(by_mean_error(history))
-    ]
+    rows = []
+    for label, history in histories.items():
+        iterations = [str(iteration) for iteration in history.iterations]
+        for rank, permutation in enumerate(by_mean_error(history).tolist()):
+            errors = history.errors[:, permutation]
+            row = {"run": label, "task": task, "rank": rank, "permutation": permutation}
+            row |= {"mean_error": float(errors.mean()), **dict(zip(iterations, errors.tolist(), strict=True))}
+            rows.append(row)
     metrics = {label: error_statistics(history) for label, history in histories.items()}
     statement = (
         f"{task} validation error of every permutation at every validation, sorted by mean error: "
@@ -94,11 +85,10 @@ def column_edges(values: Floats) -> Floats:
 
 
 @styled
-def draw(histories: Mapping[str, History], task: str) -> "Figure":
+def draw(histories: Mapping[str, History], task: str) -> Figure:
     """Draw a map per run, all on the same colour scale."""
     figure, grid = panels(1, len(histories), width=5.2, height=4.6, sharey=True)
-    axes_row: Sequence[Any] = grid[0]
-    for axes, (label, history) in zip(axes_row, histories.items(), strict=True):
+    for axes, (label, history) in zip(grid[0], histories.items(), strict=True):
         errors = history.errors[:, by_mean_error(history)].T
         rows = np.arange(len(errors) + 1)
         image = axes.pcolormesh(
@@ -107,6 +97,6 @@ def draw(histories: Mapping[str, History], task: str) -> "Figure":
         axes.set_ylim(len(errors), 0)
         name_axes(axes, label, "iteration", "", grid=False)
         thousands(axes.xaxis)
-    axes_row[0].set_ylabel(f"{task} permutations, sorted by mean error")
-    figure.colorbar(image, ax=list(axes_row), label="validation error [fraction]", pad=0.02)
+    grid[0][0].set_ylabel(f"{task} permutations, sorted by mean error")
+    figure.colorbar(image, ax=list(grid[0]), label="validation error [fraction]", pad=0.02)
     return figure

@@ -3,16 +3,17 @@
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
+from typing import Any, ParamSpec, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from unshuffle.config import TASK_SYMBOLS
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 P = ParamSpec("P")
 Picture: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
@@ -63,13 +64,11 @@ def task_colour(task: str) -> str:
     return COLOURS[names.index(task) % len(COLOURS)]
 
 
-def styled(draw: Callable[P, "Figure"]) -> Callable[P, "Figure"]:
+def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     """Decorate a function that draws a figure: our matplotlib style applies inside it and nowhere else."""
 
     @wraps(draw)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> "Figure":
-        from matplotlib import rc_context
-
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> Figure:
         with rc_context(STYLE):
             return draw(*args, **kwargs)
 
@@ -78,15 +77,13 @@ def styled(draw: Callable[P, "Figure"]) -> Callable[P, "Figure"]:
 
 def panels(
     rows: int = 1, columns: int = 1, width: float = 6.4, height: float = 4.2, **options: Any
-) -> tuple["Figure", Any]:
+) -> tuple[Figure, Any]:
     """Return a figure and its (rows, columns) array of axes, each of this size in inches."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(width * columns, height * rows), facecolor="white", layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def name_axes(axes: "Axes", title: str, x: str, y: str, *, grid: bool = True) -> None:
+def name_axes(axes: Axes, title: str, x: str, y: str, *, grid: bool = True) -> None:
     """Set the title and the labels of the axes, which carry their unit in brackets."""
     axes.set_title(title)
     axes.set_xlabel(x)
@@ -96,21 +93,17 @@ def name_axes(axes: "Axes", title: str, x: str, y: str, *, grid: bool = True) ->
 
 def thousands(axis: Any) -> None:
     """Set few, whole ticks with thousands separators, for iterations."""
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-
     axis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
-def legend_below(axes: "Axes", columns: int = 3) -> None:
+def legend_below(axes: Axes, columns: int = 3) -> None:
     """Place the legend below the axes."""
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=columns)
 
 
-def save_figure(figure: "Figure", paths: Sequence[Path]) -> None:
+def save_figure(figure: Figure, paths: Sequence[Path]) -> None:
     """Write a figure to each path, in the format of its suffix."""
-    from matplotlib import rc_context
-
     with rc_context(STYLE):
         for path in paths:
             metadata = {"Date": None} if path.suffix == ".svg" else None
@@ -134,8 +127,6 @@ class Sheet:
     """A figure on which pictures are placed pixel by pixel, the origin at the top left."""
 
     def __init__(self, width: int, height: int) -> None:
-        from matplotlib.figure import Figure
-
         self.width, self.height = width, height
         self.figure = Figure(figsize=(width / SHEET_DPI, height / SHEET_DPI), dpi=SHEET_DPI, facecolor="white")
 
@@ -143,8 +134,6 @@ class Sheet:
         self, pixels: Picture, left: float, top: float, frame: str | None = None, *, side: int | None = None
     ) -> None:
         """Place a picture pixel by pixel, or a square one resized to a side."""
-        from matplotlib.patches import Rectangle
-
         height, width = pixels.shape[:2] if side is None else (side, side)
         axes = self.figure.add_axes(self._box(left, top, width, height))
         axes.imshow(pixels, interpolation="nearest" if side is None else "auto", aspect="auto")

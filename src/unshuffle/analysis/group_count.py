@@ -2,13 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import BoundaryNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from scipy.stats import ks_2samp
 
@@ -20,12 +26,7 @@ from unshuffle.policy.groups import group_permutations
 from unshuffle.runs.history import choose_tasks, groups_pairs, open_run, read_states
 from unshuffle.runs.run import Run
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 ALPHA = 0.01
-COUNTS = (10, 15, 20)
 PAIRS_NOTE = ". These are groups of permutations, while the run itself grouped (sample, permutation) pairs"
 RANGE = (0.5, 2.0)
 """Range of softmax ratios."""
@@ -72,9 +73,7 @@ def compare_groups(state: State, count: int, seed: int = 0) -> GroupComparison:
     members = group_permutations(torch.from_numpy(state), count, seed).members.numpy()
     ratios = [state[members == group].ravel() for group in range(count)]
     p_values = np.full((count, count), np.nan)
-    for group in range(count):
-        if len(ratios[group]):
-            p_values[group, group] = 1.0
+    np.fill_diagonal(p_values, [1.0 if len(group) else np.nan for group in ratios])
     for first, second in combinations(range(count), 2):
         if len(ratios[first]) and len(ratios[second]):
             # for groups of this size the exact distribution is slower and gives the same result
@@ -122,7 +121,7 @@ class GroupCount(Analysis):
     """A run folder."""
     task: TaskName | None = None
     """Task to analyse; by default the first ordering task of the run."""
-    counts: tuple[int, ...] = COUNTS
+    counts: tuple[int, ...] = (10, 15, 20)
     """Values of |C| whose p-values are shown; the recommendation tries all up to the largest."""
     iterations: tuple[int, ...] = ()
     """Iterations of the validations to use; by default those nearest to 3/7, 5/7 and the end, as in the paper."""
@@ -133,56 +132,43 @@ class GroupCount(Analysis):
         """Group the permutations and compare the groups."""
         run = open_run(self.run)
         task = choose_tasks(run, self.task)[0]
-        return analyse_groups(run, task, self.counts, self.iterations, self.seed)
-
-
-def analyse_groups(
-    run: Run, task: str, counts: Sequence[int] = COUNTS, iterations: Sequence[int] = (), seed: int = 0
-) -> AnalysisResult:
-    """Return the comparison of the groups of a task at some iterations."""
-    states = read_ratios(run, task, iterations)
-    permutations = len(next(iter(states.values())))
-    if not counts or min(counts) < 2 or max(counts) > permutations:
-        raise UserError(
-            f"{permutations} permutations can be divided into 2 to {permutations} groups: choose other counts"
-        )
-    comparisons = {
-        iteration: [compare_groups(state, count, seed) for count in range(2, max(counts) + 1)]
-        for iteration, state in states.items()
-    }
-    best = recommend(comparisons)
-    heights, edges = ratio_histogram(states[max(states)])
-    metrics = {
-        "task": task,
-        "alpha": ALPHA,
-        "recommended": best,
-        "equal_pairs": {
-            iteration: {
-                division.count: {
-                    "equal": division.equal_pairs,
-                    "pairs": division.pairs,
-                    "empty_groups": division.empty_groups,
+        counts, states = self.counts, read_ratios(run, task, self.iterations)
+        permutations = len(next(iter(states.values())))
+        if not counts or min(counts) < 2 or max(counts) > permutations:
+            raise UserError(
+                f"{permutations} permutations can be divided into 2 to {permutations} groups: choose other counts"
+            )
+        comparisons = {
+            iteration: [compare_groups(state, count, self.seed) for count in range(2, max(counts) + 1)]
+            for iteration, state in states.items()
+        }
+        best = recommend(comparisons)
+        heights, edges = ratio_histogram(states[max(states)])
+        metrics = {
+            "task": task,
+            "alpha": ALPHA,
+            "recommended": best,
+            "equal_pairs": {
+                iteration: {
+                    division.count: {
+                        "equal": division.equal_pairs,
+                        "pairs": division.pairs,
+                        "empty_groups": division.empty_groups,
+                    }
+                    for division in divisions
                 }
-                for division in divisions
-            }
-            for iteration, divisions in comparisons.items()
-        },
-        "variance_percent": {iteration: variance_percent(state) for iteration, state in states.items()},
-        "histogram": {"iteration": max(states), "fraction": heights.tolist(), "edges": edges.tolist()},
-    }
-    statement = (
-        f"{task} task of {run.folder}, {permutations} permutations: Kolmogorov-Smirnov tests of all pairs of groups at "
-        f"iterations {', '.join(f'{iteration:,}' for iteration in comparisons)}, α = {ALPHA}; "
-        f"{advice(best, max(counts))}"
-        f"{PAIRS_NOTE if groups_pairs(run.config) else ''}"
-    )
-    return AnalysisResult(
-        "groups",
-        statement,
-        metrics,
-        rows(comparisons, counts),
-        lambda: draw(comparisons, counts, best, heights, edges, max(states)),
-    )
+                for iteration, divisions in comparisons.items()
+            },
+            "variance_percent": {iteration: variance_percent(state) for iteration, state in states.items()},
+            "histogram": {"iteration": max(states), "fraction": heights.tolist(), "edges": edges.tolist()},
+        }
+        statement = (
+            f"{task} task of {run.folder}, {permutations} permutations: Kolmogorov-Smirnov tests of all pairs of "
+            f"groups at iterations {', '.join(f'{iteration:,}' for iteration in comparisons)}, α = {ALPHA}; "
+            f"{advice(best, max(counts))}{PAIRS_NOTE if groups_pairs(run.config) else ''}"
+        )
+        figure = partial(draw, comparisons, counts, best, states[max(states)], max(states))
+        return AnalysisResult("groups", statement, metrics, rows(comparisons, counts), figure)
 
 
 def advice(best: int | None, largest: int) -> str:
@@ -229,23 +215,14 @@ def rows(comparisons: Comparisons, counts: Sequence[int]) -> list[Row]:
 
 
 @styled
-def draw(
-    comparisons: Comparisons,
-    counts: Sequence[int],
-    best: int | None,
-    heights: npt.NDArray[np.float64],
-    edges: npt.NDArray[np.float64],
-    iteration: int,
-) -> "Figure":
-    """Draw the histogram and the fraction of equal pairs, and below them a matrix per iteration and |C|."""
-    from matplotlib.figure import Figure
-
+def draw(comparisons: Comparisons, counts: Sequence[int], best: int | None, state: State, iteration: int) -> Figure:
+    """Draw the histogram of a state and the fraction of equal pairs, and below them a matrix per iteration and |C|."""
     height = 3.6 + 3.2 * len(comparisons)
     figure = Figure(figsize=(3.4 * max(3, len(counts)), height), facecolor="white", layout="constrained")
     halves: Any = figure.subfigures(2, 1, height_ratios=[3.6, height - 3.6])
     top, bottom = halves
     left, right = top.subplots(1, 2)
-    _draw_histogram(left, heights, edges, iteration)
+    _draw_histogram(left, state, iteration)
     _draw_fractions(right, comparisons, best)
     axes = bottom.subplots(len(comparisons), len(counts), squeeze=False)
     for row, (matrix_iteration, divisions) in enumerate(comparisons.items()):
@@ -257,9 +234,8 @@ def draw(
     return figure
 
 
-def _draw_histogram(
-    axes: "Axes", heights: npt.NDArray[np.float64], edges: npt.NDArray[np.float64], iteration: int
-) -> None:
+def _draw_histogram(axes: Axes, state: State, iteration: int) -> None:
+    heights, edges = ratio_histogram(state)
     axes.bar(edges[:-1], 100 * heights, np.diff(edges), align="edge", color=COLOURS[0])
     axes.axvline(1, color=QUIET, linestyle="--", linewidth=1.2)
     axes.annotate(
@@ -274,9 +250,7 @@ def _draw_histogram(
     name_axes(axes, f"Softmax ratios at iteration {iteration:,}", "ratio y", "(ψ, x) pairs [%]")
 
 
-def _draw_fractions(axes: "Axes", comparisons: Comparisons, best: int | None) -> None:
-    from matplotlib.ticker import MaxNLocator
-
+def _draw_fractions(axes: Axes, comparisons: Comparisons, best: int | None) -> None:
     for number, (iteration, divisions) in enumerate(comparisons.items()):
         percent = [100 * division.equal_pairs / max(1, division.pairs) for division in divisions]
         name, colour = f"iteration {iteration:,}", COLOURS[number % len(COLOURS)]
@@ -289,10 +263,7 @@ def _draw_fractions(axes: "Axes", comparisons: Comparisons, best: int | None) ->
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
 
 
-def _draw_matrix(axes: "Axes", division: GroupComparison, iteration: int) -> Any:
-    from matplotlib import colormaps
-    from matplotlib.colors import BoundaryNorm
-
+def _draw_matrix(axes: Axes, division: GroupComparison, iteration: int) -> Any:
     bounds = [0, ALPHA, 0.05, 0.2, 0.5, 1]
     colours = colormaps["Blues"].with_extremes(bad="#dddddd").resampled(len(bounds) - 1)
     shown = np.where(np.eye(division.count, dtype=bool), np.nan, division.p_values)

@@ -4,20 +4,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.console import Console
 
-from unshuffle.analysis.analysis import Analysis, AnalysisResult
+from unshuffle.analysis.analysis import AnalysisResult, TaskAnalysis
 from unshuffle.analysis.figures import INK, MAP, name_axes, styled
-from unshuffle.config import TaskName
 from unshuffle.data.dataset import centre_square
 from unshuffle.data.media import read_image
+from unshuffle.data.source import Pixels
 from unshuffle.data.synthetic import render_clip, render_image
 from unshuffle.errors import UserError
-from unshuffle.permutations import load_permutations
 from unshuffle.runs.history import (
     Floats,
     History,
@@ -26,20 +28,15 @@ from unshuffle.runs.history import (
     evenly_spaced,
     groups_pairs,
     open_run,
-    permutation_file,
     read_history,
     read_sampling_states,
+    stored_permutations,
 )
 from unshuffle.runs.run import Run
 from unshuffle.tasks import TASKS
 from unshuffle.tasks.base import TaskView
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 Ints = npt.NDArray[np.int64]
-Pixels = npt.NDArray[np.uint8]
 SHOWN_STATES = 3
 """Validations after which likely and unlikely permutations are shown."""
 PAIRS_NOTE = "; it grouped (sample, permutation) pairs, so that there are no likely and unlikely permutations to show"
@@ -48,21 +45,32 @@ SIDE, GAP = 48, 2
 
 
 @dataclass(frozen=True)
-class Hamming(Analysis):
+class Hamming(TaskAnalysis):
     """Hamming distance of the sampled permutations over time, and the most and least likely ones (appendix G)."""
 
-    run: Path
-    """A run folder."""
-    task: TaskName | None = None
-    """Analyse this task only; by default all ordering tasks of the run."""
     image: Path | None = None
     """Image to show permutations of tiles on; by default one of the synthetic world."""
 
     def analyse(self, console: Console) -> AnalysisResult:
-        """Return the distances by the sampling counts in states/."""
+        """Return the samples by distance, with the most and least likely permutations in the figure."""
         run = open_run(self.run)
         picture = None if self.image is None else read_picture(self.image.expanduser())
-        return analyse_hamming(run, choose_tasks(run, self.task), picture)
+        tasks, sets = choose_tasks(run, self.task), stored_permutations(run)
+        rows = {task: hamming_rows(read_history(run, task), sets[task], task) for task in tasks}
+        if all(len(task_rows) == 1 for task_rows in rows.values()):
+            raise UserError(f"{run.folder} has sampled nothing between two validations yet: wait for the second one")
+        metrics = {task: _metrics(task_rows) for task, task_rows in rows.items() if len(task_rows) > 1}
+        panels = [
+            TaskPanel(task, rows[task], sets[task], evenly_spaced(active_states(run, task), SHOWN_STATES), picture)
+            for task in metrics
+        ]
+        statement = (
+            f"permutations sampled by {run.folder} (sampler {run.config.policy.name}) by their Hamming distance to the "
+            f"identity, between two validations{PAIRS_NOTE if groups_pairs(run.config) else ''}"
+        )
+
+        all_rows = [row for task_rows in rows.values() for row in task_rows]
+        return AnalysisResult("hamming", statement, metrics, all_rows, lambda: draw(panels))
 
 
 def distances(permutations: Ints) -> Ints:
@@ -86,16 +94,9 @@ def hamming_rows(history: History, permutations: Ints, task: str) -> list[dict[s
     rows = []
     for iteration, weights in periods:
         fractions = fractions_by_distance(weights, by_permutation, parts)
-        rows.append(
-            {
-                "task": task,
-                "iteration": iteration,
-                "mean_distance": float(fractions @ np.arange(parts + 1)),
-                **{
-                    f"distance_{distance}_percent": float(100 * fraction) for distance, fraction in enumerate(fractions)
-                },
-            }
-        )
+        mean = float(fractions @ np.arange(parts + 1))
+        percents = {f"distance_{distance}_percent": float(100 * value) for distance, value in enumerate(fractions)}
+        rows.append({"task": task, "iteration": iteration, "mean_distance": mean, **percents})
     return rows
 
 
@@ -112,30 +113,6 @@ def extremes(likelihoods: Floats, count: int) -> tuple[Ints, Ints]:
     """Return the most and the least likely permutations, the most extreme first."""
     ranking = np.argsort(-likelihoods, kind="stable")
     return ranking[:count], ranking[::-1][:count]
-
-
-def analyse_hamming(run: Run, tasks: Sequence[str], picture: Pixels | None = None) -> AnalysisResult:
-    """Return the samples by distance, with the most and least likely permutations in the figure."""
-    sets = {task: load_permutations(permutation_file(run, task)) for task in tasks}
-    rows = {task: hamming_rows(read_history(run, task), sets[task], task) for task in tasks}
-    if all(len(task_rows) == 1 for task_rows in rows.values()):
-        raise UserError(f"{run.folder} has sampled nothing between two validations yet: wait for the second one")
-    metrics = {task: _metrics(task_rows) for task, task_rows in rows.items() if len(task_rows) > 1}
-    statement = (
-        f"permutations sampled by {run.folder} (sampler {run.config.policy.name}) by their Hamming distance to the "
-        f"identity, between two validations{PAIRS_NOTE if groups_pairs(run.config) else ''}"
-    )
-
-    def figure() -> "Figure":
-        return draw(
-            [
-                TaskPanel(task, rows[task], sets[task], evenly_spaced(active_states(run, task), SHOWN_STATES), picture)
-                for task in metrics
-            ]
-        )
-
-    all_rows = [row for task_rows in rows.values() for row in task_rows]
-    return AnalysisResult("hamming", statement, metrics, all_rows, figure)
 
 
 def _metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -208,10 +185,8 @@ class TaskPanel:
 
 
 @styled
-def draw(tasks: Sequence[TaskPanel]) -> "Figure":
+def draw(tasks: Sequence[TaskPanel]) -> Figure:
     """Draw the samples of each task by distance, and beside them pictures if there was a policy."""
-    from matplotlib.figure import Figure
-
     halves = 2 if any(panel.states for panel in tasks) else 1
     figure = Figure(figsize=(7 * halves, 4.6 * len(tasks)), facecolor="white", layout="constrained")
     for subfigures, panel in zip(figure.subfigures(len(tasks), halves, squeeze=False), tasks, strict=True):
@@ -221,9 +196,7 @@ def draw(tasks: Sequence[TaskPanel]) -> "Figure":
     return figure
 
 
-def _draw_distances(axes: "Axes", panel: TaskPanel) -> None:
-    from matplotlib import colormaps
-
+def _draw_distances(axes: Axes, panel: TaskPanel) -> None:
     parts = panel.permutations.shape[1]
     present = [d for d in range(parts + 1) if any(row[f"distance_{d}_percent"] for row in panel.rows)]
     positions = np.arange(len(panel.rows), dtype=np.float64)
@@ -262,7 +235,7 @@ def _draw_pictures(figure: Any, panel: TaskPanel) -> None:
     )
 
 
-def _draw_permutation(axes: "Axes", panel: TaskPanel, state: SamplingState, index: int) -> None:
+def _draw_permutation(axes: Axes, panel: TaskPanel, state: SamplingState, index: int) -> None:
     """Draw a permuted sample, each part with its true position."""
     permutation = panel.permutations[index]
     axes.imshow(arrange(panel.parts, permutation, panel.columns), interpolation="none")  # an SVG keeps its pixels

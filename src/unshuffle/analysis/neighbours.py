@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from unshuffle.analysis.analysis import Analysis, AnalysisResult, Row, chosen_names
@@ -14,9 +14,6 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation.features import WORKERS
 from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.retrieval import Neighbours, Retrieval
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SIDE, GAP = 84, 14
 BETWEEN = 30  # two models
@@ -102,7 +99,7 @@ def class_of(images: LabelledImages, index: int) -> str:
     return images.classes[int(images.labels[index])]
 
 
-def draw(neighbours: Mapping[str, Neighbours]) -> "Figure":
+def draw(neighbours: Mapping[str, Neighbours]) -> Figure:
     """Draw a row per query: the query, then its neighbours in each model, framed in green if the class is the same."""
     queries = next(iter(neighbours.values())).queries
     step, height, margin, head = SIDE + GAP, SIDE + 30, 18, 84

@@ -1,19 +1,19 @@
 """Appendix I.2: saliency maps of fine-tuned networks, side by side."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from torch import Tensor
 
 from unshuffle.accelerator import choose_device
-from unshuffle.analysis.analysis import Analysis, AnalysisResult, Row, chosen_names
+from unshuffle.analysis.analysis import Analysis, AnalysisResult, chosen_names
 from unshuffle.analysis.figures import INK, QUIET, RIGHT, WRONG, Picture, Sheet, shortened, title_width
 from unshuffle.data.dataset import FileSource, LabelledDataset, Square, one_per_class, open_dataset
 from unshuffle.data.media import BadMedia
@@ -23,9 +23,6 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation.classification import MARGIN
 from unshuffle.evaluation.features import network_input
 from unshuffle.evaluation.finetuning import TrainedClassifier
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LETTERS = 22
 """Length of the names below a picture."""
@@ -133,10 +130,11 @@ class Saliency(Analysis):
         }
         statement = (
             f"gradient of the score of an image's class with respect to its pixels, {len(files)} images of "
-            f"{self.images}; "
-            "half_area is the smallest percentage of the pixels that holds half of a map's sum"
+            f"{self.images}; half_area is the smallest percentage of the pixels that holds half of a map's sum"
         )
-        return AnalysisResult("saliency", statement, metrics, rows(maps), lambda: draw(maps, names))
+        columns = ("model", "file", "label", "predicted", "score", "half_area")
+        rows = [{column: getattr(image, column) for column in columns} for image in maps]
+        return AnalysisResult("saliency", statement, metrics, rows, lambda: draw(maps, names))
 
 
 def voc_images(images: ImageSet) -> LabelledDataset:
@@ -155,19 +153,14 @@ def readable_images(images: LabelledDataset, count: int) -> LabelledDataset:
     """Return one readable image of each of at most `count` classes."""
     chosen: list[int] = []
     for first in one_per_class(torch.tensor(images.labels), count):
-        same = (index for index, label in enumerate(images.labels) if label == images.labels[first])
-        chosen += islice((index for index in same if _can_read(images, index)), 1)
+        for index in (index for index, label in enumerate(images.labels) if label == images.labels[first]):
+            with suppress(BadMedia):
+                images.load(index)
+                chosen.append(index)
+                break
     if not chosen:
         raise UserError(f"none of the {len(images)} images can be read")
     return images.subset(chosen)
-
-
-def _can_read(images: LabelledDataset, index: int) -> bool:
-    try:
-        images.load(index)
-    except BadMedia:
-        return False
-    return True
 
 
 def saliency_maps(
@@ -195,13 +188,7 @@ def saliency_maps(
     ]
 
 
-def rows(maps: Sequence[SaliencyMap]) -> list[Row]:
-    """Return a row per image and network."""
-    names = ("model", "file", "label", "predicted", "score", "half_area")
-    return [{name: getattr(image, name) for name in names} for image in maps]
-
-
-def draw(maps: Sequence[SaliencyMap], models: Sequence[str]) -> "Figure":
+def draw(maps: Sequence[SaliencyMap], models: Sequence[str]) -> Figure:
     """Draw a row per image and a column per network."""
     files = list(dict.fromkeys(image.file for image in maps))
     side, gap, margin, head, below = 150, 14, 18, 98, 24

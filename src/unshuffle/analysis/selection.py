@@ -3,28 +3,26 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from unshuffle.analysis.analysis import Analysis, AnalysisResult
 from unshuffle.analysis.branch import LEARNED_SAMPLERS, BranchTrainer, Sampler
 from unshuffle.analysis.figures import INK, QUIET, name_axes, panels, styled, task_colour
-from unshuffle.console import say
+from unshuffle.console import plain_table, say
 from unshuffle.errors import UserError
 from unshuffle.runs.checkpoints import checkpoint_iterations
 from unshuffle.runs.history import choose_tasks, open_run, ordering_tasks
 from unshuffle.runs.run import Run
 from unshuffle.wording import plus_minus
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-SAMPLERS: dict[str, Sampler] = {"policy": "policy", "uniform": "uniform", "inverse": "inverse"}
+SAMPLERS: tuple[Sampler, ...] = ("policy", "uniform", "inverse")
 COMPARED = ("policy", "inverse")
-PUBLISHED = {"policy": (125.0, 14.0), "inverse": (78.0, 16.0)}
+PUBLISHED = {"policy": {"mean": 125.0, "std": 14.0}, "inverse": {"mean": 78.0, "std": 16.0}}
 """Mean and std in the paper."""
 
 
@@ -52,17 +50,27 @@ class Selection(Analysis):
             raise UserError(f"iterations is {self.iterations}, but must be at least 1")
         trainer = BranchTrainer.open(run, self.device)
         rows = [row for checkpoint in checkpoints for row in self._train_branches(trainer, checkpoint, console)]
-        return analyse_selection(run, self.iterations, rows)
+        tasks = {task: relative_accuracy(row for row in rows if row["task"] == task) for task in ordering_tasks(run)}
+        summary = {**tasks, "all": relative_accuracy(rows)}
+        used = sorted({row["checkpoint"] for row in rows})
+        policies = "the run's own" if has_policy(run) else "new ones, as the run had none"
+        statement = (
+            f"validation accuracy after {self.iterations:,} iterations from the checkpoints "
+            f"{', '.join(map(str, used))} of {run.folder}, in percent of that of uniform sampling; "
+            f"the policies are {policies}"
+        )
+        metrics = {"relative_accuracy_percent": summary, "iterations": self.iterations, "checkpoints": used}
+        return AnalysisResult("selection", statement, metrics, rows, lambda: draw(rows, summary), _table(summary))
 
     def _train_branches(self, trainer: BranchTrainer, checkpoint: int, console: Console) -> list[dict[str, Any]]:
-        keep_policy = has_policy(trainer.run)
-        branches = {}
-        for method, sampler in SAMPLERS.items():
+        accuracies: dict[str, dict[str, float]] = {}
+        for method in SAMPLERS:
             say(console, f"checkpoint {checkpoint}, {method}: {self.iterations:,} iterations")
             folder = self.folder / "selection" / f"{checkpoint:08d}-{method}"
-            keep = keep_policy and method != "uniform"
-            branches[method] = trainer.train(checkpoint, sampler, self.iterations, folder, console, keep_policy=keep)
-        return relative_rows(checkpoint, {method: _accuracies(branch) for method, branch in branches.items()})
+            keep = has_policy(trainer.run) and method != "uniform"
+            branch = trainer.train(checkpoint, method, self.iterations, folder, console, keep_policy=keep)
+            accuracies[method] = _accuracies(branch)
+        return relative_rows(checkpoint, accuracies)
 
 
 def has_policy(run: Run) -> bool:
@@ -107,33 +115,16 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | int | None]
     }
 
 
-def analyse_selection(run: Run, iterations: int, rows: Sequence[Mapping[str, Any]]) -> AnalysisResult:
-    """Return the relative accuracies of each task, and of all together."""
-    tasks = {task: relative_accuracy(row for row in rows if row["task"] == task) for task in ordering_tasks(run)}
-    summary = {**tasks, "all": relative_accuracy(rows)}
-    checkpoints = sorted({row["checkpoint"] for row in rows})
-    policies = "the run's own" if has_policy(run) else "new ones, as the run had none"
-    statement = (
-        f"validation accuracy after {iterations:,} iterations from the checkpoints "
-        f"{', '.join(map(str, checkpoints))} of {run.folder}, in percent of that of uniform sampling; "
-        f"the policies are {policies}"
-    )
-    metrics = {"relative_accuracy_percent": summary, "iterations": iterations, "checkpoints": checkpoints}
-    return AnalysisResult("selection", statement, metrics, rows, lambda: draw(rows, summary), _table(summary))
-
-
 def _table(summary: Mapping[str, Mapping[str, Mapping[str, float | int | None]]]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("relative accuracy [%]", *summary, "paper"):
-        table.add_column(column, justify="left" if column == "relative accuracy [%]" else "right", no_wrap=True)
+    table = plain_table("relative accuracy [%]", *summary, "paper")
     for method in COMPARED:
-        figures = (plus_minus(tasks[method]["mean"], tasks[method]["std"]) for tasks in summary.values())
-        table.add_row(method, *figures, plus_minus(*PUBLISHED[method]))
+        methods = [by_method[method] for by_method in (*summary.values(), PUBLISHED)]
+        table.add_row(method, *(plus_minus(figures["mean"], figures["std"]) for figures in methods))
     return table
 
 
 @styled
-def draw(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> "Figure":
+def draw(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
     """Draw a dot per checkpoint and task, and mean ± std beside them, ours and the paper's."""
     figure, ((axes,),) = panels(width=7.2, height=4.4)
     tasks = [name for name in summary if name != "all"]
@@ -143,8 +134,7 @@ def draw(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Mapping[str, M
             label = f"{task} task, one checkpoint" if not position and values else None
             axes.plot([position + shift] * len(values), values, "o", color=task_colour(task), alpha=0.75, label=label)
         _bar(axes, position + 0.06, summary["all"][method], INK, "mean ± std" if not position else None)
-        mean, std = PUBLISHED[method]
-        _bar(axes, position + 0.22, {"mean": mean, "std": std}, QUIET, "paper, mean ± std" if not position else None)
+        _bar(axes, position + 0.22, PUBLISHED[method], QUIET, "paper, mean ± std" if not position else None)
     axes.axhline(100, color=QUIET, linewidth=1.2, linestyle="--", label="uniform sampling")
     axes.set_xticks(
         range(len(COMPARED)), [f"{method} policy" if method == "inverse" else method for method in COMPARED]

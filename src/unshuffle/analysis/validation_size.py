@@ -4,16 +4,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from torch import Tensor
 
 from unshuffle.accelerator import choose_device
-from unshuffle.analysis.analysis import Analysis, AnalysisResult, Row
+from unshuffle.analysis.analysis import Analysis, AnalysisResult
 from unshuffle.analysis.figures import COLOURS, QUIET, name_axes, panels, styled, thousands
 from unshuffle.console import progress
 from unshuffle.data.squares import Squares
@@ -28,11 +29,6 @@ from unshuffle.tasks.base import Network
 from unshuffle.tasks.ordering import OrderingTask
 from unshuffle.tasks.prepare import Data, prepare
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-SIZES = (10, 20, 50, 100, 200)
-SETS = 5
 TARGET_STD = 0.01  # of the error, for the recommended size
 
 
@@ -92,9 +88,9 @@ class ValidationSize(Analysis):
     """Images to sample the sets from, which the run has not trained on; by default the run's own data."""
     videos: str | None = None
     """Videos to sample the sets from."""
-    sizes: tuple[int, ...] = SIZES
+    sizes: tuple[int, ...] = (10, 20, 50, 100, 200)
     """Sizes |X_val| to compare."""
-    sets: int = SETS
+    sets: int = 5
     """Random sets of each size, 2 or more."""
     pool: int = 1000
     """Maximum number of samples that are validated, from which the sets are sampled."""
@@ -117,13 +113,11 @@ class ValidationSize(Analysis):
         if not pools:
             raise UserError("there is no data for any ordering task of the run: give --images or --videos")
         device = choose_device(self.device)
-        spreads = {
-            task: {
-                int(path.stem): set_spreads(errors, self._sets(len(errors), task))
-                for path, errors in self._errors(run, checkpoints, task, pixels, device, console)
-            }
-            for task, pixels in pools.items()
-        }
+        spreads = {}
+        for task, pixels in pools.items():
+            sets = sample_sets(len(pixels), self.sizes, self.sets, numpy_rng(self.seed, "sets", task))
+            checkpoint_errors = self._errors(run, checkpoints, task, pixels, device, console)
+            spreads[task] = {int(path.stem): set_spreads(errors, sets) for path, errors in checkpoint_errors}
         return self._result(spreads, {task: len(pixels) for task, pixels in pools.items()}, origin)
 
     def _data(self, run: Run) -> tuple[Data, str]:
@@ -152,9 +146,6 @@ class ValidationSize(Analysis):
                 "give smaller --sizes"
             )
         return replace(held_out, items=chosen).centres()
-
-    def _sets(self, samples: int, task: str) -> dict[int, list[list[int]]]:
-        return sample_sets(samples, self.sizes, self.sets, numpy_rng(self.seed, "sets", task))
 
     def _errors(
         self, run: Run, checkpoints: Sequence[Path], task: str, pixels: Tensor, device: torch.device, console: Console
@@ -186,21 +177,17 @@ class ValidationSize(Analysis):
             }
             for task, by_iteration in spreads.items()
         }
-        return AnalysisResult("valset", statement, metrics, rows(spreads), lambda: draw(spreads))
-
-
-def rows(spreads: Spreads) -> list[Row]:
-    """Return a row per task, checkpoint and size."""
-    return [
-        {"task": task, "iteration": iteration, **asdict(spread)}
-        for task, by_iteration in spreads.items()
-        for iteration, by_size in by_iteration.items()
-        for spread in by_size
-    ]
+        rows = [
+            {"task": task, "iteration": iteration, **asdict(spread)}
+            for task, by_iteration in spreads.items()
+            for iteration, by_size in by_iteration.items()
+            for spread in by_size
+        ]
+        return AnalysisResult("valset", statement, metrics, rows, lambda: draw(spreads))
 
 
 @styled
-def draw(spreads: Spreads) -> "Figure":
+def draw(spreads: Spreads) -> Figure:
     """Draw the errors by iteration, and below them the standard deviations by size."""
     figure, axes = panels(2, len(spreads), height=4.0)
     for column, (task, by_iteration) in enumerate(spreads.items()):

@@ -5,7 +5,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -247,47 +247,42 @@ def _add(grid: Table, name: str, row: Mapping[str, float], columns: list[str]) -
 # ---- the registry
 
 
+_evaluation = partial(LazyClass, "unshuffle.evaluation")
 EVALUATIONS: dict[str, LazyClass] = {
-    "retrieval": LazyClass(
-        "unshuffle.evaluation.retrieval",
+    "retrieval": _evaluation(
+        "retrieval",
         "Retrieval",
         "Nearest neighbours by cosine of pool5: is the class of a query among its k nearest? (Tab. 1)",
     ),
-    "linear": LazyClass(
-        "unshuffle.evaluation.probes",
+    "linear": _evaluation(
+        "probes",
         "Linear",
         "A linear probe on each layer of the frozen backbone (Tab. 2); --fast is logistic regression.",
     ),
-    "nonlinear": LazyClass(
-        "unshuffle.evaluation.probes", "NonLinear", "A probe with two hidden layers on the frozen pool5 (Tab. 2)."
+    "nonlinear": _evaluation("probes", "NonLinear", "A probe with two hidden layers on the frozen pool5 (Tab. 2)."),
+    "finetune": _evaluation(
+        "classification", "FineTuning", "Fine-tune the whole backbone with a new classifier on labelled images."
     ),
-    "finetune": LazyClass(
-        "unshuffle.evaluation.classification",
-        "FineTuning",
-        "Fine-tune the whole backbone with a new classifier on labelled images.",
-    ),
-    "action": LazyClass(
-        "unshuffle.evaluation.action",
+    "action": _evaluation(
+        "action",
         "ActionRecognition",
         "Action recognition, fine-tuned on single frames with the sampling of temporal segment networks (Tab. 3).",
     ),
-    "rankme": LazyClass(
-        "unshuffle.evaluation.rankme",
+    "rankme": _evaluation(
+        "rankme",
         "RankMe",
         "Effective rank of the features of unlabelled images (RankMe): a low rank is a sign of collapse.",
     ),
-    "voc-classification": LazyClass(
-        "unshuffle.evaluation.voc.classification",
+    "voc-classification": _evaluation(
+        "voc.classification",
         "VocClassification",
         "Fine-tune all layers to tell which of 20 classes an image shows; mAP (Tab. 4).",
     ),
-    "voc-detection": LazyClass(
-        "unshuffle.evaluation.voc.detection",
-        "VocDetection",
-        "Fine-tune Fast R-CNN to detect the objects of 20 classes; mAP (Tab. 4).",
+    "voc-detection": _evaluation(
+        "voc.detection", "VocDetection", "Fine-tune Fast R-CNN to detect the objects of 20 classes; mAP (Tab. 4)."
     ),
-    "voc-segmentation": LazyClass(
-        "unshuffle.evaluation.voc.segmentation",
+    "voc-segmentation": _evaluation(
+        "voc.segmentation",
         "VocSegmentation",
         "Fine-tune FCN-32s to label each pixel with its class; mean IoU (Tab. 4).",
     ),

@@ -8,12 +8,12 @@ from unshuffle.policy.inverse import Inverse
 from unshuffle.policy.sampler import Sampler
 
 SAMPLERS = {
-    "uniform": LazyClass("unshuffle.policy.uniform", "Uniform", "Every permutation is equally likely."),
-    "reinforce": LazyClass("unshuffle.policy.reinforce", "Reinforce", "The paper's policy, trained by REINFORCE."),
-    "rollouts": LazyClass("unshuffle.policy.rollouts", "Rollouts", "Compare the groups by short training rollouts."),
-    "exp3": LazyClass("unshuffle.policy.exp3", "Exp3", "A bandit over the groups."),
-    "hard-first": LazyClass("unshuffle.policy.ranked", "Ranked", "Prefer hard groups, by a fixed rule."),
-    "easy-first": LazyClass("unshuffle.policy.ranked", "Ranked", "Prefer easy groups, by a fixed rule."),
+    "uniform": LazyClass("unshuffle.policy", "uniform", "Uniform", "Every permutation is equally likely."),
+    "reinforce": LazyClass("unshuffle.policy", "reinforce", "Reinforce", "The paper's policy, trained by REINFORCE."),
+    "rollouts": LazyClass("unshuffle.policy", "rollouts", "Rollouts", "Compare the groups by short training rollouts."),
+    "exp3": LazyClass("unshuffle.policy", "exp3", "Exp3", "A bandit over the groups."),
+    "hard-first": LazyClass("unshuffle.policy", "ranked", "Ranked", "Prefer hard groups, by a fixed rule."),
+    "easy-first": LazyClass("unshuffle.policy", "ranked", "Ranked", "Prefer easy groups, by a fixed rule."),
 }
 
 

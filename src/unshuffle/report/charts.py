@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -91,7 +92,7 @@ def _task_charts(
     unit: str,
     runs: Sequence[NamedRun],
     tasks: Sequence[str],
-    curve: Callable[[Run, str], list[Point]],
+    curve: Callable[..., list[Point]],
     levels: Callable[[Run], dict[str, float]],
 ) -> list[Chart]:
     if len(runs) == 1:
@@ -100,30 +101,29 @@ def _task_charts(
         return [Chart(title, unit, series, _chance_levels(levels(run)))]
     task_charts = []
     for task in tasks:
-        series = _thinned(
-            Series(named.name, named.arm, colour, curve(named.run, task))
-            for named, colour in zip(runs, run_colours(runs), strict=True)
-        )
+        series = _run_series(runs, partial(curve, task=task))
         level = _common({"chance": levels(named.run)[task]} for named in runs if task in levels(named.run))
         task_charts.append(Chart(f"{title}, {task}", unit, series, level))
     return task_charts
 
 
 def _monitor_series(runs: Sequence[NamedRun], key: str) -> list[Series]:
-    points = [
-        [(entry["iteration"], entry[key]) for entry in named.run.metrics("monitor") if key in entry] for named in runs
-    ]
+    def curve(run: Run) -> list[Point]:
+        return [(entry["iteration"], entry[key]) for entry in run.metrics("monitor") if key in entry]
+
     if len(runs) == 1:
-        return _thinned([Series("this network", "this network", "ink", points[0])])
-    return _thinned(
-        Series(named.name, named.arm, colour, run_points)
-        for named, colour, run_points in zip(runs, run_colours(runs), points, strict=True)
-    )
+        return _thinned([Series("this network", "this network", "ink", curve(runs[0].run))])
+    return _run_series(runs, curve)
+
+
+def _run_series(runs: Sequence[NamedRun], curve: Callable[[Run], list[Point]]) -> list[Series]:
+    named_colours = zip(runs, run_colours(runs), strict=True)
+    return _thinned(Series(named.name, named.arm, colour, curve(named.run)) for named, colour in named_colours)
 
 
 def _thinned(series: Iterable[Series]) -> list[Series]:
     """Return the series that have points, with at most MAX_POINTS of them."""
-    return [Series(curve.name, curve.group, curve.colour, thin(curve.points)) for curve in series if curve.points]
+    return [replace(curve, points=thin(curve.points)) for curve in series if curve.points]
 
 
 def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
@@ -135,7 +135,7 @@ def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
 
 
 def _errors(run: Run, task: str) -> list[Point]:
-    return [(entry["iteration"], entry["error"]) for entry in run.metrics("validation") if entry["task"] == task]
+    return [(entry["iteration"], entry["error"]) for entry in run.metrics("validation", task)]
 
 
 def _losses(run: Run, task: str) -> list[Point]:

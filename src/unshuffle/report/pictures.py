@@ -4,13 +4,12 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
+from torchvision.utils import make_grid
 
 from unshuffle.analysis.figures import (
     COLOURS,
@@ -69,28 +68,17 @@ def draw_pictures(snapshot: Snapshot, monitor: Monitor | None, run: Run) -> list
 
 def mosaic(parts: Tensor, columns: int, width: int, gap: int = 3) -> Picture:
     """Return (P, 3, S, S) parts on a white grid, row by row, about `width` pixels wide."""
-    side = (width - gap * (columns - 1)) // columns
-    cells = _resize(parts, side)
-    rows = len(parts) // columns
-    canvas = np.ones((rows * (side + gap) - gap, columns * (side + gap) - gap, 3), np.float32)
-    for position, cell in enumerate(cells):
-        top, left = (side + gap) * (position // columns), (side + gap) * (position % columns)
-        canvas[top : top + side, left : left + side] = cell
-    return canvas
+    cells = _resize(parts, (width - gap * (columns - 1)) // columns)
+    grid: Tensor = make_grid(cells, columns, padding=gap, pad_value=1)[:, gap:-gap, gap:-gap]  # none around the grid
+    picture: Picture = grid.permute(1, 2, 0).numpy()
+    return picture
 
 
-def _resize(parts: Tensor, side: int) -> Picture:
-    """Resize (N, 3, S, S) in [0, 1] to (N, side, side, 3); matplotlib would blur the gaps as well."""
-    shrinks = parts.shape[-1] > side
-    resized = F.interpolate(parts.cpu().float(), (side, side), mode="bicubic", align_corners=False, antialias=shrinks)
-    # 64 levels look the same and make the files a third smaller
-    pixels: Picture = resized.clamp(0, 1).mul(63).round().div(63).permute(0, 2, 3, 1).numpy()
-    return pixels
-
-
-def _resize_images(images: Tensor | npt.NDArray[np.uint8], side: int) -> Picture:
-    """Resize (N, H, W, 3) bytes to (N, side, side, 3)."""
-    return _resize(torch.as_tensor(images).permute(0, 3, 1, 2).float() / 255, side)
+def _resize(images: Tensor, side: int) -> Tensor:
+    """Resize (N, 3, S, S) in [0, 1] to (N, 3, side, side); matplotlib would blur the gaps as well."""
+    shrinks = images.shape[-1] > side
+    resized = F.interpolate(images.cpu().float(), (side, side), mode="bicubic", align_corners=False, antialias=shrinks)
+    return resized.clamp(0, 1).mul(63).round().div(63)  # 64 levels look the same and make the files a third smaller
 
 
 def _sheet(title: str, block_height: int, count: int, head: int = HEAD) -> tuple[Sheet, Iterator[tuple[int, int, int]]]:
@@ -120,12 +108,23 @@ def _draw_puzzles(snapshot: Snapshot, task: str) -> Figure:
 
 
 def _draw_grids(puzzles: Puzzles, title: str, noun: str) -> Figure:
-    sheet, corners = _sheet(title, _third() + 50, len(puzzles))
+    """Draw each image, its shuffled tiles and the restored tiles side by side."""
+    side, columns = (BLOCK - 2 * GUTTER) // 3, math.isqrt(puzzles.shown.shape[1])
+    sheet, corners = _sheet(title, side + 50, len(puzzles))
     for sample, left, top in corners:
-        _draw_grid(sheet, puzzles, sample, noun, left, top)
+        tiles, colour = puzzles.parts[sample], _verdict_colour(puzzles, sample)
+        shuffled, restored = (
+            mosaic(tiles[arrangement[sample]], columns, side) for arrangement in (puzzles.shown, puzzles.restored)
+        )
+        image = _resize(puzzles.pixels[sample, :1].permute(0, 3, 1, 2).float() / 255, len(shuffled))
+        starts = [left + column * (side + GUTTER) for column in range(3)]
+        sheet.picture(image[0].permute(1, 2, 0).numpy(), starts[0], top)
+        sheet.picture(shuffled, starts[1], top)
+        sheet.picture(restored, starts[2], top, colour)
+        sheet.text(puzzles.verdict(sample, noun), starts[2], top + len(restored) + 16, colour)
         if top == HEAD:
-            for i, heading in enumerate(("image", "shuffled", "restored by the network")):
-                sheet.text(heading, left + i * (_third() + GUTTER), top - 18)
+            for start, heading in zip(starts, ("image", "shuffled", "restored by the network"), strict=True):
+                sheet.text(heading, start, top - 18)
     return sheet.figure
 
 
@@ -133,43 +132,21 @@ def _verdict_colour(puzzles: Puzzles, sample: int) -> str:
     return RIGHT if puzzles.is_solved(sample) else WRONG
 
 
-def _third() -> int:
-    return (BLOCK - 2 * GUTTER) // 3
-
-
-def _draw_grid(sheet: Sheet, puzzles: Puzzles, sample: int, noun: str, left: int, top: int) -> None:
-    """Draw the image, its shuffled tiles and the restored tiles side by side."""
-    tiles = puzzles.parts[sample]
-    columns, colour = math.isqrt(len(tiles)), _verdict_colour(puzzles, sample)
-    shuffled = mosaic(tiles[puzzles.shown[sample]], columns, _third())
-    restored = mosaic(tiles[puzzles.restored[sample]], columns, _third())
-    step = _third() + GUTTER
-    sheet.picture(_resize_images(puzzles.pixels[sample, :1], len(shuffled))[0], left, top)
-    sheet.picture(shuffled, left + step, top)
-    sheet.picture(restored, left + 2 * step, top, colour)
-    sheet.text(puzzles.verdict(sample, noun), left + 2 * step, top + len(restored) + 16, colour)
-
-
 def _draw_strips(puzzles: Puzzles, title: str) -> Figure:
+    """Draw each clip in its true order, shuffled and restored, one below the other."""
     height = len(mosaic(puzzles.parts[0], puzzles.shown.shape[1], BLOCK - LABELS))
     sheet, corners = _sheet(title, 3 * (height + 26) + 22, len(puzzles), head=66)
     for sample, left, top in corners:
-        _draw_clip(sheet, puzzles, sample, left, top, height)
+        colour = _verdict_colour(puzzles, sample)
+        identity = torch.arange(puzzles.shown.shape[1])
+        arrangements = (identity, puzzles.shown[sample], puzzles.restored[sample])
+        tops = [top + row * (height + 26) for row in range(3)]
+        for arrangement, strip_top, frame in zip(arrangements, tops, (None, None, colour), strict=True):
+            _draw_strip(sheet, puzzles.parts[sample], arrangement, left + LABELS, strip_top, frame)
+        for name, name_top in zip(("true order", "shuffled", "restored"), (*tops[:2], tops[2] - 9), strict=True):
+            sheet.text(name, left, name_top + height / 2)
+        sheet.text(puzzles.verdict(sample), left, tops[2] + 9 + height / 2, colour)
     return sheet.figure
-
-
-def _draw_clip(sheet: Sheet, puzzles: Puzzles, sample: int, left: int, top: int, height: int) -> None:
-    """Draw a clip in its true order, shuffled and restored, one below the other."""
-    colour = _verdict_colour(puzzles, sample)
-    identity = torch.arange(puzzles.shown.shape[1])
-    arrangements = (identity, puzzles.shown[sample], puzzles.restored[sample])
-    names = (("true order", QUIET), ("shuffled", QUIET), ("restored", QUIET), (puzzles.verdict(sample), colour))
-    tops = [top + i * (height + 26) for i in range(3)]
-    for arrangement, strip_top, frame in zip(arrangements, tops, (None, None, colour), strict=True):
-        _draw_strip(sheet, puzzles.parts[sample], arrangement, left + LABELS, strip_top, frame)
-    middles = (tops[0], tops[1], tops[2] - 9, tops[2] + 9)
-    for (name, ink), middle in zip(names, middles, strict=True):
-        sheet.text(name, left, middle + height / 2, ink)
 
 
 def _draw_strip(sheet: Sheet, frames: Tensor, arrangement: Tensor, left: int, top: int, frame: str | None) -> None:

@@ -9,11 +9,10 @@ import numpy as np
 
 from unshuffle.analysis.difficulty import divide_samples
 from unshuffle.analysis.error_map import by_mean_error
-from unshuffle.permutations import load_permutations
 from unshuffle.report.charts import difficulty_chart
 from unshuffle.report.puzzles import highest_contrast, strip
 from unshuffle.report.snapshot import Snapshot
-from unshuffle.runs.history import SamplingState, groups_pairs, permutation_file, read_history, read_rollouts
+from unshuffle.runs.history import SamplingState, groups_pairs, read_history, stored_permutations
 from unshuffle.runs.run import Run
 from unshuffle.tasks import TASKS
 from unshuffle.wording import describe_concern
@@ -36,7 +35,7 @@ def summarise_policy(run: Run, task: str, states: Sequence[SamplingState]) -> li
         *_rewards(run, task),
         *_advantages(run, task),
     ]
-    warnings = [entry for entry in run.metrics("warning") if entry.get("task") == task]
+    warnings = list(run.metrics("warning", task))
     if warnings:
         last = warnings[-1]
         sentences.append(
@@ -76,9 +75,7 @@ def _times(ratio: float) -> str:
 
 
 def _rewards(run: Run, task: str) -> list[str]:
-    rewards = [
-        entry["reward"] for entry in run.metrics("episode") if entry["task"] == task and entry.get("reward") is not None
-    ]
+    rewards = [entry["reward"] for entry in run.metrics("episode", task) if entry.get("reward") is not None]
     if not rewards:
         return []
     positive = sum(reward > 0 for reward in rewards)
@@ -89,7 +86,7 @@ def _rewards(run: Run, task: str) -> list[str]:
 
 
 def _advantages(run: Run, task: str) -> list[str]:
-    rollouts = read_rollouts(run, task)
+    rollouts = list(run.metrics("rollouts", task))
     if not rollouts:
         return []
     hardest = np.mean([entry["advantage"][0] for entry in rollouts])
@@ -109,8 +106,8 @@ def _advantages(run: Run, task: str) -> list[str]:
 
 def policy_data(run: Run, task: str, states: Sequence[SamplingState], snapshot: Snapshot | None) -> dict[str, Any]:
     """Return the numbers of the preference map and the error map, and a sample to apply permutations to."""
-    permutations, history = load_permutations(permutation_file(run, task)), read_history(run, task)
-    rewards = {entry["iteration"]: entry["reward"] for entry in run.metrics("episode") if entry["task"] == task}
+    permutations, history = stored_permutations(run)[task], read_history(run, task)
+    rewards = {entry["iteration"]: entry["reward"] for entry in run.metrics("episode", task)}
     active = [state if state.is_active else None for state in states]
     percent = np.stack([state.errors for state in states]) * 100
     view = TASKS[task].view
@@ -135,16 +132,14 @@ def policy_data(run: Run, task: str, states: Sequence[SamplingState], snapshot: 
 
 def _rollout_data(run: Run, task: str, states: Sequence[SamplingState]) -> dict[str, list[list[float] | None]] | None:
     """Return the advantage and the error of each group after some of the validations, if there were rollouts."""
-    by_iteration = {entry["iteration"]: entry for entry in read_rollouts(run, task)}
+    by_iteration = {entry["iteration"]: entry for entry in run.metrics("rollouts", task)}
     if not by_iteration:
         return None
-    entries = [by_iteration.get(state.iteration) for state in states]
+    entries: list[Any] = [by_iteration.get(state.iteration) for state in states]
     return {
         # groups without members have no rollout
-        "advantages": [
-            None if entry is None else _rounded(entry["advantage"][: len(entry["errors"])]) for entry in entries
-        ],
-        "errors": [None if entry is None else _rounded(entry["errors"]) for entry in entries],
+        "advantages": [entry and _rounded(entry["advantage"][: len(entry["errors"])]) for entry in entries],
+        "errors": [entry and _rounded(entry["errors"]) for entry in entries],
     }
 
 
@@ -157,5 +152,5 @@ def _sample(snapshot: Snapshot | None, task: str) -> dict[str, str] | None:
         return None
     samples = snapshot.held_out[task]
     index = highest_contrast(samples)
-    parts = snapshot.parts(task, samples.pixels[[index]], TASKS[task].view.picture_side)
+    parts = snapshot.network.tasks[task].pictures(samples.pixels[[index]], TASKS[task].view.picture_side)
     return {"strip": strip(parts[0]), "name": samples.names[index]}

@@ -79,7 +79,7 @@ def solve_puzzles(snapshot: Snapshot, task: str, count: int) -> Puzzles:
     labels = torch.randint(len(permutations), (len(pixels),), generator=generator).to(permutations.device)
     crops = ordering.crops(Squares.of(pixels).to(snapshot.device))
     predicted = permutations[ordering.recognise(snapshot.network, crops, labels)]
-    parts = snapshot.parts(task, pixels, ordering.settings.crop_size)
+    parts = ordering.pictures(pixels, ordering.settings.crop_size)
     names = [samples.names[position] for position in chosen.tolist()]
     return Puzzles(names, pixels, parts, permutations[labels].cpu(), predicted.cpu())
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from unshuffle.console import plain_table
+from unshuffle.runs.history import tasks_of
 from unshuffle.runs.run import Run
 
 
@@ -12,7 +14,6 @@ class TaskErrors:
     """Validation errors of a task; for an ordering task over all (permutation, sample) pairs of Ψ × X_val."""
 
     task: str
-    iteration: int
     initial: float
     """Error at iteration 0: of an untrained network, or of the weights in `init`."""
     trained: float
@@ -21,11 +22,10 @@ class TaskErrors:
 
 def task_errors(run: Run) -> list[TaskErrors]:
     """Return the first and the latest validation error of each task."""
-    entries = list(run.metrics("validation"))
     rows = []
-    for task in dict.fromkeys(entry["task"] for entry in entries):
-        own = [entry for entry in entries if entry["task"] == task]
-        rows.append(TaskErrors(task, own[-1]["iteration"], own[0]["error"], own[-1]["error"], own[0]["chance"]))
+    for task in tasks_of(run):
+        own = list(run.metrics("validation", task))
+        rows.append(TaskErrors(task, own[0]["error"], own[-1]["error"], own[0]["chance"]))
     return rows
 
 
@@ -42,7 +42,7 @@ def retrieval_scores(run: Run) -> dict[str, dict[str, float]]:
 
 def error_table(run: Run) -> Table:
     """Return the validation errors before and after training, beside the chance level."""
-    table = _table("validation error", "before", "trained", "chance")
+    table = plain_table("validation error", "before", "trained", "chance")
     for row in task_errors(run):
         table.add_row(row.task, *(f"{value:.3f}" for value in (row.initial, row.trained, row.chance)))
     return table
@@ -51,14 +51,7 @@ def error_table(run: Run) -> Table:
 def retrieval_table(run: Run) -> Table:
     """Return the retrieval of the trained network, of the initial one, and of features without training."""
     rows = retrieval_scores(run)
-    table = _table("retrieval [%]", *rows["this network"])
+    table = plain_table("retrieval [%]", *rows["this network"])
     for name, scores in rows.items():
         table.add_row(name, *(f"{score:.1f}" for score in scores.values()))
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
     return table

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from unshuffle.config import Config
 from unshuffle.data.held_out import HeldOut, load_held_out
@@ -49,10 +48,6 @@ class Snapshot:
     def ordering_tasks(self) -> dict[str, OrderingTask]:
         """The tasks with a permutation set."""
         return {name: task for name, task in self.network.tasks.items() if isinstance(task, OrderingTask)}
-
-    def parts(self, task: str, pixels: Tensor, side: int) -> Tensor:
-        """Return the parts of samples for a person to look at, (N, P, 3, side, side) in [0, 1]."""
-        return self.network.tasks[task].pictures(pixels, side)
 
 
 def hold_out(trainer: Trainer) -> dict[str, HeldOut]:

@@ -3,14 +3,15 @@
 import csv
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import yaml
 from torch import Tensor
 
+from unshuffle.analysis.analysis import flat_values
 from unshuffle.analysis.cost import training_seconds
 from unshuffle.config import Config, preset_config
 from unshuffle.evaluation.features import extract, raw_pixels
@@ -60,7 +61,7 @@ def describe_run(named: NamedRun, colour: str) -> View:
         "sources": [source_sentence(source) for source in start.get("sources", [])],
         "splits": start.get("splits", {}),
         "remarks": _split_remarks(start.get("splits", {})),
-        "config": _flat(values),
+        "config": flat_values(values),
         "yaml": yaml.safe_dump(values, sort_keys=False, allow_unicode=True),
         "command": repeat_command(config),
         "skipped": _read_skipped(run.skipped),
@@ -99,14 +100,6 @@ def _split_remarks(splits: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [remark for remark in remarks if remark is not None]
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values under dotted names."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
 def _read_skipped(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {"count": 0, "rows": []}
@@ -129,14 +122,7 @@ def repeat_command(config: Config) -> str:
 def preset_changes(config: Config) -> dict[str, Any]:
     """Return the values that differ from the config's preset, by dotted name, except for the run folder."""
     names = differences(preset_config(config.preset), config)
-    return {name: _value(config, name) for name in names if name not in ("preset", "out")}
-
-
-def _value(config: Config, name: str) -> Any:
-    value: Any = config
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
+    return {name: attrgetter(name)(config) for name in names if name not in ("preset", "out")}
 
 
 def _option(name: str, value: Any) -> list[str]:
@@ -160,20 +146,14 @@ def add_pictures(view: View, run: Run, snapshot: Snapshot | None) -> None:
     if snapshot is None:
         return
     view["puzzles"] = {task: _puzzles(snapshot, task) for task in snapshot.held_out if task in snapshot.ordering_tasks}
-    neighbours = find_neighbours(snapshot)
-    if neighbours is not None:
-        view["data"]["neighbours"] = {
-            "names": neighbours.names,
-            "pictures": thumbnails(neighbours.frames, THUMBNAIL_SIDE),
-            "nearest": neighbours.nearest,
-        }
+    view["data"]["neighbours"] = find_neighbours(snapshot)
 
 
 def _puzzles(snapshot: Snapshot, task: str) -> dict[str, Any]:
     """Return held-out samples that the network has put back in order."""
     view = TASKS[task].view
     puzzles = solve_puzzles(snapshot, task, view.pictured_samples)
-    parts = snapshot.parts(task, puzzles.pixels, view.picture_side)
+    parts = snapshot.network.tasks[task].pictures(puzzles.pixels, view.picture_side)
     samples = [
         {
             "name": puzzles.names[sample],
@@ -192,19 +172,11 @@ def _puzzles(snapshot: Snapshot, task: str) -> dict[str, Any]:
     return {"layout": "grid" if view.in_grid else "strip", "samples": samples}
 
 
-@dataclass(frozen=True)
-class HeldOutNeighbours:
-    """Held-out images, and for each of them its nearest neighbours among the others."""
+def find_neighbours(snapshot: Snapshot, count: int = NEIGHBOURS) -> dict[str, Any] | None:
+    """Return held-out images, or middle frames of clips, and the nearest of the others to each, the nearest first.
 
-    names: list[str]
-    frames: Tensor
-    """(N, side, side, 3) bytes"""
-    nearest: dict[str, list[list[int]]]
-    """By the features of the network and by raw pixels; the nearest first."""
-
-
-def find_neighbours(snapshot: Snapshot, count: int = NEIGHBOURS) -> HeldOutNeighbours | None:
-    """Return neighbours among the held-out images, or middle frames of clips; None if there are fewer than two."""
+    There are neighbours by the features of the network and by raw pixels; None if there are fewer than two images.
+    """
     task = next((task for task, samples in snapshot.held_out.items() if len(samples) > 1), None)
     if task is None:
         return None
@@ -215,7 +187,8 @@ def find_neighbours(snapshot: Snapshot, count: int = NEIGHBOURS) -> HeldOutNeigh
         "raw pixels": raw_pixels(frames.numpy()),
     }
     by_feature = {name: nearest_others(vectors, min(count, len(frames) - 1)) for name, vectors in features.items()}
-    return HeldOutNeighbours(list(samples.names), frames, by_feature)
+    pictures = thumbnails(frames, THUMBNAIL_SIDE)
+    return {"names": list(samples.names), "pictures": pictures, "nearest": by_feature}
 
 
 def nearest_others(vectors: Tensor, count: int) -> list[list[int]]:

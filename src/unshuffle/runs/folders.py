@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,13 +130,10 @@ def read_table(path: Path) -> list[list[str]]:
     table = [["", "seeds", *names]]
     for row in rows:
         figures = {name: float(text) for name, text in zip(header[2:], row[2:], strict=True) if text}
-        table.append([*row[:2], *(_read_figure(figures, name) for name in columns)])
+        stds = [figures.get(f"{name.removesuffix(' mean')} std") for name in columns]
+        means = [plus_minus(figures.get(name), std, decimals(name)) for name, std in zip(columns, stds, strict=True)]
+        table.append([*row[:2], *means])
     return table
-
-
-def _read_figure(figures: Mapping[str, float], column: str) -> str:
-    std = figures.get(f"{column.removesuffix(' mean')} std")
-    return plus_minus(figures.get(column), std, decimals(column))
 
 
 def decimals(column: str) -> int:

@@ -35,14 +35,9 @@ def tasks_of(run: Run) -> list[str]:
     return list(dict.fromkeys(entry["task"] for entry in run.metrics("validation")))
 
 
-def permutation_file(run: Run, task: str) -> Path:
-    """Return the file of a task's permutation set; tasks that order nothing have none."""
-    return run.permutations / f"{task}.npy"
-
-
 def ordering_tasks(run: Run) -> list[str]:
     """Return the tasks that the run validates and that have a permutation set."""
-    return [task for task in tasks_of(run) if permutation_file(run, task).is_file()]
+    return [task for task in tasks_of(run) if (run.permutations / f"{task}.npy").is_file()]
 
 
 def stored_permutations(run: Run) -> dict[str, npt.NDArray[np.int64]]:
@@ -85,7 +80,7 @@ def state_files(run: Run, task: str) -> list[Path]:
 
     A resumed run may have files of later validations that metrics.jsonl does not list: they are left out.
     """
-    logged = sorted({entry["iteration"] for entry in run.metrics("validation") if entry["task"] == task})
+    logged = sorted({entry["iteration"] for entry in run.metrics("validation", task)})
     files = [run.states / f"{task}-{iteration:08d}.npz" for iteration in logged]
     return [file for file in files if file.is_file()]
 
@@ -127,11 +122,6 @@ class Rollouts:
     """Iterations of each."""
     tasks: tuple[str, ...]
     """Tasks that were validated after each."""
-
-
-def read_rollouts(run: Run, task: str) -> list[dict[str, Any]]:
-    """Return the entries of a task's rollouts: the error and the advantage of each group."""
-    return [entry for entry in run.metrics("rollouts") if entry["task"] == task]
 
 
 def all_rollouts(run: Run) -> Iterator[Rollouts]:
@@ -201,29 +191,18 @@ def groups_pairs(config: Config) -> bool:
 
 def read_sampling_states(run: Run, task: str) -> list[SamplingState]:
     """Return the groups and their probabilities after each validation of a task, in chronological order."""
-    names = ("permutation_errors", "groups", "probabilities")
-    by_rollout = {entry["iteration"]: np.array(entry["probability"]) for entry in read_rollouts(run, task)}
+    by_rollout = {entry["iteration"]: np.array(entry["probability"]) for entry in run.metrics("rollouts", task)}
     states = []
-    for arrays in read_states(run, task, names):
+    for arrays in read_states(run, task, ("permutation_errors", "groups", "probabilities")):
+        iteration, errors = int(arrays["iteration"]), arrays["permutation_errors"].astype(np.float64)
         # rollouts change the probabilities after the arrays were written
-        probabilities = by_rollout.get(int(arrays["iteration"]), arrays.get("probabilities"))
-        states.append(_sampling_state(arrays, probabilities, run.config))
+        probabilities = by_rollout.get(iteration, arrays.get("probabilities"))
+        if probabilities is not None:
+            probabilities = probabilities.astype(np.float64)
+            if groups_pairs(run.config):
+                probabilities = pair_fractions(probabilities, run.config.policy.candidates)
+        states.append(SamplingState(iteration, errors, arrays.get("groups"), probabilities))
     return states
-
-
-def _sampling_state(
-    arrays: dict[str, npt.NDArray[Any]], given: npt.NDArray[Any] | None, config: Config
-) -> SamplingState:
-    groups = arrays.get("groups")
-    probabilities = None if given is None else given.astype(np.float64)
-    if probabilities is not None and groups_pairs(config):
-        probabilities = pair_fractions(probabilities, config.policy.candidates)
-    return SamplingState(
-        int(arrays["iteration"]),
-        arrays["permutation_errors"].astype(np.float64),
-        None if groups is None else groups.astype(np.int64),
-        probabilities,
-    )
 
 
 def pair_fractions(probabilities: Floats, candidates: int) -> Floats:
