@@ -71,8 +71,7 @@ def measure(trainer: Trainer, iterations: int) -> dict[str, Any]:
     memory = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else None
     seconds = whole["ms_per_iteration"] / 1e3
     tflop = _tflop_per_iteration(trainer)
-    traffic = _map_bytes(trainer) / seconds / 1e12
-    matmul, copy = _matmul_tflops(trainer), _copy_tbytes(device)
+    matmul = _matmul_tflops(trainer)
     validation = {task: validation_ms(trainer, task) for task in trainer.tasks}
     times = 1 if config.policy.batches == config.policy.interval else 2
     return {
@@ -82,9 +81,6 @@ def measure(trainer: Trainer, iterations: int) -> dict[str, Any]:
         "tflops": tflop / seconds,
         "matmul_tflops": matmul,
         "matmul_fraction": tflop / seconds / matmul,
-        "copy_tbytes_per_second": copy,
-        "map_tbytes_per_second": traffic,
-        "copy_fraction": traffic / copy,
         "parts_ms": _parts(trainer, iterations),
         "validation_ms": validation,
         "validation_fraction": times * sum(validation.values()) / 1e3 / (config.policy.interval * seconds),
@@ -200,40 +196,12 @@ def _tflop_per_iteration(trainer: Trainer) -> float:
     return flops / 1e12
 
 
-def _map_bytes(trainer: Trainer) -> float:
-    """Return the least bytes that the feature maps move: written once, read once, and again for gradients."""
-    maps: list[int] = []
-    hooks = [
-        module.register_forward_hook(lambda module, inputs, output: maps.append(output.numel()))
-        for module in trainer.network.backbone.modules()
-        if isinstance(module, torch.nn.Conv2d)
-    ]
-    elements = 0
-    with trainer.network.evaluation_mode():
-        for task in trainer.tasks.values():
-            maps.clear()
-            size = task.settings.crop_size
-            trainer.network.backbone(torch.zeros(1, 3, size, size, device=trainer.device))
-            elements += task.batch_size * task.parts * sum(maps)
-    for hook in hooks:
-        hook.remove()
-    return 4 * elements * (2 if trainer.precision == "bf16" else 4)
-
-
 def _matmul_tflops(trainer: Trainer) -> float:
     """Measure a large matrix product in the precision of the training."""
     side = 8192 if trainer.device.type == "cuda" else 1024
     kind = torch.bfloat16 if trainer.precision == "bf16" else torch.float32
     left, right = torch.randn(2, side, side, device=trainer.device).to(kind)
     return 2 * side**3 / _seconds(lambda: left @ right, trainer.device) / 1e12
-
-
-def _copy_tbytes(device: torch.device) -> float:
-    """Measure a large copy within the memory, counting bytes read and bytes written."""
-    size = 1 << (30 if device.type == "cuda" else 26)
-    source = torch.ones(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * size / _seconds(lambda: target.copy_(source), device) / 1e12
 
 
 def validation_ms(trainer: Trainer, task: str) -> float:
@@ -266,11 +234,6 @@ def _rows(figures: dict[str, Any], trainer: Trainer) -> list[tuple[str, str]]:
         (
             f"  as a fraction of a large matrix product ({figures['matmul_tflops']:.3g} TFLOP/s)",
             _percent(figures["matmul_fraction"]),
-        ),
-        ("memory traffic of the backbone's feature maps, at least", f"{figures['map_tbytes_per_second']:.3g} TB/s"),
-        (
-            f"  as a fraction of a large copy ({figures['copy_tbytes_per_second']:.3g} TB/s)",
-            _percent(figures["copy_fraction"]),
         ),
         *((f"{name}, alone", _ms(value)) for name, value in figures["parts_ms"].items()),
         *((f"validation, {task}", _ms(value)) for task, value in figures["validation_ms"].items()),

@@ -6,7 +6,6 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from unshuffle.evaluation.voc.devkit import CLASSES as VOC_CLASSES
 
 from unshuffle import cli
 from unshuffle.analysis.analysis import AnalysisResult
