@@ -52,9 +52,9 @@ def main(args: Sequence[str]) -> int:
 
     backbone, out = find_backbone(command.weights, command.seed), command.out.expanduser()
     size = command.size or backbone.eval_size
-    embedder = embedding.Embedder(backbone, size, choose_device(command.device), command.batch)
     data = open_dataset(command.data, kind=command.kind, labelled=False, square=Square(size), frames=command.frames)
-    embedded = embedding.embed(embedder, data, out, workers=command.workers)
+    device = choose_device(command.device)
+    embedded = embedding.embed(backbone, data, out, device=device, batch=command.batch, workers=command.workers)
     rows, skipped = counted(embedded.rows, data.kind), counted(len(embedded.skipped), "files")
     print(f"{rows}, {embedded.dimensions} features each, in {out}; {skipped} skipped")
     print_skipped(embedded.skipped, embedding.skipped_file(out))

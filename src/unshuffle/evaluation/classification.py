@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from annotated_types import Ge, Interval
 from PIL import Image
 from rich.console import Console
+from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,7 +32,7 @@ from unshuffle.evaluation.features import (
     readable_items,
     weights_digest,
 )
-from unshuffle.evaluation.finetuning import Recipe, TrainedClassifier, TrainingSetup, batch_items, fine_tune
+from unshuffle.evaluation.finetuning import Classifier, Recipe, TrainingSetup, batch_items, fine_tune
 from unshuffle.evaluation.protocol import (
     Evaluation,
     Result,
@@ -176,16 +178,20 @@ class Classification(Evaluation):
         self,
         network: nn.Module,
         recipe: Recipe,
-        scores_of: Callable[[Tensor], Tensor],
+        input_of: Callable[[Tensor], Any],
         augment: Augment,
         setting: Setting,
         console: Console,
     ) -> tuple[Tensor, Tensor]:
         """Train a network on the labels of batches; return scores and labels of the test images.
 
-        Scores are (N, classes), or (N, classifiers, classes) whose losses are summed, so that the number of classifiers
-        does not change the learning rate of each.
+        `input_of` makes the network's input of (N, side, side, 3) bytes. Scores are (N, classes), or (N, classifiers,
+        classes) whose losses are summed, so that the number of classifiers does not change the learning rate of each.
         """
+
+        def scores_of(pixels: Tensor) -> Tensor:
+            scores: Tensor = network(input_of(pixels))
+            return scores
 
         def loss(batch: LabelledBatch) -> Tensor:
             scores = scores_of(batch.pixels.to(setting.device))
@@ -216,27 +222,35 @@ class Classification(Evaluation):
         values, items, _ = merge_chunks(list(chunks))
         return values, torch.tensor(dataset.labels)[items]
 
-    def statement(self, setting: Setting, trained_on: int, labels: Tensor, how: str) -> str:
-        """Return data, training and crops in words, given the number of training images and the test labels."""
+    def result(
+        self,
+        setting: Setting,
+        protocol: str,
+        how: str,
+        correct: str,
+        figures: dict[str, Any],
+        trained_on: int,
+        labels: Tensor,
+        table: Table,
+    ) -> Result:
+        """Return the result, given the training and the correct images in words, and the number of training images."""
         tested, classes = len(labels.unique()), setting.trained_classes
         lacking = f", {tested} of which are tested" if tested < classes else ""
         shared = f" ({shared_sentence(setting.shared)})" if setting.shared else ""
         side = setting.testing.square.side
-        return (
+        statement = (
             f"{trained_on:,} training images ({self.train}), {len(labels):,} test images ({self.test}), "
             f"{classes} classes{lacking}{shared}; {how}; one centre crop of {side} px "
-            f"(short side {round(side * MARGIN)}); percent of the test images"
+            f"(short side {round(side * MARGIN)}); percent of the test images {correct}"
         )
-
-    def figures(self, setting: Setting, trained_on: int, labels: Tensor) -> dict[str, Any]:
-        """Return the figures that stand beside the accuracies."""
-        return {
-            "chance": 100 / setting.trained_classes,
+        common = {
+            "chance": 100 / classes,
             "train_images": trained_on,
             "test_images": len(labels),
             "shared_files": setting.shared,
             "skipped": skipped_figures([*setting.training.skipped, *setting.testing.skipped]),
         }
+        return Result(protocol, statement, {**figures, **common}, table, idle=setting.idle)
 
 
 def note_unlearned(console: Console, loss: float, classes: int) -> None:
@@ -328,31 +342,20 @@ class FineTuning(Classification):
         """Fine-tune, then test."""
         setting = self.readable(self.prepare(console), console)
         backbone, training = setting.backbone, setting.training
-        features = backbone_features(backbone, backbone.eval_size)
-        network = nn.Sequential(backbone, nn.Flatten(), nn.Linear(features, len(training.classes))).to(setting.device)
-
-        def scores_of(pixels: Tensor) -> Tensor:
-            scores: Tensor = network(network_input(backbone, pixels))
-            return scores
-
+        layer = nn.Linear(backbone_features(backbone, backbone.eval_size), len(training.classes))
+        network = Classifier(backbone, [layer], training.classes).to(setting.device)
         (steps,) = self.iterations_until([self.epochs], training, self.min_iterations, console)
         recipe = CosineRecipe(steps, self.lr, self.momentum, self.weight_decay)
-        scores, labels = self.train_and_test(network, recipe, scores_of, random_resized_crop, setting, console)
+        input_of = partial(network_input, backbone)
+        scores, labels = self.train_and_test(network, recipe, input_of, random_resized_crop, setting, console)
         if self.out is not None:
-            TrainedClassifier(backbone, network[1:], training.classes).save(self.out.expanduser())
-        common = self.figures(setting, len(training), labels)
+            network.save(self.out.expanduser())
         figures = {**accuracies(scores, labels), "mean_class": mean_class_accuracy(scores, labels)}
         how = f"{steps:,} steps of SGD in batches of {self.batch_size}, random resized crops and flips"
+        correct = "recognised, and the mean of that over the classes"
         titles = {"top1": "top 1", "top5": "top 5", "mean_class": "mean over classes"}
-        chance = {**chance_accuracies(setting.trained_classes), "mean_class": common["chance"]}
-        ours = {
-            "this network": {titles[key]: value for key, value in figures.items()},
-            "chance": {titles[key]: chance[key] for key in figures},
-        }
-        return Result(
-            "fine-tuning of the whole backbone",
-            self.statement(setting, len(training), labels, how) + " recognised, and the mean of that over the classes",
-            {**figures, **common},
-            figure_table(ours),
-            idle=setting.idle,
-        )
+        chance = {**chance_accuracies(setting.trained_classes), "mean_class": 100 / setting.trained_classes}
+        rows = {"this network": figures, "chance": chance}
+        table = figure_table({name: {titles[key]: row[key] for key in figures} for name, row in rows.items()})
+        protocol = "fine-tuning of the whole backbone"
+        return self.result(setting, protocol, how, correct, figures, len(training), labels, table)

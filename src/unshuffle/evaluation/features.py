@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from unshuffle.models.torchvision_timm import cached_weights, is_published
 from unshuffle.models.weights import load_backbone
 from unshuffle.wording import counted
 
+T = TypeVar("T")
 BATCH = 64
 WORKERS = os.cpu_count() or 1
 PART = 256
@@ -107,12 +108,17 @@ def to_floats(pixels: Tensor) -> Tensor:
     return pixels.permute(0, 3, 1, 2).float() / 255
 
 
+def resized_floats(pixels: Tensor, height: int, width: int) -> Tensor:
+    """Return (N, H, W, 3) bytes as (N, 3, height, width) floats in [0, 1], with antialiasing."""
+    images = to_floats(pixels)
+    if images.shape[2:] == (height, width):
+        return images
+    return F.interpolate(images, (height, width), mode="bilinear", align_corners=False, antialias=True)
+
+
 def network_input(backbone: Backbone, pixels: Tensor, size: int | None = None) -> Tensor:
     """Return (N, side, side, 3) bytes normalised for a backbone, resized to `size` if that is given."""
-    images = to_floats(pixels)
-    if size is not None and images.shape[-1] != size:
-        images = F.interpolate(images, (size, size), mode="bilinear", align_corners=False, antialias=True)
-    return backbone.normalise(images)
+    return backbone.normalise(to_floats(pixels) if size is None else resized_floats(pixels, size, size))
 
 
 # ---- features of pixels
@@ -166,6 +172,15 @@ def open_pair(
 
 
 # ---- features of datasets
+
+
+def prefetched(make: Callable[[int], T], count: int, workers: int, console: Console, title: str) -> Iterator[T]:
+    """Yield `make` of 0 to count - 1, computed by threads ahead of their use, and show the progress."""
+    results = iter(Prefetcher(make, 0, count, workers))
+    with closing(results), progress(console, title, count) as advance:
+        for done, result in enumerate(results, start=1):
+            yield result
+            advance(done)
 
 
 class FeatureChunk(NamedTuple):
