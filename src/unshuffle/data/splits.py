@@ -79,19 +79,14 @@ def _read_ucf(lists: Path, videos: Path, number: int, side: Side) -> SplitList:
     rows = _rows(lists / "classInd.txt", columns=(2,))
     if [index for index, _ in rows] != [str(position + 1) for position in range(len(rows))]:
         raise UserError(f"{lists / 'classInd.txt'} does not number its classes 1, 2, 3 ...")
-    classes = tuple(name for _, name in rows)
-    listed = _read_ucf_list(lists / f"{side}list{number:02d}.txt", {name: label for label, name in enumerate(classes)})
-    return _find_videos(videos, "UCF-101", number, classes, listed)
-
-
-def _read_ucf_list(path: Path, numbers: dict[str, int]) -> list[tuple[str, int]]:
-    listed = []
+    numbers = {name: label for label, (_, name) in enumerate(rows)}
+    path, listed = lists / f"{side}list{number:02d}.txt", []
     for name, *stated in _rows(path, columns=(1, 2)):
         label = numbers.get(PurePosixPath(name).parent.name)
         if label is None or (stated and stated != [str(label + 1)]):
             raise UserError(f"{path} has a line that does not fit classInd.txt: {' '.join([name, *stated])}")
         listed.append((name, label))
-    return listed
+    return _find_videos(videos, "UCF-101", number, tuple(name for _, name in rows), listed)
 
 
 def _read_hmdb(lists: Path, videos: Path, number: int, side: Side) -> SplitList:

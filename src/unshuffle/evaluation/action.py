@@ -27,6 +27,7 @@ from unshuffle.console import say
 from unshuffle.data.batches import epoch_order
 from unshuffle.data.dataset import CACHE, LabelledDataset, Square, digest, packed, shared_files, split_dataset
 from unshuffle.data.media import scaled_size
+from unshuffle.data.pack import PackOptions
 from unshuffle.data.source import Items, Pixels
 from unshuffle.data.splits import SPLITS, check_missing, read_split_list
 from unshuffle.data.store import Encoding
@@ -226,11 +227,6 @@ class ClipBatch:
     labels: Tensor
     """(B,)"""
 
-    @property
-    def segments(self) -> int:
-        """Frames of each video."""
-        return self.crops[0].shape[1]
-
     def to(self, device: torch.device) -> "ClipBatch":
         """Return the batch on a device."""
         crops = [crop.to(device, non_blocking=True) for crop in self.crops]
@@ -309,7 +305,7 @@ def consensus(logits: Tensor, segments: int) -> Tensor:
 def consensus_loss(network: Classifier, batch: ClipBatch) -> Tensor:
     """Return the cross-entropy of the videos of a batch on the network's device."""
     images = training_crops(batch.crops, batch.hflip, network.backbone.eval_size, network.backbone.normalise)
-    return F.cross_entropy(consensus(network(images), batch.segments), batch.labels)
+    return F.cross_entropy(consensus(network(images), len(images) // len(batch.labels)), batch.labels)
 
 
 @torch.no_grad()
@@ -325,15 +321,11 @@ def predict(
         chosen = middle_frames(dataset.source.num_frames(item), frames)
         return torch.from_numpy(dataset.source.read(item, chosen.tolist()))
 
-    return torch.stack(
-        [
-            network(evaluation_crops(pixels.to(device), backbone.eval_size, crops, backbone.normalise))
-            .double()
-            .mean(dim=0)
-            .cpu()
-            for pixels in prefetched(clip, len(dataset), workers, console, "testing")
-        ]
-    )
+    logits = []
+    for pixels in prefetched(clip, len(dataset), workers, console, "testing"):
+        images = evaluation_crops(pixels.to(device), backbone.eval_size, crops, backbone.normalise)
+        logits.append(network(images).double().mean(dim=0).cpu())
+    return torch.stack(logits)
 
 
 # ---- the evaluation
@@ -444,14 +436,9 @@ class ActionRecognition(Evaluation):
 
     def _decoded(self, splits: Sequence[Split], side: int, console: Console) -> Sequence[Split]:
         """Decode the videos, each folder once for all splits; refuse a split that lacks too many of them."""
-        datasets = packed(
-            [dataset for split in splits for dataset in split.sides.values()],
-            self.cache.expanduser(),
-            progress=console.is_terminal,
-            short_side=side,
-            encoding=self.encoding,
-            every=self.every,
-        )
+        sides = [dataset for split in splits for dataset in split.sides.values()]
+        options: PackOptions = {"short_side": side, "encoding": self.encoding, "every": self.every}
+        datasets = packed(sides, self.cache.expanduser(), progress=console.is_terminal, **options)
         decoded = [
             replace(split, train=train, test=test)
             for split, train, test in zip(splits, datasets[::2], datasets[1::2], strict=True)

@@ -90,17 +90,14 @@ def preprocess(
     Weights that were trained elsewhere need their own `backbone.normalise`.
     """
     if isinstance(image, str | Path):
-        image = _read(Path(image).expanduser())
+        file = Path(image).expanduser()
+        try:
+            image = read_image(file)
+        except BadMedia as problem:
+            raise UserError(f"{file}: {problem}") from None
     picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
     pixels = np.asarray(resize_short_side(upright_rgb(picture), size))
     return normalise(to_floats(torch.from_numpy(centre_square(pixels, size).copy())[None]))[0]
-
-
-def _read(file: Path) -> Pixels:
-    try:
-        return read_image(file)
-    except BadMedia as problem:
-        raise UserError(f"{file}: {problem}") from None
 
 
 def to_floats(pixels: Tensor) -> Tensor:
@@ -258,18 +255,17 @@ def extract_features(
     frames = dataset.frames_per_item
     parts = _ranges(range(len(dataset)), max(1, PART // frames))
     missing = [part for part in parts if cache is None or part not in cache]
-    batches = [_ranges(part, max(1, batch // frames)) for part in missing]
-    flat = [indices for part in batches for indices in part]
+    batches = {part: _ranges(part, max(1, batch // frames)) for part in missing}
+    flat = [indices for part in missing for indices in batches[part]]
     coming = iter(Prefetcher(lambda number: _load_batch(dataset, flat[number]), 0, len(flat), workers))
-    plan = dict(zip(missing, batches, strict=True))
     done = len(dataset) - sum(map(len, missing))
     if 0 < done < len(dataset):
         say(console, f"resuming: {done} of {counted(len(dataset), dataset.kind)} were done before")
     rows = 0
     with closing(coming), progress(console, title, len(dataset)) as advance:
         for part in parts:
-            if part in plan:
-                chunk = _compute(islice(coming, len(plan[part])), compute, device, item_means)
+            if part in batches:
+                chunk = _compute(islice(coming, len(batches[part])), compute, device, item_means)
                 if cache is not None:
                     cache.save(part, chunk)
             else:

@@ -112,7 +112,7 @@ class Linear(Classification):
         black = torch.zeros(1, side, side, 3, dtype=torch.uint8, device=setting.device)
         blank = frozen_maps(setting.backbone, black, self.layers)
         fit = self._fit_fast if self.fast else self._fit
-        scores, labels, trained_on = fit(setting, blank, console)
+        scores, labels, trained_on = fit(setting, blank)
         figures = {name: accuracies(scores[:, number], labels) for number, name in enumerate(blank)}
         how = (
             f"logistic regression on centre crops, C {f'= {self.c:g}' if self.c else 'chosen on a held-out fifth'}"
@@ -121,19 +121,19 @@ class Linear(Classification):
         )
         table = probe_table(figures, setting, {"pool5": "linear"})
         protocol = "linear probes on frozen layers" + (", logistic regression" if self.fast else "")
-        return self.result(setting, protocol, how, CORRECT, figures, trained_on, labels, table)
+        return self.with_data(Result(protocol, how, figures, table), CORRECT, setting, trained_on, labels)
 
-    def _fit(self, setting: Setting, blank: Maps, console: Console) -> tuple[Tensor, Tensor, int]:
+    def _fit(self, setting: Setting, blank: Maps) -> tuple[Tensor, Tensor, int]:
         """Return scores and labels of the test images, and the number of training images."""
-        setting = self.readable(setting, console)
+        setting = self.readable(setting)
         probes = LinearProbes(blank, len(setting.training.classes)).to(setting.device)
         drops = tuple(range(self.drop_every, self.iterations, self.drop_every))
         recipe = Recipe(self.iterations, self.lr, self.momentum, self.weight_decay, drops)
         input_of = partial(frozen_maps, setting.backbone, layers=self.layers)
-        scores, labels = self.train_and_test(probes, recipe, input_of, random_crop, setting, console)
+        scores, labels = self.train_and_test(setting, probes, recipe, input_of, random_crop)
         return scores, labels, len(setting.training)
 
-    def _fit_fast(self, setting: Setting, blank: Maps, console: Console) -> tuple[Tensor, Tensor, int]:
+    def _fit_fast(self, setting: Setting, blank: Maps) -> tuple[Tensor, Tensor, int]:
         sizes = [maps[0].numel() for maps in blank.values()]
 
         def compute(pixels: Tensor) -> Tensor:
@@ -143,15 +143,15 @@ class Linear(Classification):
         def features(dataset: LabelledDataset, title: str) -> tuple[Tensor, Tensor]:
             job = [setting.weights, dataset.identity(), *blank]
             cache = FeatureCache.at(self.folder(f"features/{title}"), job)
-            return self.scores(dataset, compute, setting.device, console, title, cache)
+            return self.scores(setting, dataset, compute, title, cache)
 
         training, labels = features(setting.training, "training")
-        self.check_training(setting.training, labels.tolist(), console)
+        self.check_training(setting, labels.tolist())
         testing, test_labels = features(setting.testing, "test")
-        note_skipped(console, setting.testing.skipped, "test images")
+        note_skipped(setting.console, setting.testing.skipped, "test images")
         scores: list[Tensor] = []
         layers = zip(training.split(sizes, dim=1), testing.split(sizes, dim=1), strict=True)
-        with progress(console, "regressions", len(sizes)) as advance:
+        with progress(setting.console, "regressions", len(sizes)) as advance:
             for train_features, test_features in layers:
                 train_features, test_features = standardised(
                     train_features.to(setting.device), test_features.to(setting.device)
@@ -200,7 +200,7 @@ class NonLinear(Classification):
         """Train the probe, then test it."""
         if len(self.epochs) != len(self.lrs) or sorted(self.epochs) != list(self.epochs):
             raise UserError("--epochs must increase, and --lrs must have one learning rate for each of them")
-        setting = self.readable(self.prepare(console), console)
+        setting = self.readable(self.prepare(console))
         backbone, training = setting.backbone, setting.training
         features = backbone_features(backbone, backbone.eval_size)
         network = two_hidden_layers(features, self.hidden, len(training.classes)).to(setting.device)
@@ -210,12 +210,12 @@ class NonLinear(Classification):
         def input_of(pixels: Tensor) -> Tensor:
             return frozen_maps(backbone, pixels, ("pool5",))["pool5"]
 
-        scores, labels = self.train_and_test(network, recipe, input_of, random_crop, setting, console)
+        scores, labels = self.train_and_test(setting, network, recipe, input_of, random_crop)
         figures = accuracies(scores, labels)
         how = f"SGD, {steps:,} steps in batches of {self.batch_size}, random crops and flips"
         table = probe_table({"non-linear": figures}, setting)
-        protocol = "nonlinear probe on frozen pool5"
-        return self.result(setting, protocol, how, CORRECT, figures, len(training), labels, table)
+        result = Result("nonlinear probe on frozen pool5", how, figures, table)
+        return self.with_data(result, CORRECT, setting, len(training), labels)
 
 
 def probe_table(

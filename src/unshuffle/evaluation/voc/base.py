@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from annotated_types import Ge
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -100,27 +100,21 @@ class VocEvaluation(Evaluation):
         """Return the images to train and to test on, with their objects."""
         return devkit.with_objects(self.train_set, self.limit), devkit.with_objects(self.test_set, self.limit)
 
-    def result(
-        self,
-        setting: "Setting[Any]",
-        protocol: str,
-        statement: str,
-        metrics: dict[str, Any],
-        ours: Mapping[str, Mapping[str, float]],
-        *tables: RenderableType,
-    ) -> Result:
-        """Return the result: the image sets in the statement and the metrics, `ours` beside the published figures."""
+    def with_data(self, result: Result, ours: Mapping[str, Mapping[str, float]], setting: "Setting[Any]") -> Result:
+        """Add the image sets to the statement and the metrics of a result, and to its table the published figures."""
         train, test, shared = setting.train, setting.test, setting.shared
         remark = f", {shared_sentence(shared)}" if shared else ""
         data = f"trained on {train.name} ({len(train)} images), tested on {test.name} ({len(test)}){remark}"
-        counts = {
+        metrics = {
+            **result.metrics,
             "train_images": len(train),
             "test_images": len(test),
             "shared_files": shared,
             "skipped": skipped_figures([*train.skipped, *test.skipped]),
         }
         published = published_table("4", ours, f"VOC {type(self).year}", same=self.uses_paper_data())
-        return Result(protocol, f"{data}; {statement}", {**metrics, **counts}, Group(*tables, "", published))
+        table = Group(result.table or "", "", published)
+        return replace(result, statement=f"{data}; {result.statement}", metrics=metrics, table=table)
 
     def iterations_statement(self, schedule: Recipe) -> str:
         """Return the part of the result's statement that gives the iterations, beside the schedule's if they differ."""

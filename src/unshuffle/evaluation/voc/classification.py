@@ -66,7 +66,7 @@ class VocClassification(VocEvaluation):
         self._train(setting)
         if self.out is not None:
             setting.network.save(self.out.expanduser())
-        return self._result(setting, self._scores(setting, console))
+        return self._result(setting, self._scores(setting))
 
     def _train(self, setting: Setting[Classifier]) -> None:
         network, images = setting.network, setting.train.images
@@ -84,7 +84,7 @@ class VocClassification(VocEvaluation):
         fine_tune(network, RECIPE.changed(self.iterations, self.lr), batch, loss, setting.setup)
 
     @torch.no_grad()
-    def _scores(self, setting: Setting[Classifier], console: Console) -> Tensor:
+    def _scores(self, setting: Setting[Classifier]) -> Tensor:
         """Return (images, crops, classes) logits."""
         network, images = setting.network.eval(), setting.test.images
         scores: list[Tensor] = []
@@ -93,7 +93,7 @@ class VocClassification(VocEvaluation):
             pixels = read_image(images[item].path)
             return random_crops([pixels] * self.crops, network, numpy_rng(self.seed, "test", item))
 
-        coming = prefetched(crops, len(images), self.workers, console, "testing")
+        coming = prefetched(crops, len(images), self.workers, setting.setup.console, "testing")
         while batch := list(islice(coming, TEST_BATCH_SIZE)):
             logits = network(network_input(network.backbone, torch.cat(batch).to(setting.device))).cpu()
             scores += logits.unflatten(0, (len(batch), self.crops))
@@ -119,7 +119,7 @@ class VocClassification(VocEvaluation):
         column = "classification"
         ours = {"this network, area": {column: metrics["mAP_area"]}, "chance": {column: metrics["chance"]}}
         table = class_table(CLASSES, {"AP (area)": all_crops["area"], "AP (11-point)": all_crops["11-point"]})
-        return self.result(setting, "voc-classification, mAP", statement, metrics, ours, table)
+        return self.with_data(Result("voc-classification, mAP", statement, metrics, table), ours, setting)
 
 
 def multi_label_classifier(backbone: Backbone, hidden: int, init_std: float) -> Classifier:

@@ -98,7 +98,7 @@ class VocDetection(VocEvaluation):
         )
         proposals = self._proposals([*setting.train.images, *setting.test.images], console)
         self._train(setting, proposals, schedule)
-        return self._result(setting, self._detect(setting, proposals, console))
+        return self._result(setting, self._detect(setting, proposals))
 
     def image_sets(self, devkit: Devkit) -> tuple[ImageSet, ImageSet]:
         """Return the images to train on, without those that have no objects, and the images to test on."""
@@ -154,7 +154,7 @@ class VocDetection(VocEvaluation):
         fine_tune(setting.network, schedule.recipe, batch, loss, setting.setup)
 
     @torch.no_grad()
-    def _detect(self, setting: Setting[FastRCNN], proposals: dict[str, Tensor], console: Console) -> list[Detections]:
+    def _detect(self, setting: Setting[FastRCNN], proposals: dict[str, Tensor]) -> list[Detections]:
         network, images = setting.network.eval(), setting.test.images
         scale, max_side = self.scale or TEST_SCALE, self._test_max_side()
 
@@ -162,7 +162,7 @@ class VocDetection(VocEvaluation):
             return read_resized(images[item], scale, max_side)
 
         detections: list[Detections] = []
-        coming = prefetched(read, len(images), self.workers, console, "testing")
+        coming = prefetched(read, len(images), self.workers, setting.setup.console, "testing")
         for image, (pixels, factor) in zip(images, coming, strict=True):
             boxes = proposals[image.name].to(setting.device)
             logits, offsets = network([pixels.to(setting.device)], [boxes * factor])
@@ -186,7 +186,7 @@ class VocDetection(VocEvaluation):
         }
         ours = {"this network, 11-point": {"detection": metrics["mAP_11_point"]}}
         table = class_table(CLASSES, {"AP (11-point)": eleven_point, "AP (area)": area})
-        return self.result(setting, "voc-detection, mAP of Fast R-CNN", statement, metrics, ours, table)
+        return self.with_data(Result("voc-detection, mAP of Fast R-CNN", statement, metrics, table), ours, setting)
 
 
 class TrainingSample(NamedTuple):

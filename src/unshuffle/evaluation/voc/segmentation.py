@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import torch
-from rich.console import Console
+from rich.console import Console, Group
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -66,7 +66,7 @@ class VocSegmentation(VocEvaluation):
         """Fine-tune on one image set, test on another."""
         setting = self.prepare(lambda backbone: FCN32s(backbone, self.hidden, self.init_std), console)
         self._train(setting)
-        return self._result(setting, self._confusion(setting, console))
+        return self._result(setting, self._confusion(setting))
 
     def image_sets(self, devkit: Devkit) -> tuple[ImageSet, ImageSet]:
         """Return the images to train and to test on, with their masks."""
@@ -87,14 +87,14 @@ class VocSegmentation(VocEvaluation):
         fine_tune(setting.network, replace(recipe, accumulate=self.accumulate), batch, loss, setting.setup)
 
     @torch.no_grad()
-    def _confusion(self, setting: "Setting[FCN32s]", console: Console) -> Tensor:
+    def _confusion(self, setting: "Setting[FCN32s]") -> Tensor:
         network, images, labels = setting.network.eval(), setting.test.images, len(LABEL_NAMES)
         confusion = torch.zeros(labels, labels, dtype=torch.long)
 
         def read(item: int) -> tuple[Tensor, Tensor]:
             return read_image_and_mask(images[item])
 
-        for image, mask in prefetched(read, len(images), self.workers, console, "testing"):
+        for image, mask in prefetched(read, len(images), self.workers, setting.setup.console, "testing"):
             predicted = network(image.to(setting.device)).argmax(dim=0).cpu()
             confusion += confusion_matrix(predicted, mask, labels, IGNORE_INDEX)
         return confusion
@@ -117,8 +117,8 @@ class VocSegmentation(VocEvaluation):
         accuracy = f"pixel accuracy {metrics['pixel_accuracy']:.1f}"
         if metrics["mIoU"] < metrics["chance"] + CHANCE_MARGIN:
             accuracy += "; nearly every pixel is predicted as background: raise --iterations or --lr"
-        table = class_table(LABEL_NAMES, {"IoU": ious})
-        return self.result(setting, "voc-segmentation, mean IoU of FCN-32s", statement, metrics, ours, table, accuracy)
+        table = Group(class_table(LABEL_NAMES, {"IoU": ious}), accuracy)
+        return self.with_data(Result("voc-segmentation, mean IoU of FCN-32s", statement, metrics, table), ours, setting)
 
 
 class FCN32s(nn.Module):
