@@ -125,8 +125,12 @@ def _find_videos(
     A video is found by class and name whatever its suffix, as many people convert them. It may lie in the folder of its
     class, however deep, or directly in the folder of all videos.
     """
+    if Store.is_store(folder):
+        available = Store(folder).names
+    else:
+        available = [path.relative_to(folder).as_posix() for path in find_videos(folder)]
     present: dict[str, str] = {}
-    for name in _video_names(folder):
+    for name in available:
         key = _key(name)
         if key in present:
             raise UserError(f"{folder} has two videos for {key}: {present[key]} and {name}")
@@ -142,12 +146,6 @@ def _find_videos(
             labels.append(label)
     check_missing(absent, len(listed), f"listed videos are not in {folder}")
     return SplitList(dataset, number, folder, tuple(names), tuple(labels), classes, tuple(absent))
-
-
-def _video_names(folder: Path) -> Sequence[str]:
-    if Store.is_store(folder):
-        return Store(folder).names
-    return [path.relative_to(folder).as_posix() for path in find_videos(folder)]
 
 
 def _key(name: str) -> str:

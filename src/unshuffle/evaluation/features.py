@@ -301,17 +301,12 @@ def merge_chunks(chunks: Sequence[FeatureChunk]) -> FeatureChunk:
     return FeatureChunk(torch.cat([chunk.values for chunk in chunks]), torch.cat([chunk.items for chunk in chunks]))
 
 
-class _Batch(NamedTuple):
-    pixels: Tensor | None
-    items: list[int]
-    skipped: list[Skipped]
-
-
 def _ranges(whole: range, length: int) -> list[range]:
     return [whole[start : start + length] for start in range(0, len(whole), length)]
 
 
-def _load_batch(dataset: LabelledDataset, indices: range) -> _Batch:
+def _load_batch(dataset: LabelledDataset, indices: range) -> FeatureChunk:
+    """Return the bytes of the frames of the readable items."""
     frames, items, skipped = [], [], []
     for index in indices:
         try:
@@ -321,21 +316,21 @@ def _load_batch(dataset: LabelledDataset, indices: range) -> _Batch:
         else:
             frames.append(pixels)
             items += [index] * len(pixels)
-    return _Batch(torch.from_numpy(np.concatenate(frames)) if frames else None, items, skipped)
+    values = torch.from_numpy(np.concatenate(frames)) if frames else torch.zeros(0)
+    return FeatureChunk(values, torch.tensor(items, dtype=torch.long), skipped)
 
 
 def _compute(
-    batches: Iterable[_Batch], compute: Callable[[Tensor], Tensor], device: torch.device, item_means: bool
+    batches: Iterable[FeatureChunk], compute: Callable[[Tensor], Tensor], device: torch.device, item_means: bool
 ) -> FeatureChunk:
-    values, items, skipped = [], list[int](), list[Skipped]()
+    computed, skipped = list[FeatureChunk](), list[Skipped]()
     for batch in batches:
-        if batch.pixels is not None:
-            values.append(compute(batch.pixels.to(device)).cpu())
-        items += batch.items
+        if len(batch.items):
+            computed.append(batch._replace(values=compute(batch.values.to(device)).cpu()))
         skipped += batch.skipped
-    if not values:
+    if not computed:
         return FeatureChunk(torch.zeros(0), torch.zeros(0, dtype=torch.long), skipped)
-    chunk = FeatureChunk(torch.cat(values), torch.tensor(items), skipped)
+    chunk = merge_chunks(computed)._replace(skipped=skipped)
     return mean_per_item(chunk) if item_means else chunk
 
 

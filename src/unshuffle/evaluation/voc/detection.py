@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from unshuffle.evaluation.voc.metrics import Detections, detection_average_preci
 from unshuffle.evaluation.voc.proposals import clip_proposals, read_proposals, search_proposals
 from unshuffle.randomness import numpy_rng
 from unshuffle.wording import counted
+
+TrainingSample = tuple[Tensor, RegionTargets]
+"""A resized and possibly flipped training image, and regions sampled from it."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +110,10 @@ class VocDetection(VocEvaluation):
 
     def _schedule(self) -> Schedule:
         schedule = SCHEDULES[self.schedule]
-        recipe = schedule.recipe.changed(self.iterations, self.lr)
+        schedule = replace(schedule, recipe=schedule.recipe.changed(self.iterations, self.lr))
         if self.scale is None:
-            return replace(schedule, recipe=recipe)
-        return replace(schedule, recipe=recipe, scales=(self.scale,), max_side=self._test_max_side())
+            return schedule
+        return replace(schedule, scales=(self.scale,), max_side=self._test_max_side())
 
     def _test_max_side(self) -> int:
         return TEST_MAX_SIDE if self.scale is None else self.scale * TEST_MAX_SIDE // TEST_SCALE
@@ -138,17 +141,17 @@ class VocDetection(VocEvaluation):
     def _train(self, setting: Setting[FastRCNN], proposals: dict[str, Tensor], schedule: Schedule) -> None:
         train, device = setting.train, setting.device
 
-        def batch(step: int) -> "list[TrainingSample]":
+        def batch(step: int) -> list[TrainingSample]:
             rng = numpy_rng(self.seed, "regions", step)
             items = batch_items(self.seed, len(train), step, self.batch_size).tolist()
             images = [train.images[item] for item in items]
             return [training_sample(image, proposals[image.name], schedule, self.regions, rng) for image in images]
 
-        def loss(samples: "list[TrainingSample]") -> Tensor:
-            fields = zip(*(sample.targets for sample in samples), strict=True)
-            targets = RegionTargets(*(torch.cat(field).to(device) for field in fields))
-            boxes = targets.boxes.split([len(sample.targets.boxes) for sample in samples])
-            logits, offsets = setting.network([sample.pixels.to(device) for sample in samples], boxes)
+        def loss(samples: list[TrainingSample]) -> Tensor:
+            images, regions = zip(*samples, strict=True)
+            targets = RegionTargets(*(torch.cat(field).to(device) for field in zip(*regions, strict=True)))
+            boxes = targets.boxes.split([len(region_targets.boxes) for region_targets in regions])
+            logits, offsets = setting.network([pixels.to(device) for pixels in images], boxes)
             return detection_loss(logits, offsets, targets)
 
         fine_tune(setting.network, schedule.recipe, batch, loss, setting.setup)
@@ -189,13 +192,6 @@ class VocDetection(VocEvaluation):
         return self.with_data(Result("voc-detection, mAP of Fast R-CNN", statement, metrics, table), ours, setting)
 
 
-class TrainingSample(NamedTuple):
-    """A resized and possibly flipped training image with sampled regions."""
-
-    pixels: Tensor
-    targets: RegionTargets
-
-
 def training_sample(
     image: VocImage, proposals: Tensor, schedule: Schedule, regions: int, rng: np.random.Generator
 ) -> TrainingSample:
@@ -206,7 +202,7 @@ def training_sample(
     if rng.random() < 0.5:
         pixels = pixels.flip(1)
         objects, proposals = (hflip_boxes(boxes, image.size[1]) for boxes in (objects, proposals))
-    return TrainingSample(pixels, sample_regions(proposals * factor, objects * factor, labels, regions, rng))
+    return pixels, sample_regions(proposals * factor, objects * factor, labels, regions, rng)
 
 
 def hflip_boxes(boxes: Tensor, width: int) -> Tensor:
@@ -222,4 +218,4 @@ def read_resized(image: VocImage, short_side: int, max_side: int) -> tuple[Tenso
     resized = Image.fromarray(read_image(image.path)).resize(
         (round(width * factor), round(height * factor)), Image.Resampling.BILINEAR
     )
-    return byte_tensor(np.asarray(resized).copy()), factor
+    return byte_tensor(np.array(resized)), factor
