@@ -47,13 +47,14 @@ def main(args: Sequence[str]) -> int:
     command = parse(EmbedCommand, "embed", args)
     from unshuffle.accelerator import choose_device
     from unshuffle.data.dataset import Square, open_dataset
+    from unshuffle.data.media import check_short_side
     from unshuffle.evaluation import embed as embedding
     from unshuffle.evaluation.features import find_backbone
 
     backbone, out = find_backbone(command.weights, command.seed), command.out.expanduser()
-    size = command.size or backbone.eval_size
+    size, device = command.size or backbone.eval_size, choose_device(command.device)
+    check_short_side(size)
     data = open_dataset(command.data, kind=command.kind, labelled=False, square=Square(size), frames=command.frames)
-    device = choose_device(command.device)
     embedded = embedding.embed(backbone, data, out, device=device, batch=command.batch, workers=command.workers)
     rows, skipped = counted(embedded.rows, data.kind), counted(len(embedded.skipped), "files")
     print(f"{rows}, {embedded.dimensions} features each, in {out}; {skipped} skipped")
