@@ -12,16 +12,16 @@ from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.analysis.saliency import grey_levels, half_area, saliency
 from unshuffle.data.voc import CLASSES as VOC_CLASSES
 from unshuffle.evaluation.features import find_backbone
-from unshuffle.evaluation.finetuning import TrainedClassifier
+from unshuffle.evaluation.finetuning import Classifier
 
 Analyse = Callable[..., AnalysisResult]
 CLASSES = ("cat", "dog", "gnu")
 
 
-def classifier(seed: int, classes: tuple[str, ...] = CLASSES, side: int = 96) -> TrainedClassifier:
+def classifier(seed: int, classes: tuple[str, ...] = CLASSES, side: int = 96) -> Classifier:
     backbone = find_backbone("random:tiny", seed)
     features = backbone(torch.zeros(1, 3, side, side)).numel()
-    return TrainedClassifier(backbone, nn.Sequential(nn.Flatten(), nn.Linear(features, len(classes))), classes)
+    return Classifier(backbone, [nn.Linear(features, len(classes))], classes).eval()
 
 
 @pytest.fixture
@@ -40,13 +40,13 @@ def test_saliency_against_small_changes_of_each_pixel() -> None:
     torch.manual_seed(0)
     pictures, labels, step = torch.randn(2, 3, 16, 16, dtype=torch.float64), torch.tensor([2, 0]), 1e-6
     maps, scores = saliency(model, pictures, labels)
-    assert maps.shape == (2, 16, 16) and torch.equal(scores, model.scores(pictures).detach())
+    assert maps.shape == (2, 16, 16) and torch.equal(scores, model(pictures).detach())
     for image, (row, column) in ((0, (3, 4)), (0, (15, 0)), (1, (8, 8))):
         slopes = []
         for channel in range(3):
             changed = pictures.clone()
             changed[image, channel, row, column] += step
-            difference = model.scores(changed)[image, labels[image]] - scores[image, labels[image]]
+            difference = model(changed)[image, labels[image]] - scores[image, labels[image]]
             slopes.append(abs(float(difference.detach())) / step)
         assert float(maps[image, row, column]) == pytest.approx(max(slopes), rel=1e-4, abs=1e-9)
 

@@ -18,11 +18,11 @@ from unshuffle.data.dataset import FileSource, LabelledDataset, packed
 from unshuffle.data.pack import pack
 from unshuffle.errors import UserError
 from unshuffle.evaluation.action import (
-    ActionNetwork,
     ActionRecognition,
     ClipBatches,
     Crops,
     Split,
+    action_classifier,
     consensus,
     consensus_loss,
     evaluation_crops,
@@ -30,13 +30,12 @@ from unshuffle.evaluation.action import (
     middle_frames,
     official_split,
     predict,
-    resize,
     sample_crops,
     score,
     segment_frames,
     training_crops,
 )
-from unshuffle.evaluation.features import open_pair
+from unshuffle.evaluation.features import open_pair, resized_floats
 from unshuffle.evaluation.finetuning import Recipe
 from unshuffle.evaluation.protocol import Result, find_evaluation
 from unshuffle.models import build_backbone
@@ -168,7 +167,7 @@ def test_crops_are_normalised_one_by_one() -> None:
 
 def test_bytes_of_the_right_size_are_left_alone() -> None:
     frames = torch.arange(48, dtype=torch.uint8).view(1, 4, 4, 3)
-    assert torch.equal(resize(frames, 4, 4), frames.permute(0, 3, 1, 2) / 255)
+    assert torch.equal(resized_floats(frames, 4, 4), frames.permute(0, 3, 1, 2) / 255)
 
 
 CPU = torch.device("cpu")
@@ -261,9 +260,9 @@ def test_epochs_become_iterations(folders: dict[str, Path], monkeypatch: pytest.
 
 def test_only_the_backbone_is_not_new() -> None:
     backbone = build_backbone("tiny").for_evaluation()
-    network = ActionNetwork(backbone, 7, 16, (0.5, 0.8))
+    network = action_classifier(backbone, tuple("abcdefg"), 16, (0.5, 0.8))
     kinds = [type(layer) for layer in network.head]
-    assert kinds == [nn.Linear, nn.ReLU, nn.Dropout, nn.Linear, nn.ReLU, nn.Dropout, nn.Linear]
+    assert kinds == [nn.Flatten, nn.Linear, nn.ReLU, nn.Dropout, nn.Linear, nn.ReLU, nn.Dropout, nn.Linear]
     assert [layer.p for layer in network.head if isinstance(layer, nn.Dropout)] == [0.5, 0.8]
     assert network.backbone is backbone and network(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
 
@@ -302,8 +301,8 @@ def test_a_batch_depends_on_seed_and_step_alone(clips: tuple[LabelledDataset, La
 def test_predictions_are_mean_logits_of_frames_and_crops(clips: tuple[LabelledDataset, LabelledDataset]) -> None:
     _, test = clips
     torch.manual_seed(0)
-    network = ActionNetwork(build_backbone("tiny").for_evaluation(), 3, 16, (0.5, 0.5))
-    logits = predict(network, test, frames=2, crops=10, device=CPU, workers=1, advance=lambda done, note="": None)
+    network = action_classifier(build_backbone("tiny").for_evaluation(), ("a", "b", "c"), 16, (0.5, 0.5))
+    logits = predict(network, test, 2, 10, 1, QUIET)
     assert logits.shape == (9, 3)
     item = int(test.items[4])
     pixels = test.source.read(item, [1, 4]).astype(np.float32) / 255  # 6 frames: the middles of 0-2 and of 3-5

@@ -86,8 +86,7 @@ def test_the_identity_of_a_training_follows_options_and_files(classes: tuple[Pat
     evaluation = Linear(weights="random:tiny", device="cpu", train=train, test=classes[1])
 
     def identity(evaluation: Linear) -> str:
-        quiet = Console(quiet=True)
-        return evaluation.training_setup(evaluation.prepare(quiet), quiet).identity
+        return evaluation.training_setup(evaluation.prepare(Console(quiet=True))).identity
 
     first = identity(evaluation)
     assert identity(replace(evaluation, out=tmp_path, workers=7, preset="quick", test=train)) == first

@@ -1,7 +1,6 @@
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,7 +14,7 @@ from unshuffle.data.media import read_image
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation import features
-from unshuffle.evaluation.embed import Embedder, Rows, embed, find_writer, names_file
+from unshuffle.evaluation.embed import Embedded, Rows, embed, find_writer, names_file
 from unshuffle.evaluation.features import preprocess
 from unshuffle.models import Backbone, build_backbone
 
@@ -33,8 +32,8 @@ def opened(folder: Path, size: int = SIZE, **options: Any) -> LabelledDataset:
     return open_dataset(folder, labelled=False, square=Square(size), **options)
 
 
-def embedder(backbone: Backbone, batch: int = 64) -> Embedder:
-    return Embedder(backbone, SIZE, torch.device("cpu"), batch)
+def run(backbone: Backbone, dataset: LabelledDataset, out: Path, bar: bool = False, **options: Any) -> Embedded:
+    return embed(backbone, dataset, out, device=torch.device("cpu"), bar=bar, **options)
 
 
 def names_of(out: Path) -> list[str]:
@@ -45,7 +44,7 @@ def names_of(out: Path) -> list[str]:
 def test_a_row_is_pool5_of_the_image(backbone: Backbone, pictures: Path, tmp_path: Path, batch: int) -> None:
     out = tmp_path / "new" / "f.npy"
     out.parent.mkdir()
-    done = embed(embedder(backbone, batch), opened(pictures), out, bar=False)
+    done = run(backbone, opened(pictures), out, batch=batch)
     rows, names = np.load(out), names_of(out)
     assert done.rows == len(names) == 7 and rows.shape == (7, done.dimensions) and rows.dtype == np.float32
     for name, row in zip(names, rows, strict=True):
@@ -61,7 +60,7 @@ def test_a_row_is_pool5_of_the_image(backbone: Backbone, pictures: Path, tmp_pat
 
 def test_a_video_is_the_mean_of_its_frames(backbone: Backbone, clips: Path, tmp_path: Path) -> None:
     data = opened(clips, frames=3)
-    embed(embedder(backbone, batch=2), data, tmp_path / "f.npy", bar=False)
+    run(backbone, data, tmp_path / "f.npy", batch=2)
     assert names_of(tmp_path / "f.npy") == ["04.mp4", "09.mp4", "14.mp4"]
     for item, row in enumerate(np.load(tmp_path / "f.npy")):
         with torch.no_grad():
@@ -73,17 +72,17 @@ def test_a_video_is_the_mean_of_its_frames(backbone: Backbone, clips: Path, tmp_
 def test_other_formats(backbone: Backbone, pictures: Path, tmp_path: Path, suffix: str) -> None:
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
-    done = embed(embedder(backbone), opened(pictures), tmp_path / f"f{suffix}", bar=False)
+    done = run(backbone, opened(pictures), tmp_path / f"f{suffix}")
     assert done.rows == 7 and (tmp_path / f"f{suffix}").stat().st_size > 4 * 7 * done.dimensions
 
 
 def test_the_skip_list_of_an_earlier_file_is_deleted(backbone: Backbone, pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "f.npy"
-    embed(embedder(backbone), opened(pictures), out, bar=False)
+    run(backbone, opened(pictures), out)
     assert (tmp_path / "f.skipped.csv").exists()
     for name in ("f.npy", "pictures/broken.jpg", "pictures/in/empty.png"):
         (tmp_path / name).unlink()
-    embed(embedder(backbone), opened(pictures), out, bar=False)
+    run(backbone, opened(pictures), out)
     assert not (tmp_path / "f.skipped.csv").exists()
 
 
@@ -118,15 +117,15 @@ def test_an_interrupted_run_resumes(
     backbone: Backbone, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, out = opened(pictures), tmp_path / "f.npy"
-    embed(embedder(backbone), data, tmp_path / "unbroken.npy", bar=False)
+    run(backbone, data, tmp_path / "unbroken.npy")
     with killed_at(5):
-        embed(embedder(backbone), data, out)
+        run(backbone, data, out, bar=True)
     assert not out.exists() and "resuming" not in capsys.readouterr().err
     parts = sorted((tmp_path / "f.npy.parts").glob("*.npz"))
     assert [part.stem for part in parts] == ["000000000", "000000002"]
     seen: list[int] = []
     with watched_reads(seen.append):
-        embed(embedder(backbone), data, out)
+        run(backbone, data, out, bar=True)
     assert "resuming: 4 of 9 images were done before" in capsys.readouterr().err
     assert sorted(seen) == [4, 5, 6, 7, 8], "what was done is not done again"
     assert out.read_bytes() == (tmp_path / "unbroken.npy").read_bytes()
@@ -137,37 +136,35 @@ def test_an_interrupted_run_resumes(
 @pytest.mark.parametrize("change", ["weights", "size", "files"])
 def test_parts_of_another_job_are_not_taken(backbone: Backbone, pictures: Path, tmp_path: Path, change: str) -> None:
     with killed_at(5):
-        embed(embedder(backbone), opened(pictures), tmp_path / "f.npy", bar=False)
-    other, size = embedder(backbone), SIZE
+        run(backbone, opened(pictures), tmp_path / "f.npy")
+    other, size = backbone, SIZE
     if change == "weights":
-        other = embedder(build_backbone("tiny").for_evaluation())
+        other = build_backbone("tiny").for_evaluation()
     elif change == "size":
-        other, size = replace(other, size=SIZE + 8), SIZE + 8
+        size = SIZE + 8
     else:
         (pictures / "z.png").unlink()
     with pytest.raises(UserError, match="was begun with other files, weights or options"):
-        embed(other, opened(pictures, size), tmp_path / "f.npy", bar=False)
+        run(other, opened(pictures, size), tmp_path / "f.npy")
 
 
 def test_mistakes(backbone: Backbone, pictures: Path, tmp_path: Path) -> None:
     data = opened(pictures)
-    with pytest.raises(UserError, match="a batch of 0"):
-        embedder(backbone, batch=0)
     with pytest.raises(UserError, match="short side of 8"):
-        Embedder(backbone, 8, torch.device("cpu"))
+        run(backbone, opened(pictures, 8), tmp_path / "f.npy")
     caffenet = build_backbone("caffenet").for_evaluation()
     with pytest.raises(UserError, match="size 40 does not suit this backbone: "):
-        embed(Embedder(caffenet, 40, torch.device("cpu")), data, tmp_path / "f.npy", bar=False)
+        run(caffenet, opened(pictures, 40), tmp_path / "f.npy")
     (tmp_path / "f.npy").touch()
     with pytest.raises(UserError, match="exists"):
-        embed(embedder(backbone), data, tmp_path / "f.npy", bar=False)
+        run(backbone, data, tmp_path / "f.npy")
 
 
 def test_a_folder_without_a_readable_image(backbone: Backbone, tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "a.png").write_text("no")
     with pytest.raises(UserError, match=r"none of the images can be read \(1 image; first problem: .*bad/a.png"):
-        embed(embedder(backbone), opened(tmp_path / "bad"), tmp_path / "f.npy", bar=False)
+        run(backbone, opened(tmp_path / "bad"), tmp_path / "f.npy")
     assert [path.name for path in tmp_path.iterdir()] == ["bad"]
 
 

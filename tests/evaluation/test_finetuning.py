@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from unshuffle.errors import UserError
 from unshuffle.evaluation.classification import FineTuning
 from unshuffle.evaluation.features import find_backbone
-from unshuffle.evaluation.finetuning import Recipe, TrainedClassifier, TrainingSetup, batch_items, build_sgd, fine_tune
-from unshuffle.evaluation.voc.classification import MultiLabelClassifier
+from unshuffle.evaluation.finetuning import Classifier, Recipe, TrainingSetup, batch_items, build_sgd, fine_tune
+from unshuffle.evaluation.voc.classification import multi_label_classifier
 from unshuffle.models.batch_norm import fold_batch_norm
 from unshuffle.models.weights import load_backbone, write_weights
 from unshuffle.stopping import Stopped
@@ -158,39 +158,38 @@ def test_a_signal_while_a_checkpoint_is_written_waits_for_it(tmp_path: Path, mon
 
 def test_one_layer_round_trip(tmp_path: Path) -> None:
     backbone = find_backbone("random:tiny")
-    head = nn.Sequential(backbone, nn.Flatten(), nn.Linear(96 * 12 * 12, 4))[1:]
-    saved = TrainedClassifier(backbone, head, ["a", "b", "$c$", "d"])
+    saved = Classifier(backbone, [nn.Linear(96 * 12 * 12, 4)], ["a", "b", "$c$", "d"]).eval()
     path = saved.save(tmp_path / "out")
     images = torch.randn(2, 3, 96, 96)
     for location in (path, path.parent):
-        loaded = TrainedClassifier.load(location)
+        loaded = Classifier.load(location)
         assert list(loaded.classes) == ["a", "b", "$c$", "d"]
-        assert torch.equal(loaded.scores(images), saved.scores(images))
+        assert torch.equal(loaded(images), saved(images))
     assert torch.equal(load_backbone(path)(images), backbone(images)), "it also serves as weights"
 
 
 def test_folded_backbone_under_three_layers(tmp_path: Path) -> None:
-    network = MultiLabelClassifier(fold_batch_norm(find_backbone("random:tiny")), hidden=8, init_std=0.1).eval()
-    TrainedClassifier(network.backbone, network.head, [str(label) for label in range(20)]).save(tmp_path)
+    network = multi_label_classifier(fold_batch_norm(find_backbone("random:tiny")), hidden=8, init_std=0.1).eval()
+    network.save(tmp_path)
     pixels = torch.randint(0, 256, (2, 96, 96, 3), dtype=torch.uint8)
     images = network.backbone.normalise(pixels.permute(0, 3, 1, 2).float() / 255)
-    assert torch.allclose(TrainedClassifier.load(tmp_path).scores(images), network(pixels), atol=1e-6)
+    assert torch.allclose(Classifier.load(tmp_path)(images), network(images), atol=1e-6)
 
 
 def test_fine_tuning_saves_the_tested_classifier(classes: tuple[Path, Path], tmp_path: Path) -> None:
     train, test = classes
     options = {"weights": "random:tiny", "device": "cpu", "workers": 1, "train": train, "test": test}
     FineTuning(**options, epochs=1, batch_size=6, out=tmp_path).measure(Console(quiet=True))
-    loaded = TrainedClassifier.load(tmp_path)
+    loaded = Classifier.load(tmp_path)
     assert loaded.classes == ("across", "chess", "down")
     state = torch.load(next((tmp_path / "unfinished" / "checkpoints").glob("*.pt")), weights_only=True)["network"]
-    assert torch.equal(state["2.weight"], loaded.head[1].weight)  # type: ignore[index]
-    assert torch.equal(state["0.conv1.0.weight"], loaded.backbone.state_dict()["conv1.0.weight"])
+    assert torch.equal(state["head.1.weight"], loaded.head[1].weight)
+    assert torch.equal(state["backbone.conv1.0.weight"], loaded.backbone.state_dict()["conv1.0.weight"])
 
 
 def test_files_that_are_not_classifiers(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no classifier at"):
-        TrainedClassifier.load(tmp_path / "nowhere")
+        Classifier.load(tmp_path / "nowhere")
     write_weights(find_backbone("random:tiny"), {"architecture": "tiny"}, tmp_path / "backbone.safetensors")
     with pytest.raises(ValueError, match="holds no classifier"):
-        TrainedClassifier.load(tmp_path / "backbone.safetensors")
+        Classifier.load(tmp_path / "backbone.safetensors")

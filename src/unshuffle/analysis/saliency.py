@@ -22,7 +22,7 @@ from unshuffle.data.voc import CLASSES, Devkit, ImageSet
 from unshuffle.errors import UserError
 from unshuffle.evaluation.classification import MARGIN
 from unshuffle.evaluation.features import network_input
-from unshuffle.evaluation.finetuning import TrainedClassifier
+from unshuffle.evaluation.finetuning import Classifier
 
 LETTERS = 22
 """Length of the names below a picture."""
@@ -52,13 +52,13 @@ class SaliencyMap:
 # ---- numbers
 
 
-def saliency(classifier: TrainedClassifier, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def saliency(classifier: Classifier, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the (N, H, W) maps of Simonyan et al. and the (N, classes) scores of preprocessed images.
 
     The saliency of a pixel is the largest absolute gradient, over its channels, of the score of the image's class.
     """
     images = images.detach().requires_grad_()
-    scores = classifier.scores(images)
+    scores = classifier(images)
     (gradients,) = torch.autograd.grad(scores.gather(1, labels[:, None]).sum(), images)
     return gradients.abs().amax(dim=1), scores.detach()
 
@@ -98,7 +98,7 @@ class Saliency(Analysis):
         if self.count < 1 or not self.classifiers:
             raise UserError("give one classifier or more, and a count of 1 or more")
         names, device = chosen_names(self.names, self.classifiers), choose_device(self.device)
-        models = {name: TrainedClassifier.load(path) for name, path in zip(names, self.classifiers, strict=True)}
+        models = {name: Classifier.load(path) for name, path in zip(names, self.classifiers, strict=True)}
         classes = models[names[0]].classes
         for name, model in models.items():
             if list(model.classes) != list(classes):
@@ -163,12 +163,9 @@ def readable_images(images: LabelledDataset, count: int) -> LabelledDataset:
     return images.subset(chosen)
 
 
-def saliency_maps(
-    model: TrainedClassifier, name: str, images: LabelledDataset, device: torch.device
-) -> list[SaliencyMap]:
+def saliency_maps(model: Classifier, name: str, images: LabelledDataset, device: torch.device) -> list[SaliencyMap]:
     """Return the saliency of images for a network, cropped as in the test of the fine-tuning."""
-    backbone = model.backbone.to(device)
-    model.head.to(device)
+    backbone = model.to(device).backbone
     images = images.with_square(Square(backbone.eval_size, margin=MARGIN))
     pixels = np.concatenate([images.load(index) for index in range(len(images))])
     labels = torch.tensor(images.labels, device=device)

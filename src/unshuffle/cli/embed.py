@@ -47,14 +47,15 @@ def main(args: Sequence[str]) -> int:
     command = parse(EmbedCommand, "embed", args)
     from unshuffle.accelerator import choose_device
     from unshuffle.data.dataset import Square, open_dataset
+    from unshuffle.data.media import check_short_side
     from unshuffle.evaluation import embed as embedding
     from unshuffle.evaluation.features import find_backbone
 
     backbone, out = find_backbone(command.weights, command.seed), command.out.expanduser()
-    size = command.size or backbone.eval_size
-    embedder = embedding.Embedder(backbone, size, choose_device(command.device), command.batch)
+    size, device = command.size or backbone.eval_size, choose_device(command.device)
+    check_short_side(size)
     data = open_dataset(command.data, kind=command.kind, labelled=False, square=Square(size), frames=command.frames)
-    embedded = embedding.embed(embedder, data, out, workers=command.workers)
+    embedded = embedding.embed(backbone, data, out, device=device, batch=command.batch, workers=command.workers)
     rows, skipped = counted(embedded.rows, data.kind), counted(len(embedded.skipped), "files")
     print(f"{rows}, {embedded.dimensions} features each, in {out}; {skipped} skipped")
     print_skipped(embedded.skipped, embedding.skipped_file(out))

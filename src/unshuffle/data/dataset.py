@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -32,12 +32,12 @@ from unshuffle.data.media import (
     read_image,
     resize_short_side,
 )
-from unshuffle.data.pack import cached_store
+from unshuffle.data.pack import PackOptions, cached_store
 from unshuffle.data.shard_files import ShardFile, find_shards, is_shards, stat_shard, storage_errors_explained
 from unshuffle.data.shards import ShardOptions, ShardSource, open_shards
 from unshuffle.data.source import Pixels, Skipped, Source
 from unshuffle.data.splits import SplitList, find_split_list, is_split_list
-from unshuffle.data.store import Encoding, Store
+from unshuffle.data.store import Store
 from unshuffle.data.synthetic import SyntheticSource, synthetic_clips, synthetic_images
 from unshuffle.data.voc import CLASSES, MIN_PIXELS, Box, Devkit, find_image_set, large_objects
 from unshuffle.errors import UserError
@@ -564,10 +564,8 @@ def _text_members(file: ShardFile) -> tuple[list[str], dict[str, str]]:
             content = tar.extractfile(member) if suffix in texts and member.isreg() else None
             if content is not None:
                 texts[suffix][_shard_key(name)] = content.read().decode(errors="replace").strip()
-    merged: dict[str, str] = {}
-    for suffix in reversed(LABEL_SUFFIXES):
-        merged |= texts[suffix]
-    return names, merged
+    first, second = (texts[suffix] for suffix in LABEL_SUFFIXES)
+    return names, {**second, **first}
 
 
 def _shard_key(name: str) -> str:
@@ -580,13 +578,7 @@ def _shard_key(name: str) -> str:
 
 
 def packed(
-    datasets: Sequence[LabelledDataset],
-    cache: Path,
-    *,
-    short_side: int,
-    encoding: Encoding,
-    every: int,
-    progress: bool,
+    datasets: Sequence[LabelledDataset], cache: Path, *, progress: bool, **options: Unpack[PackOptions]
 ) -> list[LabelledDataset]:
     """Decode the video files of some datasets into packed stores, each folder once for all of them.
 
@@ -597,19 +589,10 @@ def packed(
         if isinstance(dataset.source, FileSource):
             names = {dataset.source.names[item] for item in dataset.items}
             wanted.setdefault(dataset.source.root, set()).update(names)
-    stores = {
-        folder: cached_store(
-            "videos",
-            folder,
-            cache,
-            short_side=short_side,
-            encoding=encoding,
-            every=every,
-            only=names,
-            progress=progress,
-        )
-        for folder, names in wanted.items()
-    }
+    stores: dict[Path, Store] = {}
+    for folder, names in wanted.items():
+        options["only"] = names
+        stores[folder] = cached_store("videos", folder, cache, progress=progress, **options)
     return [
         _in_store(dataset, stores[dataset.source.root]) if isinstance(dataset.source, FileSource) else dataset
         for dataset in datasets

@@ -6,6 +6,7 @@ An image whose files cannot be used is skipped; the image set records which imag
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -216,23 +217,20 @@ def read_mask(file: Path) -> Mask:
 # ---- objects
 
 
-class BoxedObject(NamedTuple):
-    """An object that can be cut out of its image."""
-
-    path: Path
-    label: int
-    box: Box
-
-
-def large_objects(images: ImageSet, *, min_pixels: int = MIN_PIXELS, difficult: bool = True) -> list[BoxedObject]:
-    """Return the objects of an image set without the small and, unless `difficult`, the difficult ones."""
-    boxed = [
-        BoxedObject(image.path, annotated.label, _whole_pixels(annotated.box))
-        for image in images.images
-        for annotated in image.objects
-        if difficult or not annotated.difficult
-    ]
-    large = [candidate for candidate in boxed if _is_large(candidate.box, min_pixels)]
+def large_objects(
+    images: ImageSet, *, min_pixels: int = MIN_PIXELS, difficult: bool = True
+) -> list[tuple[Path, int, Box]]:
+    """Return path, class and box of the objects that are not small nor, unless `difficult`, difficult."""
+    large = []
+    for image in images.images:
+        for annotated in image.objects:
+            left, top, right, bottom = map(round, annotated.box)
+            pixels = (right - left) * (bottom - top)
+            if pixels < min_pixels or (annotated.difficult and not difficult):
+                continue
+            with suppress(BadMedia):
+                check_sides(right - left, bottom - top)
+                large.append((image.path, annotated.label, (left, top, right, bottom)))
     if not large:
         raise UserError(f"no object of {images.name} has {min_pixels} pixels")
     return large
@@ -247,17 +245,3 @@ def find_image_set(address: Path) -> tuple[Devkit, str] | None:
     if not year.isdecimal():
         raise UserError(f"{file} is not in a folder VOC2007 or of another year")
     return Devkit(file.parents[2], int(year)), file.stem
-
-
-def _whole_pixels(box: tuple[float, ...]) -> Box:
-    left, top, right, bottom = map(round, box)
-    return left, top, right, bottom
-
-
-def _is_large(box: Box, min_pixels: int) -> bool:
-    left, top, right, bottom = box
-    try:
-        check_sides(right - left, bottom - top)
-    except BadMedia:
-        return False
-    return (right - left) * (bottom - top) >= min_pixels

@@ -23,16 +23,17 @@ from torch.nn import functional as F
 
 from unshuffle.accelerator import choose_device
 from unshuffle.config import Count, NonNegative, Positive
-from unshuffle.console import Advance, progress, say
-from unshuffle.data.batches import Prefetcher, epoch_order
+from unshuffle.console import say
+from unshuffle.data.batches import epoch_order
 from unshuffle.data.dataset import CACHE, LabelledDataset, Square, digest, packed, shared_files, split_dataset
 from unshuffle.data.media import scaled_size
+from unshuffle.data.pack import PackOptions
 from unshuffle.data.source import Items, Pixels
 from unshuffle.data.splits import SPLITS, check_missing, read_split_list
 from unshuffle.data.store import Encoding
 from unshuffle.errors import UserError
-from unshuffle.evaluation.features import find_backbone, open_pair, to_floats, weights_digest
-from unshuffle.evaluation.finetuning import Recipe, TrainingSetup, fine_tune
+from unshuffle.evaluation.features import find_backbone, open_pair, prefetched, resized_floats, weights_digest
+from unshuffle.evaluation.finetuning import Classifier, Recipe, TrainingSetup, fine_tune
 from unshuffle.evaluation.protocol import (
     Evaluation,
     Result,
@@ -191,17 +192,9 @@ def sample_crops(frame_sizes: Items, rng: np.random.Generator) -> Crops:
     return Crops((frame_sizes - sides) * positions // 4, sides, rng.integers(2, size=len(frame_sizes)))
 
 
-def resize(frames: Tensor, height: int, width: int) -> Tensor:
-    """Return (N, H, W, 3) bytes as (N, 3, height, width) in [0, 1], with antialiasing."""
-    images = to_floats(frames)
-    if images.shape[2:] == (height, width):
-        return images
-    return F.interpolate(images, (height, width), mode="bilinear", align_corners=False, antialias=True)
-
-
 def training_crops(crops: Sequence[Tensor], hflip: Tensor, size: int, normalise: Normalise) -> Tensor:
     """Return crops of several shapes, (n, F, h, w, 3) bytes each, as one (B · F, 3, size, size) batch."""
-    images = torch.cat([resize(crop.flatten(0, 1), size, size) for crop in crops])
+    images = torch.cat([resized_floats(crop.flatten(0, 1), size, size) for crop in crops])
     flips = hflip.repeat_interleave(len(images) // len(hflip))
     return normalise(torch.where(flips[:, None, None, None], images.flip(3), images))
 
@@ -212,7 +205,7 @@ def evaluation_crops(frames: Tensor, size: int, count: int, normalise: Normalise
     `count` is 10, or 1 for the centre alone.
     """
     width, height = scaled_size((frames.shape[2], frames.shape[1]), frame_side(size))
-    images = resize(frames, height, width)
+    images = resized_floats(frames, height, width)
     margin = np.array([height - size, width - size])
     positions = TEST_POSITIONS if count > 1 else TEST_POSITIONS[-1:]
     corners = [tuple((margin * position // 4).tolist()) for position in positions]
@@ -233,11 +226,6 @@ class ClipBatch:
     """(B,) whether a video is flipped horizontally."""
     labels: Tensor
     """(B,)"""
-
-    @property
-    def segments(self) -> int:
-        """Frames of each video."""
-        return self.crops[0].shape[1]
 
     def to(self, device: torch.device) -> "ClipBatch":
         """Return the batch on a device."""
@@ -295,36 +283,18 @@ class ClipBatches:
         return crop.pin_memory() if self.pinned else crop
 
 
-def middle_clip(dataset: LabelledDataset, index: int, frames: int) -> Tensor:
-    """Return the middle frames of equal segments of a video, (frames, height, width, 3) bytes."""
-    item = dataset.items[index]
-    chosen = middle_frames(dataset.source.num_frames(item), frames)
-    return torch.from_numpy(dataset.source.read(item, chosen.tolist()))
-
-
 # ---- the network
 
 
-class ActionNetwork(nn.Module):
-    """A backbone, and a new classifier of its pool5 map: fc6, fc7, classes."""
-
-    def __init__(self, backbone: Backbone, classes: int, hidden: int, dropout: tuple[float, float]) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.head = nn.Sequential(
-            nn.Linear(backbone_features(backbone, backbone.eval_size), hidden),
-            nn.ReLU(),
-            nn.Dropout(dropout[0]),
-            nn.Linear(hidden, hidden),
-            nn.ReLU(),
-            nn.Dropout(dropout[1]),
-            nn.Linear(hidden, classes),
-        )
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of each frame."""
-        logits: Tensor = self.head(self.backbone(images).flatten(1))
-        return logits
+def action_classifier(
+    backbone: Backbone, classes: Sequence[str], hidden: int, dropout: tuple[float, float]
+) -> Classifier:
+    """Return a backbone with a new classifier of its pool5 map: fc6, fc7, classes."""
+    layers: list[nn.Module] = []
+    inputs = backbone_features(backbone, backbone.eval_size)
+    for width, rate in zip((inputs, hidden), dropout, strict=True):
+        layers += [nn.Linear(width, hidden), nn.ReLU(), nn.Dropout(rate)]
+    return Classifier(backbone, [*layers, nn.Linear(hidden, len(classes))], classes)
 
 
 def consensus(logits: Tensor, segments: int) -> Tensor:
@@ -332,37 +302,30 @@ def consensus(logits: Tensor, segments: int) -> Tensor:
     return logits.view(-1, segments, logits.shape[1]).mean(dim=1)
 
 
-def consensus_loss(network: ActionNetwork, batch: ClipBatch) -> Tensor:
+def consensus_loss(network: Classifier, batch: ClipBatch) -> Tensor:
     """Return the cross-entropy of the videos of a batch on the network's device."""
     images = training_crops(batch.crops, batch.hflip, network.backbone.eval_size, network.backbone.normalise)
-    return F.cross_entropy(consensus(network(images), batch.segments), batch.labels)
+    return F.cross_entropy(consensus(network(images), len(images) // len(batch.labels)), batch.labels)
 
 
 @torch.no_grad()
 def predict(
-    network: ActionNetwork,
-    dataset: LabelledDataset,
-    *,
-    frames: int,
-    crops: int,
-    device: torch.device,
-    workers: int,
-    advance: Advance,
+    network: Classifier, dataset: LabelledDataset, frames: int, crops: int, workers: int, console: Console
 ) -> Tensor:
     """Return the mean logits of each video over evenly spaced frames and their crops, (N, classes) on the CPU."""
     network.eval()
+    backbone, device = network.backbone, next(network.parameters()).device
+
+    def clip(index: int) -> Tensor:
+        item = dataset.items[index]
+        chosen = middle_frames(dataset.source.num_frames(item), frames)
+        return torch.from_numpy(dataset.source.read(item, chosen.tolist()))
+
     logits = []
-    for pixels in Prefetcher(lambda index: middle_clip(dataset, index, frames), 0, len(dataset), workers):
-        images = evaluation_crops(pixels.to(device), network.backbone.eval_size, crops, network.backbone.normalise)
+    for pixels in prefetched(clip, len(dataset), workers, console, "testing"):
+        images = evaluation_crops(pixels.to(device), backbone.eval_size, crops, backbone.normalise)
         logits.append(network(images).double().mean(dim=0).cpu())
-        advance(len(logits))
     return torch.stack(logits)
-
-
-def class_accuracies(predictions: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Return the accuracy of each class in percent."""
-    hits = torch.bincount(labels[predictions == labels], minlength=classes)
-    return 100 * hits.double() / torch.bincount(labels, minlength=classes)
 
 
 # ---- the evaluation
@@ -473,14 +436,9 @@ class ActionRecognition(Evaluation):
 
     def _decoded(self, splits: Sequence[Split], side: int, console: Console) -> Sequence[Split]:
         """Decode the videos, each folder once for all splits; refuse a split that lacks too many of them."""
-        datasets = packed(
-            [dataset for split in splits for dataset in split.sides.values()],
-            self.cache.expanduser(),
-            progress=console.is_terminal,
-            short_side=side,
-            encoding=self.encoding,
-            every=self.every,
-        )
+        sides = [dataset for split in splits for dataset in split.sides.values()]
+        options: PackOptions = {"short_side": side, "encoding": self.encoding, "every": self.every}
+        datasets = packed(sides, self.cache.expanduser(), progress=console.is_terminal, **options)
         decoded = [
             replace(split, train=train, test=test)
             for split, train, test in zip(splits, datasets[::2], datasets[1::2], strict=True)
@@ -492,24 +450,15 @@ class ActionRecognition(Evaluation):
     def _evaluate(self, split: Split, device: torch.device, console: Console) -> Figures:
         say(console, f"{split.name}: {len(split.train)} videos to train on, {len(split.test)} to test on")
         network = self._train(split, device, console)
-        with progress(console, "testing", len(split.test)) as advance:
-            logits = predict(
-                network,
-                split.test,
-                frames=self.test_frames,
-                crops=self.test_crops,
-                device=device,
-                workers=self.workers,
-                advance=advance,
-            )
+        logits = predict(network, split.test, self.test_frames, self.test_crops, self.workers, console)
         return score(logits, torch.tensor(split.test.labels), split.classes)
 
-    def _train(self, split: Split, device: torch.device, console: Console) -> ActionNetwork:
+    def _train(self, split: Split, device: torch.device, console: Console) -> Classifier:
         seed_everything(self.seed)
         backbone = find_backbone(self.weights, self.seed)
         options = {name: value for name, value in self.options().items() if name not in TEST_OPTIONS}
         identity = digest([options, split.train.identity(), weights_digest(backbone)])
-        network = ActionNetwork(backbone, len(split.classes), self.hidden, self.dropout).to(device)
+        network = action_classifier(backbone, split.classes, self.hidden, self.dropout).to(device)
         batches = ClipBatches(split.train, self.batch_size, self.segments, self.seed, pinned=device.type == "cuda")
         recipe = Recipe(
             iterations=self.epochs * batches.steps,
@@ -556,7 +505,8 @@ class ActionRecognition(Evaluation):
 def score(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> Figures:
     """Return accuracies in percent: of each class, their mean, and over all videos whatever their class."""
     predictions = logits.argmax(dim=1)
-    each = class_accuracies(predictions, labels, len(classes))
+    hits = torch.bincount(labels[predictions == labels], minlength=len(classes))
+    each = 100 * hits.double() / torch.bincount(labels, minlength=len(classes))
     return {
         "mean_class_accuracy": float(each.mean()),
         "accuracy": 100 * float((predictions == labels).double().mean()),

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -30,7 +31,7 @@ from unshuffle.evaluation.features import (
     readable_items,
     weights_digest,
 )
-from unshuffle.evaluation.finetuning import Recipe, TrainedClassifier, TrainingSetup, batch_items, fine_tune
+from unshuffle.evaluation.finetuning import Classifier, Recipe, TrainingSetup, batch_items, fine_tune
 from unshuffle.evaluation.protocol import (
     Evaluation,
     Result,
@@ -74,6 +75,7 @@ class Setting(NamedTuple):
     """Test images that are training images too."""
     idle: frozenset[str]
     """Options that change nothing."""
+    console: Console
 
     @property
     def trained_classes(self) -> int:
@@ -122,27 +124,27 @@ class Classification(Evaluation):
         training, testing = (dataset.limited(self.limit) for dataset in datasets)
         shared = len(shared_files(training.paths(), testing.paths()))
         note_shared(console, shared)
-        return Setting(backbone, weights_digest(backbone), device, training, testing, shared, idle)
+        return Setting(backbone, weights_digest(backbone), device, training, testing, shared, idle, console)
 
-    def readable(self, setting: Setting, console: Console) -> Setting:
+    def readable(self, setting: Setting) -> Setting:
         """Read every training image once and leave out those that cannot be read, which are named."""
         cache = FeatureCache.at(self.folder("features/readable"), [setting.training.identity()])
-        training = readable_items(setting.training, console, workers=self.workers, cache=cache)
-        self.check_training(setting.training, training.labels, console)
+        training = readable_items(setting.training, setting.console, workers=self.workers, cache=cache)
+        self.check_training(setting, training.labels)
         return setting._replace(training=training)
 
-    def check_training(self, training: LabelledDataset, labels: Sequence[int], console: Console) -> None:
+    def check_training(self, setting: Setting, labels: Sequence[int]) -> None:
         """Name the images that cannot be read, refuse a class without others, and print a note if there are few."""
-        note_skipped(console, training.skipped, "training images")
+        training = setting.training
+        note_skipped(setting.console, training.skipped, "training images")
         check_covered(labels, training.labels, training.classes, f"image in {self.train}")
-        note_few(console, labels, training.classes, "training images")
+        note_few(setting.console, labels, training.classes, "training images")
 
-    def training_setup(self, setting: Setting, console: Console) -> TrainingSetup:
+    def training_setup(self, setting: Setting) -> TrainingSetup:
         """Return checkpoint folder, identity and other settings of the training."""
         identity = digest([self.options(), setting.weights, setting.training.identity()])
-        folder = self.folder("checkpoints")
-        title = self.training_title
-        return TrainingSetup(console, self.seed, self.workers, folder, identity, self.save_every, title)
+        folder, title = self.folder("checkpoints"), self.training_title
+        return TrainingSetup(setting.console, self.seed, self.workers, folder, identity, self.save_every, title)
 
     def iterations_until(
         self, epochs: Sequence[float], dataset: LabelledDataset, minimum: int, console: Console
@@ -173,19 +175,17 @@ class Classification(Evaluation):
         return batch
 
     def train_and_test(
-        self,
-        network: nn.Module,
-        recipe: Recipe,
-        scores_of: Callable[[Tensor], Tensor],
-        augment: Augment,
-        setting: Setting,
-        console: Console,
+        self, setting: Setting, network: nn.Module, recipe: Recipe, input_of: Callable[[Tensor], Any], augment: Augment
     ) -> tuple[Tensor, Tensor]:
         """Train a network on the labels of batches; return scores and labels of the test images.
 
-        Scores are (N, classes), or (N, classifiers, classes) whose losses are summed, so that the number of classifiers
-        does not change the learning rate of each.
+        `input_of` makes the network's input of (N, side, side, 3) bytes. Scores are (N, classes), or (N, classifiers,
+        classes) whose losses are summed, so that the number of classifiers does not change the learning rate of each.
         """
+
+        def scores_of(pixels: Tensor) -> Tensor:
+            scores: Tensor = network(input_of(pixels))
+            return scores
 
         def loss(batch: LabelledBatch) -> Tensor:
             scores = scores_of(batch.pixels.to(setting.device))
@@ -194,49 +194,48 @@ class Classification(Evaluation):
             return F.cross_entropy(scores.flatten(0, -2), each.flatten(), reduction="sum") / len(labels)
 
         batches = self.batches(setting.training, augment)
-        last_loss = fine_tune(network, recipe, batches, loss, self.training_setup(setting, console))
+        last_loss = fine_tune(network, recipe, batches, loss, self.training_setup(setting))
         network.eval()
         with torch.no_grad():
-            scores, labels = self.scores(setting.testing, scores_of, setting.device, console, "test")
-        note_skipped(console, setting.testing.skipped, "test images")
-        note_unlearned(console, last_loss / scores[0, ..., 0].numel(), setting.trained_classes)
+            scores, labels = self.scores(setting, setting.testing, scores_of, "test")
+        note_skipped(setting.console, setting.testing.skipped, "test images")
+        note_unlearned(setting.console, last_loss / scores[0, ..., 0].numel(), setting.trained_classes)
         return scores, labels
 
     def scores(
         self,
+        setting: Setting,
         dataset: LabelledDataset,
         compute: Callable[[Tensor], Tensor],
-        device: torch.device,
-        console: Console,
         title: str,
         cache: FeatureCache | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return `compute` of the centre crops of all readable images, on the CPU, and their labels."""
+        device, console = setting.device, setting.console
         chunks = extract_features(dataset, compute, device, console, title, workers=self.workers, cache=cache)
         values, items, _ = merge_chunks(list(chunks))
         return values, torch.tensor(dataset.labels)[items]
 
-    def statement(self, setting: Setting, trained_on: int, labels: Tensor, how: str) -> str:
-        """Return data, training and crops in words, given the number of training images and the test labels."""
+    def with_data(self, result: Result, correct: str, setting: Setting, trained_on: int, labels: Tensor) -> Result:
+        """Add the data to the statement and the figures of a result; `correct` says which test images count."""
         tested, classes = len(labels.unique()), setting.trained_classes
         lacking = f", {tested} of which are tested" if tested < classes else ""
         shared = f" ({shared_sentence(setting.shared)})" if setting.shared else ""
         side = setting.testing.square.side
-        return (
+        statement = (
             f"{trained_on:,} training images ({self.train}), {len(labels):,} test images ({self.test}), "
-            f"{classes} classes{lacking}{shared}; {how}; one centre crop of {side} px "
-            f"(short side {round(side * MARGIN)}); percent of the test images"
+            f"{classes} classes{lacking}{shared}; {result.statement}; one centre crop of {side} px "
+            f"(short side {round(side * MARGIN)}); percent of the test images {correct}"
         )
-
-    def figures(self, setting: Setting, trained_on: int, labels: Tensor) -> dict[str, Any]:
-        """Return the figures that stand beside the accuracies."""
-        return {
-            "chance": 100 / setting.trained_classes,
+        metrics = {
+            **result.metrics,
+            "chance": 100 / classes,
             "train_images": trained_on,
             "test_images": len(labels),
             "shared_files": setting.shared,
             "skipped": skipped_figures([*setting.training.skipped, *setting.testing.skipped]),
         }
+        return replace(result, statement=statement, metrics=metrics, idle=setting.idle)
 
 
 def note_unlearned(console: Console, loss: float, classes: int) -> None:
@@ -326,33 +325,22 @@ class FineTuning(Classification):
 
     def measure(self, console: Console) -> Result:
         """Fine-tune, then test."""
-        setting = self.readable(self.prepare(console), console)
+        setting = self.readable(self.prepare(console))
         backbone, training = setting.backbone, setting.training
-        features = backbone_features(backbone, backbone.eval_size)
-        network = nn.Sequential(backbone, nn.Flatten(), nn.Linear(features, len(training.classes))).to(setting.device)
-
-        def scores_of(pixels: Tensor) -> Tensor:
-            scores: Tensor = network(network_input(backbone, pixels))
-            return scores
-
+        layer = nn.Linear(backbone_features(backbone, backbone.eval_size), len(training.classes))
+        network = Classifier(backbone, [layer], training.classes).to(setting.device)
         (steps,) = self.iterations_until([self.epochs], training, self.min_iterations, console)
         recipe = CosineRecipe(steps, self.lr, self.momentum, self.weight_decay)
-        scores, labels = self.train_and_test(network, recipe, scores_of, random_resized_crop, setting, console)
+        input_of = partial(network_input, backbone)
+        scores, labels = self.train_and_test(setting, network, recipe, input_of, random_resized_crop)
         if self.out is not None:
-            TrainedClassifier(backbone, network[1:], training.classes).save(self.out.expanduser())
-        common = self.figures(setting, len(training), labels)
+            network.save(self.out.expanduser())
         figures = {**accuracies(scores, labels), "mean_class": mean_class_accuracy(scores, labels)}
         how = f"{steps:,} steps of SGD in batches of {self.batch_size}, random resized crops and flips"
+        correct = "recognised, and the mean of that over the classes"
         titles = {"top1": "top 1", "top5": "top 5", "mean_class": "mean over classes"}
-        chance = {**chance_accuracies(setting.trained_classes), "mean_class": common["chance"]}
-        ours = {
-            "this network": {titles[key]: value for key, value in figures.items()},
-            "chance": {titles[key]: chance[key] for key in figures},
-        }
-        return Result(
-            "fine-tuning of the whole backbone",
-            self.statement(setting, len(training), labels, how) + " recognised, and the mean of that over the classes",
-            {**figures, **common},
-            figure_table(ours),
-            idle=setting.idle,
-        )
+        chance = {**chance_accuracies(setting.trained_classes), "mean_class": 100 / setting.trained_classes}
+        rows = {"this network": figures, "chance": chance}
+        table = figure_table({name: {titles[key]: row[key] for key in figures} for name, row in rows.items()})
+        result = Result("fine-tuning of the whole backbone", how, figures, table)
+        return self.with_data(result, correct, setting, len(training), labels)

@@ -14,13 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from unshuffle.data.dataset import LabelledDataset, digest
 from unshuffle.data.media import check_short_side
 from unshuffle.data.source import Skipped
 from unshuffle.errors import UserError
-from unshuffle.evaluation.features import WORKERS, FeatureCache, extract_features, pool5, weights_digest
+from unshuffle.evaluation.features import BATCH, WORKERS, FeatureCache, extract_features, pool5, weights_digest
 from unshuffle.files import check_new_file
 from unshuffle.models import Backbone
 from unshuffle.models.registry import backbone_features
@@ -41,46 +40,36 @@ class Embedded:
     """File and reason for each item that could not be used."""
 
 
-@dataclass(frozen=True)
-class Embedder:
-    """A backbone that turns squares into feature vectors."""
-
-    backbone: Backbone
-    size: int
-    device: torch.device
-    batch: int = 64
-
-    def __post_init__(self) -> None:
-        check_short_side(self.size)
-        if self.batch < 1:
-            raise UserError(f"a batch of {self.batch} is too small: it must be at least 1")
-        self.backbone.to(self.device).eval()
-
-    def __call__(self, pixels: Tensor) -> Tensor:
-        """Return a vector for each of (N, size, size, 3) bytes on the device."""
-        return pool5(self.backbone, pixels, self.size)
-
-
 def embed(
-    embedder: Embedder, dataset: LabelledDataset, out: Path, *, workers: int | None = None, bar: bool = True
+    backbone: Backbone,
+    dataset: LabelledDataset,
+    out: Path,
+    *,
+    device: torch.device,
+    batch: int = BATCH,
+    workers: int | None = None,
+    bar: bool = True,
 ) -> Embedded:
-    """Write the features of a dataset to `out` (.npy, .parquet or .csv), or resume where that was interrupted."""
+    """Write pool5 of a dataset's squares to `out` (.npy, .parquet or .csv), or resume where that was interrupted."""
+    size = dataset.square.side
+    check_short_side(size)
     write = find_writer(out)
     check_new_file(out, "--out")
-    dimensions = backbone_features(embedder.backbone, embedder.size)
+    backbone.to(device).eval()
+    dimensions = backbone_features(backbone, size)
     folder = out.with_name(f"{out.name}.parts")
-    cache = FeatureCache(folder, digest([weights_digest(embedder.backbone), embedder.size, dataset.identity()]))
+    cache = FeatureCache(folder, digest([weights_digest(backbone), size, dataset.identity()]))
     item_names = dataset.names
     console = Console(stderr=True, quiet=not bar)
 
     def parts(title: str) -> Iterator[tuple[list[str], Rows]]:
         chunks = extract_features(
             replace(dataset, skipped=skipped),
-            embedder,
-            embedder.device,
+            lambda pixels: pool5(backbone, pixels, size),
+            device,
             console,
             title,
-            batch=embedder.batch,
+            batch=batch,
             workers=workers or WORKERS,
             cache=cache,
             item_means=True,

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from unshuffle.models.torchvision_timm import cached_weights, is_published
 from unshuffle.models.weights import load_backbone
 from unshuffle.wording import counted
 
+T = TypeVar("T")
 BATCH = 64
 WORKERS = os.cpu_count() or 1
 PART = 256
@@ -89,17 +90,14 @@ def preprocess(
     Weights that were trained elsewhere need their own `backbone.normalise`.
     """
     if isinstance(image, str | Path):
-        image = _read(Path(image).expanduser())
+        file = Path(image).expanduser()
+        try:
+            image = read_image(file)
+        except BadMedia as problem:
+            raise UserError(f"{file}: {problem}") from None
     picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
     pixels = np.asarray(resize_short_side(upright_rgb(picture), size))
     return normalise(to_floats(torch.from_numpy(centre_square(pixels, size).copy())[None]))[0]
-
-
-def _read(file: Path) -> Pixels:
-    try:
-        return read_image(file)
-    except BadMedia as problem:
-        raise UserError(f"{file}: {problem}") from None
 
 
 def to_floats(pixels: Tensor) -> Tensor:
@@ -107,12 +105,17 @@ def to_floats(pixels: Tensor) -> Tensor:
     return pixels.permute(0, 3, 1, 2).float() / 255
 
 
+def resized_floats(pixels: Tensor, height: int, width: int) -> Tensor:
+    """Return (N, H, W, 3) bytes as (N, 3, height, width) floats in [0, 1], with antialiasing."""
+    images = to_floats(pixels)
+    if images.shape[2:] == (height, width):
+        return images
+    return F.interpolate(images, (height, width), mode="bilinear", align_corners=False, antialias=True)
+
+
 def network_input(backbone: Backbone, pixels: Tensor, size: int | None = None) -> Tensor:
     """Return (N, side, side, 3) bytes normalised for a backbone, resized to `size` if that is given."""
-    images = to_floats(pixels)
-    if size is not None and images.shape[-1] != size:
-        images = F.interpolate(images, (size, size), mode="bilinear", align_corners=False, antialias=True)
-    return backbone.normalise(images)
+    return backbone.normalise(to_floats(pixels) if size is None else resized_floats(pixels, size, size))
 
 
 # ---- features of pixels
@@ -166,6 +169,15 @@ def open_pair(
 
 
 # ---- features of datasets
+
+
+def prefetched(make: Callable[[int], T], count: int, workers: int, console: Console, title: str) -> Iterator[T]:
+    """Yield `make` of 0 to count - 1, computed by threads ahead of their use, and show the progress."""
+    results = iter(Prefetcher(make, 0, count, workers))
+    with closing(results), progress(console, title, count) as advance:
+        for done, result in enumerate(results, start=1):
+            yield result
+            advance(done)
 
 
 class FeatureChunk(NamedTuple):
@@ -243,18 +255,17 @@ def extract_features(
     frames = dataset.frames_per_item
     parts = _ranges(range(len(dataset)), max(1, PART // frames))
     missing = [part for part in parts if cache is None or part not in cache]
-    batches = [_ranges(part, max(1, batch // frames)) for part in missing]
-    flat = [indices for part in batches for indices in part]
+    batches = {part: _ranges(part, max(1, batch // frames)) for part in missing}
+    flat = [indices for part in missing for indices in batches[part]]
     coming = iter(Prefetcher(lambda number: _load_batch(dataset, flat[number]), 0, len(flat), workers))
-    plan = dict(zip(missing, batches, strict=True))
     done = len(dataset) - sum(map(len, missing))
     if 0 < done < len(dataset):
         say(console, f"resuming: {done} of {counted(len(dataset), dataset.kind)} were done before")
     rows = 0
     with closing(coming), progress(console, title, len(dataset)) as advance:
         for part in parts:
-            if part in plan:
-                chunk = _compute(islice(coming, len(plan[part])), compute, device, item_means)
+            if part in batches:
+                chunk = _compute(islice(coming, len(batches[part])), compute, device, item_means)
                 if cache is not None:
                     cache.save(part, chunk)
             else:
@@ -290,17 +301,12 @@ def merge_chunks(chunks: Sequence[FeatureChunk]) -> FeatureChunk:
     return FeatureChunk(torch.cat([chunk.values for chunk in chunks]), torch.cat([chunk.items for chunk in chunks]))
 
 
-class _Batch(NamedTuple):
-    pixels: Tensor | None
-    items: list[int]
-    skipped: list[Skipped]
-
-
 def _ranges(whole: range, length: int) -> list[range]:
     return [whole[start : start + length] for start in range(0, len(whole), length)]
 
 
-def _load_batch(dataset: LabelledDataset, indices: range) -> _Batch:
+def _load_batch(dataset: LabelledDataset, indices: range) -> FeatureChunk:
+    """Return the bytes of the frames of the readable items."""
     frames, items, skipped = [], [], []
     for index in indices:
         try:
@@ -310,21 +316,21 @@ def _load_batch(dataset: LabelledDataset, indices: range) -> _Batch:
         else:
             frames.append(pixels)
             items += [index] * len(pixels)
-    return _Batch(torch.from_numpy(np.concatenate(frames)) if frames else None, items, skipped)
+    values = torch.from_numpy(np.concatenate(frames)) if frames else torch.zeros(0)
+    return FeatureChunk(values, torch.tensor(items, dtype=torch.long), skipped)
 
 
 def _compute(
-    batches: Iterable[_Batch], compute: Callable[[Tensor], Tensor], device: torch.device, item_means: bool
+    batches: Iterable[FeatureChunk], compute: Callable[[Tensor], Tensor], device: torch.device, item_means: bool
 ) -> FeatureChunk:
-    values, items, skipped = [], list[int](), list[Skipped]()
+    computed, skipped = list[FeatureChunk](), list[Skipped]()
     for batch in batches:
-        if batch.pixels is not None:
-            values.append(compute(batch.pixels.to(device)).cpu())
-        items += batch.items
+        if len(batch.items):
+            computed.append(batch._replace(values=compute(batch.values.to(device)).cpu()))
         skipped += batch.skipped
-    if not values:
+    if not computed:
         return FeatureChunk(torch.zeros(0), torch.zeros(0, dtype=torch.long), skipped)
-    chunk = FeatureChunk(torch.cat(values), torch.tensor(items), skipped)
+    chunk = merge_chunks(computed)._replace(skipped=skipped)
     return mean_per_item(chunk) if item_means else chunk
 
 

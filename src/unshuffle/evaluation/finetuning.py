@@ -3,11 +3,11 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,28 +44,23 @@ class Recipe:
     """Iterations at which the learning rate drops."""
     decay: float = 0.1
     """Factor of each drop."""
+    lrs: tuple[float, ...] = ()
+    """Learning rate of each phase between the milestones, instead of `lr` and `decay`."""
     clip: float | None = None
     """Maximum norm of the gradient."""
     accumulate: int = 1
     """Batches whose mean gradient makes one step."""
 
-    def changed(
-        self, iterations: int | None = None, lr: float | None = None, accumulate: int | None = None
-    ) -> "Recipe":
+    def changed(self, iterations: int | None = None, lr: float | None = None) -> "Recipe":
         """Return a recipe of another length, with the drops at the same fractions of it, or another learning rate."""
-        iterations = iterations or self.iterations
-        milestones = tuple(round(at * iterations / self.iterations) for at in self.milestones)
-        return replace(
-            self,
-            iterations=iterations,
-            lr=lr or self.lr,
-            milestones=milestones,
-            accumulate=accumulate or self.accumulate,
-        )
+        steps = iterations or self.iterations
+        milestones = tuple(round(at * steps / self.iterations) for at in self.milestones)
+        return replace(self, iterations=steps, lr=lr or self.lr, milestones=milestones)
 
     def learning_rate(self, iteration: int) -> float:
         """Return the learning rate of a step; iterations count from 0."""
-        return self.lr * self.decay ** sum(iteration >= at for at in self.milestones)
+        drops = sum(iteration >= at for at in self.milestones)
+        return self.lrs[drops] if self.lrs else self.lr * self.decay**drops
 
 
 @dataclass(frozen=True)
@@ -186,18 +181,19 @@ def batch_items(seed: int, items: int, batch: int, size: int) -> npt.NDArray[np.
 # ---- the result on disk
 
 
-@dataclass(frozen=True)
-class TrainedClassifier:
-    """A backbone, fully connected layers with ReLU between them, and the names of the classes."""
+class Classifier(nn.Module):
+    """A backbone, a head of fully connected layers, and the names of the classes."""
 
-    backbone: Backbone
-    head: nn.Module
-    classes: Sequence[str]
+    def __init__(self, backbone: Backbone, head: Iterable[nn.Module], classes: Sequence[str]) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Sequential(nn.Flatten(), *head)
+        self.classes = tuple(classes)
 
-    def scores(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Return (N, classes) logits of images that are normalised for the backbone."""
-        scores: Tensor = self.head(self.backbone(images))
-        return scores
+        logits: Tensor = self.head(self.backbone(images))
+        return logits
 
     def save(self, folder: Path) -> Path:
         """Write the classifier into a folder; the file also serves as the weights of its backbone."""
@@ -206,14 +202,13 @@ class TrainedClassifier:
             "architecture": self.backbone.architecture,
             "input_size": str(self.backbone.eval_size),
             "normalisation": str(self.backbone.normalisation),
-            "classes": json.dumps(list(self.classes)),
+            "classes": json.dumps(self.classes),
         }
-        network = nn.ModuleDict({"backbone": self.backbone, "head": self.head})
-        write_weights(network, metadata, folder / CLASSIFIER_NAME)
+        write_weights(self, metadata, folder / CLASSIFIER_NAME)
         return folder / CLASSIFIER_NAME
 
     @classmethod
-    def load(cls, path: Path) -> "TrainedClassifier":
+    def load(cls, path: Path) -> Self:
         """Read a classifier from its file, or from the --out folder of an evaluation."""
         file = path.expanduser()
         file = file / CLASSIFIER_NAME if file.is_dir() else file
@@ -224,16 +219,16 @@ class TrainedClassifier:
         weights, metadata = read_weights(file)
         if "classes" not in metadata:
             raise UserError(f"{file} holds no classifier")
-        return cls(load_backbone(file), _head(weights).eval(), tuple(json.loads(metadata["classes"])))
+        return cls(load_backbone(file), _head(weights), json.loads(metadata["classes"])).eval()
 
 
-def _head(weights: dict[str, Tensor]) -> nn.Module:
+def _head(weights: dict[str, Tensor]) -> list[nn.Module]:
     """Build the layers by the shapes of their weights, in the order of their numbers."""
     numbers = sorted(int(match[1]) for key in weights if (match := re.fullmatch(r"head\.(\d+)\.weight", key)))
-    layers: list[nn.Module] = [nn.Flatten()]
+    layers: list[nn.Module] = []
     for number in numbers:
         weight, bias = weights[f"head.{number}.weight"], weights[f"head.{number}.bias"]
         layer = nn.Linear(weight.shape[1], weight.shape[0])
         layer.load_state_dict({"weight": weight, "bias": bias})
-        layers += [layer] if number == numbers[0] else [nn.ReLU(), layer]
-    return nn.Sequential(*layers)
+        layers += [nn.ReLU(), layer] if layers else [layer]
+    return layers

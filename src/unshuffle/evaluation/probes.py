@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Self
 
 import torch
 from annotated_types import Ge, MinLen
 from rich.console import Console
+from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,6 +26,7 @@ from unshuffle.randomness import torch_generator
 
 DIMENSIONS = 9216  # of every layer, about
 C_GRID = (1.0, 10.0, 100.0, 1000.0)
+CORRECT = "whose class has the highest score, or one of the five highest"
 Maps = dict[str, Tensor]
 
 
@@ -109,42 +112,28 @@ class Linear(Classification):
         black = torch.zeros(1, side, side, 3, dtype=torch.uint8, device=setting.device)
         blank = frozen_maps(setting.backbone, black, self.layers)
         fit = self._fit_fast if self.fast else self._fit
-        scores, labels, trained_on = fit(setting, blank, console)
+        scores, labels, trained_on = fit(setting, blank)
         figures = {name: accuracies(scores[:, number], labels) for number, name in enumerate(blank)}
         how = (
             f"logistic regression on centre crops, C {f'= {self.c:g}' if self.c else 'chosen on a held-out fifth'}"
             if self.fast
             else f"SGD, {self.iterations:,} steps of {self.batch_size}, random crops and flips"
         )
-        common = self.figures(setting, trained_on, labels)
-        tops = [k for k in (1, 5) if k <= scores.shape[-1]]
-        chance = chance_accuracies(setting.trained_classes)
-        ours = {f"this network, top {k}": {name: row[f"top{k}"] for name, row in figures.items()} for k in tops}
-        ours |= {f"chance, top {k}": dict.fromkeys(figures, chance[f"top{k}"]) for k in tops}
-        return Result(
-            "linear probes on frozen layers" + (", logistic regression" if self.fast else ""),
-            self.statement(setting, trained_on, labels, how)
-            + " whose class has the highest score, or one of the five highest",
-            {**figures, **common},
-            published_table("2", ours, "ImageNet, top 1", {"pool5": "linear"}),
-            idle=setting.idle,
-        )
+        table = probe_table(figures, setting, {"pool5": "linear"})
+        protocol = "linear probes on frozen layers" + (", logistic regression" if self.fast else "")
+        return self.with_data(Result(protocol, how, figures, table), CORRECT, setting, trained_on, labels)
 
-    def _fit(self, setting: Setting, blank: Maps, console: Console) -> tuple[Tensor, Tensor, int]:
+    def _fit(self, setting: Setting, blank: Maps) -> tuple[Tensor, Tensor, int]:
         """Return scores and labels of the test images, and the number of training images."""
-        setting = self.readable(setting, console)
+        setting = self.readable(setting)
         probes = LinearProbes(blank, len(setting.training.classes)).to(setting.device)
-
-        def scores_of(pixels: Tensor) -> Tensor:
-            scores: Tensor = probes(frozen_maps(setting.backbone, pixels, self.layers))
-            return scores
-
         drops = tuple(range(self.drop_every, self.iterations, self.drop_every))
         recipe = Recipe(self.iterations, self.lr, self.momentum, self.weight_decay, drops)
-        scores, labels = self.train_and_test(probes, recipe, scores_of, random_crop, setting, console)
+        input_of = partial(frozen_maps, setting.backbone, layers=self.layers)
+        scores, labels = self.train_and_test(setting, probes, recipe, input_of, random_crop)
         return scores, labels, len(setting.training)
 
-    def _fit_fast(self, setting: Setting, blank: Maps, console: Console) -> tuple[Tensor, Tensor, int]:
+    def _fit_fast(self, setting: Setting, blank: Maps) -> tuple[Tensor, Tensor, int]:
         sizes = [maps[0].numel() for maps in blank.values()]
 
         def compute(pixels: Tensor) -> Tensor:
@@ -154,22 +143,21 @@ class Linear(Classification):
         def features(dataset: LabelledDataset, title: str) -> tuple[Tensor, Tensor]:
             job = [setting.weights, dataset.identity(), *blank]
             cache = FeatureCache.at(self.folder(f"features/{title}"), job)
-            return self.scores(dataset, compute, setting.device, console, title, cache)
+            return self.scores(setting, dataset, compute, title, cache)
 
         training, labels = features(setting.training, "training")
-        self.check_training(setting.training, labels.tolist(), console)
+        self.check_training(setting, labels.tolist())
         testing, test_labels = features(setting.testing, "test")
-        note_skipped(console, setting.testing.skipped, "test images")
+        note_skipped(setting.console, setting.testing.skipped, "test images")
         scores: list[Tensor] = []
         layers = zip(training.split(sizes, dim=1), testing.split(sizes, dim=1), strict=True)
-        with progress(console, "regressions", len(sizes)) as advance:
+        with progress(setting.console, "regressions", len(sizes)) as advance:
             for train_features, test_features in layers:
-                train_features, test_features = train_features.to(setting.device), test_features.to(setting.device)
-                standardise = Standardisation(train_features)
-                weight, bias = self._regress(
-                    standardise(train_features), labels.to(setting.device), len(setting.training.classes)
+                train_features, test_features = standardised(
+                    train_features.to(setting.device), test_features.to(setting.device)
                 )
-                scores.append((standardise(test_features) @ weight.T + bias).cpu())
+                weight, bias = self._regress(train_features, labels.to(setting.device), len(setting.training.classes))
+                scores.append((test_features @ weight.T + bias).cpu())
                 advance(len(scores))
         return torch.stack(scores, dim=1), test_labels, len(labels)
 
@@ -177,20 +165,6 @@ class Linear(Classification):
         generator = torch_generator(torch.device("cpu"), self.seed, "held back")
         c = self.c or choose_c(features, labels, classes, generator)
         return logistic_regression(features, labels, classes, c=c)
-
-
-@dataclass(frozen=True)
-class StepwiseRecipe(Recipe):
-    """SGD with a learning rate for each phase."""
-
-    until: tuple[int, ...] = ()
-    """Iteration at which each phase ends."""
-    lrs: tuple[float, ...] = ()
-
-    def learning_rate(self, iteration: int) -> float:
-        """Return the learning rate of a step."""
-        phase = sum(iteration >= end for end in self.until[:-1])
-        return self.lrs[phase]
 
 
 @dataclass(frozen=True)
@@ -226,31 +200,33 @@ class NonLinear(Classification):
         """Train the probe, then test it."""
         if len(self.epochs) != len(self.lrs) or sorted(self.epochs) != list(self.epochs):
             raise UserError("--epochs must increase, and --lrs must have one learning rate for each of them")
-        setting = self.readable(self.prepare(console), console)
+        setting = self.readable(self.prepare(console))
         backbone, training = setting.backbone, setting.training
         features = backbone_features(backbone, backbone.eval_size)
         network = two_hidden_layers(features, self.hidden, len(training.classes)).to(setting.device)
+        *drops, steps = self.iterations_until(self.epochs, training, self.min_iterations, console)
+        recipe = Recipe(steps, self.lrs[0], self.momentum, self.weight_decay, tuple(drops), lrs=self.lrs)
 
-        def scores_of(pixels: Tensor) -> Tensor:
-            scores: Tensor = network(frozen_maps(backbone, pixels, ("pool5",))["pool5"])
-            return scores
+        def input_of(pixels: Tensor) -> Tensor:
+            return frozen_maps(backbone, pixels, ("pool5",))["pool5"]
 
-        until = self.iterations_until(self.epochs, training, self.min_iterations, console)
-        recipe = StepwiseRecipe(until[-1], self.lrs[0], self.momentum, self.weight_decay, until=until, lrs=self.lrs)
-        scores, labels = self.train_and_test(network, recipe, scores_of, random_crop, setting, console)
-        figures, common = accuracies(scores, labels), self.figures(setting, len(training), labels)
-        how = f"SGD, {until[-1]:,} steps in batches of {self.batch_size}, random crops and flips"
-        ours = {f"this network, top {key[3:]}": {"non-linear": value} for key, value in figures.items()}
-        chance = chance_accuracies(setting.trained_classes)
-        ours |= {f"chance, top {key[3:]}": {"non-linear": chance[key]} for key in figures}
-        return Result(
-            "nonlinear probe on frozen pool5",
-            self.statement(setting, len(training), labels, how)
-            + " whose class has the highest score, or one of the five highest",
-            {**figures, **common},
-            published_table("2", ours, "ImageNet, top 1"),
-            idle=setting.idle,
-        )
+        scores, labels = self.train_and_test(setting, network, recipe, input_of, random_crop)
+        figures = accuracies(scores, labels)
+        how = f"SGD, {steps:,} steps in batches of {self.batch_size}, random crops and flips"
+        table = probe_table({"non-linear": figures}, setting)
+        result = Result("nonlinear probe on frozen pool5", how, figures, table)
+        return self.with_data(result, CORRECT, setting, len(training), labels)
+
+
+def probe_table(
+    figures: Mapping[str, Mapping[str, float]], setting: Setting, paper_columns: Mapping[str, str] | None = None
+) -> Table:
+    """Return the accuracies of each probe and those at chance, and below them the paper's."""
+    chance = chance_accuracies(setting.trained_classes)
+    tops = list(next(iter(figures.values())))
+    ours = {f"this network, top {top[3:]}": {name: row[top] for name, row in figures.items()} for top in tops}
+    ours |= {f"chance, top {top[3:]}": dict.fromkeys(figures, chance[top]) for top in tops}
+    return published_table("2", ours, "ImageNet, top 1", paper_columns)
 
 
 def two_hidden_layers(features: int, hidden: int, classes: int) -> nn.Module:
@@ -311,15 +287,9 @@ def choose_c(features: Tensor, labels: Tensor, classes: int, generator: torch.Ge
     return max(C_GRID, key=hits)
 
 
-class Standardisation:
-    """Scales each dimension to mean 0 and std 1, then all of them so that vectors have a length of about 1."""
-
-    def __init__(self, features: Tensor) -> None:
-        std, self.mean = torch.std_mean(features, dim=0, correction=0)
-        # A dimension that is constant in training holds no information; a tiny std would magnify it in the test.
-        self.scale = torch.where(std > 1e-6, 1 / std, 0) / features.shape[1] ** 0.5
-
-    def __call__(self, features: Tensor) -> Tensor:
-        """Return standardised features."""
-        standardised: Tensor = (features - self.mean) * self.scale
-        return standardised
+def standardised(training: Tensor, testing: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale the dimensions to mean 0 and std 1 in training, then all of them so that vectors have a length of 1."""
+    std, mean = torch.std_mean(training, dim=0, correction=0)
+    # A dimension that is constant in training holds no information; a tiny std would magnify it in the test.
+    scale = torch.where(std > 1e-6, 1 / std, 0) / training.shape[1] ** 0.5
+    return (training - mean) * scale, (testing - mean) * scale

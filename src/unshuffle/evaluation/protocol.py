@@ -82,11 +82,9 @@ class Evaluation:
         if self.out is not None:
             shutil.rmtree(self.out.expanduser() / UNFINISHED, ignore_errors=True)  # large, and of no further use
         changed = ", ".join(self.departures(result.idle))
-        return (
-            replace(result, statement=f"{result.statement}; not as in the preset paper: {changed}")
-            if changed
-            else result
-        )
+        if changed:
+            return replace(result, statement=f"{result.statement}; not as in the preset paper: {changed}")
+        return result
 
     def measure(self, console: Console) -> Result:
         """Measure; every evaluation implements this."""

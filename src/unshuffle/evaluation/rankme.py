@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unshuffle.accelerator import choose_device
 from unshuffle.config import Count
-from unshuffle.data.dataset import LabelledDataset, Square, open_dataset
+from unshuffle.data.dataset import Square, open_dataset
 from unshuffle.errors import UserError
 from unshuffle.evaluation.features import (
     WORKERS,
@@ -66,9 +66,11 @@ class RankMe(Evaluation):
             raise UserError("there are no images to rank: give --images")
         device = choose_device(self.device)
         backbone = find_backbone(self.weights, self.seed).to(device)
-        dataset = self._sampled(
-            open_dataset(self.images, kind=self.kind, labelled=False, square=Square(backbone.eval_size), frames=1)
-        )
+        square = Square(backbone.eval_size)
+        dataset = open_dataset(self.images, kind=self.kind, labelled=False, square=square, frames=1)
+        if dataset.exceeds(self.limit):
+            order = numpy_rng(self.seed, "rankme").permutation(len(dataset))
+            dataset = dataset.subset(sorted(order[: self.limit].tolist()))
         chunks = extract_features(
             dataset,
             lambda pixels: pool5(backbone, pixels, backbone.eval_size),
@@ -91,8 +93,3 @@ class RankMe(Evaluation):
             {"rankme": rank, "images": count, "dimensions": dimensions, "skipped": skipped_figures(dataset.skipped)},
             f"effective rank {rank:.1f} of at most {min(count, dimensions):,}",
         )
-
-    def _sampled(self, dataset: LabelledDataset) -> LabelledDataset:
-        if not dataset.exceeds(self.limit):
-            return dataset
-        return dataset.subset(sorted(numpy_rng(self.seed, "rankme").permutation(len(dataset))[: self.limit].tolist()))

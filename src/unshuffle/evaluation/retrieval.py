@@ -25,7 +25,7 @@ from unshuffle.data.dataset import (
     synthetic_dataset,
     voc_objects,
 )
-from unshuffle.data.synthetic import SyntheticSource, synthetic_images
+from unshuffle.data.synthetic import synthetic_images
 from unshuffle.errors import UserError
 from unshuffle.evaluation.features import (
     WORKERS,
@@ -418,11 +418,10 @@ def build_monitor(config: Config, console: Console | None = None) -> RetrievalMo
         return RetrievalMonitor(gallery, queries, device)
     if config.images is not None or config.videos is not None:
         return None
-    sizes = (("gallery", config.synthetic.gallery), ("queries", config.synthetic.queries))
-    gallery, queries = (load_images(synthetic_dataset(_synthetic_images(config, name, size))) for name, size in sizes)
+
+    def synthetic(name: str, count: int) -> LabelledImages:
+        seed = int(stream_seed(config.seed, "monitor", name).generate_state(1)[0])
+        return load_images(synthetic_dataset(synthetic_images(count, config.synthetic.image_size, seed)))
+
+    gallery, queries = synthetic("gallery", config.synthetic.gallery), synthetic("queries", config.synthetic.queries)
     return RetrievalMonitor(gallery, queries, device)
-
-
-def _synthetic_images(config: Config, name: str, count: int) -> SyntheticSource:
-    seed = int(stream_seed(config.seed, "monitor", name).generate_state(1)[0])
-    return synthetic_images(count, config.synthetic.image_size, seed)

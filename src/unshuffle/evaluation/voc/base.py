@@ -1,10 +1,10 @@
 """Options, backbone and tables that the three VOC evaluations share."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,9 +25,11 @@ from unshuffle.evaluation.finetuning import Recipe, TrainingSetup
 from unshuffle.evaluation.protocol import (
     FEW_PER_CLASS,
     Evaluation,
+    Result,
     note,
     note_shared,
     note_skipped,
+    published_table,
     shared_sentence,
     skipped_figures,
 )
@@ -35,6 +37,8 @@ from unshuffle.models import Backbone
 from unshuffle.models.batch_norm import fold_batch_norm
 from unshuffle.randomness import seed_everything
 from unshuffle.wording import counted
+
+N = TypeVar("N", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -67,42 +71,50 @@ class VocEvaluation(Evaluation):
     incidental = Evaluation.incidental | {"proposals_cache"}
     stated = Evaluation.stated | {"year", "train_set", "test_set", "masks", "schedule", "iterations", "proposals"}
 
-    def devkit(self) -> Devkit:
-        """Return the devkit that --voc and --year name."""
-        if self.voc is None:
-            raise UserError("no VOC devkit given: use --voc with the folder that holds it")
-        return Devkit(self.voc, self.year)
-
-    def prepare_backbone(self) -> tuple[Backbone, str, torch.device]:
-        """Return the backbone to evaluate, with batch normalisation folded, the hash of its weights, and the device.
+    def prepare(self, build: Callable[[Backbone], N], console: Console) -> "Setting[N]":
+        """Return the network that `build` makes of the backbone, with batch normalisation folded, and the data.
 
         Seeds the random generators, which the initial weights of the new layers depend on.
         """
-        device = choose_device(self.device)
+        if self.voc is None:
+            raise UserError("no VOC devkit given: use --voc with the folder that holds it")
+        devkit, device = Devkit(self.voc, self.year), choose_device(self.device)
         backbone = fold_batch_norm(find_backbone(self.weights, self.seed))
         seed_everything(self.seed)
-        return backbone, weights_digest(backbone), device
-
-    def report_image_sets(self, train: ImageSet, test: ImageSet, console: Console) -> None:
-        """Print the size of both image sets, what was skipped, and what would make the metrics unreliable."""
+        weights = weights_digest(backbone)
+        network = build(backbone).to(device)
+        train, test = self.image_sets(devkit)
+        shared = len(shared_files(train.paths(), test.paths()))
         for images in (train, test):
             say(console, f"{images.name}: {counted(len(images), 'images')}")
             note_skipped(console, images.skipped, images.name)
-        note_shared(console, len(shared_files(train.paths(), test.paths())))
+        note_shared(console, shared)
         if len(train) < FEW_PER_CLASS * len(CLASSES):
             note(console, f"only {len(train)} training images for {len(CLASSES)} classes: too few to learn much from")
-
-    def training_setup(self, console: Console, weights: str, train: ImageSet) -> TrainingSetup:
-        """Return what fine-tuning needs besides network and data, such as the folder of its checkpoints."""
         files = (image.mask or image.path for image in train.images)
         identity = digest([self.options(), weights, *train.images, *map(file_stamp, files)])
-        return TrainingSetup(console, self.seed, self.workers, self.folder("checkpoints"), identity, self.save_every)
+        setup = TrainingSetup(console, self.seed, self.workers, self.folder("checkpoints"), identity, self.save_every)
+        return Setting(network, device, train, test, shared, setup)
 
-    def data_statement(self, train: ImageSet, test: ImageSet) -> str:
-        """Return the part of the result's statement that names both image sets."""
-        shared = len(shared_files(train.paths(), test.paths()))
+    def image_sets(self, devkit: Devkit) -> tuple[ImageSet, ImageSet]:
+        """Return the images to train and to test on, with their objects."""
+        return devkit.with_objects(self.train_set, self.limit), devkit.with_objects(self.test_set, self.limit)
+
+    def with_data(self, result: Result, ours: Mapping[str, Mapping[str, float]], setting: "Setting[Any]") -> Result:
+        """Add the image sets to the statement and the metrics of a result, and to its table the published figures."""
+        train, test, shared = setting.train, setting.test, setting.shared
         remark = f", {shared_sentence(shared)}" if shared else ""
-        return f"trained on {train.name} ({len(train)} images), tested on {test.name} ({len(test)}){remark}"
+        data = f"trained on {train.name} ({len(train)} images), tested on {test.name} ({len(test)}){remark}"
+        metrics = {
+            **result.metrics,
+            "train_images": len(train),
+            "test_images": len(test),
+            "shared_files": shared,
+            "skipped": skipped_figures([*train.skipped, *test.skipped]),
+        }
+        published = published_table("4", ours, f"VOC {type(self).year}", same=self.uses_paper_data())
+        table = Group(result.table or "", "", published)
+        return replace(result, statement=f"{data}; {result.statement}", metrics=metrics, table=table)
 
     def iterations_statement(self, schedule: Recipe) -> str:
         """Return the part of the result's statement that gives the iterations, beside the schedule's if they differ."""
@@ -114,14 +126,17 @@ class VocEvaluation(Evaluation):
         """Return whether the image sets are those of the paper, in full."""
         return self.unchanged("year", "train_set", "test_set", "limit")
 
-    def data_metrics(self, train: ImageSet, test: ImageSet) -> dict[str, Any]:
-        """Return the counts of images that every VOC evaluation adds to its metrics."""
-        return {
-            "train_images": len(train),
-            "test_images": len(test),
-            "shared_files": len(shared_files(train.paths(), test.paths())),
-            "skipped": skipped_figures([*train.skipped, *test.skipped]),
-        }
+
+class Setting(NamedTuple, Generic[N]):
+    """The network and the data of an evaluation."""
+
+    network: N
+    device: torch.device
+    train: ImageSet
+    test: ImageSet
+    shared: int
+    """Test images that are training images too."""
+    setup: TrainingSetup
 
 
 def byte_tensor(pixels: Pixels) -> Tensor:
@@ -139,7 +154,7 @@ def init_layer(layer: nn.Linear | nn.Conv2d, std: float, bias: float) -> nn.Line
 
 def fc6_and_fc7(inputs: int, hidden: int, init_std: float) -> list[nn.Module]:
     """Return the new layers fc6 and fc7 with the layers around them, as in CaffeNet."""
-    layers: list[nn.Module] = [nn.Flatten()]
+    layers: list[nn.Module] = []
     for width in (inputs, hidden):
         layers += [init_layer(nn.Linear(width, hidden), init_std, 0.1), nn.ReLU(inplace=True), nn.Dropout()]
     return layers

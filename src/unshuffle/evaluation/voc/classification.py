@@ -1,6 +1,6 @@
 """VOC classification (the paper's Tab. 4 and 5): fine-tuning with 20 independent sigmoids, by Krähenbühl's protocol."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Self
@@ -9,20 +9,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
-from rich.console import Console, Group
+from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unshuffle.config import Count, Positive
-from unshuffle.console import progress
-from unshuffle.data.batches import Prefetcher
 from unshuffle.data.media import read_image
 from unshuffle.data.source import Pixels
-from unshuffle.data.voc import CLASSES, ImageSet, VocImage
-from unshuffle.evaluation.features import network_input
-from unshuffle.evaluation.finetuning import Recipe, TrainedClassifier, TrainingSetup, batch_items, fine_tune
-from unshuffle.evaluation.protocol import Result, published_table
+from unshuffle.data.voc import CLASSES, VocImage
+from unshuffle.evaluation.classification import random_hflip
+from unshuffle.evaluation.features import network_input, prefetched
+from unshuffle.evaluation.finetuning import Classifier, Recipe, batch_items, fine_tune
+from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.voc.base import (
+    Setting,
     VocEvaluation,
     class_percentages,
     class_table,
@@ -62,65 +62,51 @@ class VocClassification(VocEvaluation):
 
     def measure(self, console: Console) -> Result:
         """Fine-tune on one image set, test on another."""
-        devkit = self.devkit()
-        backbone, weights, device = self.prepare_backbone()
-        network = MultiLabelClassifier(backbone, self.hidden, self.init_std).to(device)
-        train = devkit.with_objects(self.train_set, self.limit)
-        test = devkit.with_objects(self.test_set, self.limit)
-        self.report_image_sets(train, test, console)
-        self._train(network, train, self.training_setup(console, weights, train), device)
+        setting = self.prepare(lambda backbone: multi_label_classifier(backbone, self.hidden, self.init_std), console)
+        self._train(setting)
         if self.out is not None:
-            TrainedClassifier(network.backbone, network.head, CLASSES).save(self.out.expanduser())
-        scores = self._scores(network, test, console, device)
-        return self._result(scores, train, test)
+            setting.network.save(self.out.expanduser())
+        return self._result(setting, self._scores(setting))
 
-    def _train(
-        self, network: "MultiLabelClassifier", train: ImageSet, setup: TrainingSetup, device: torch.device
-    ) -> None:
-        labels = image_labels(train.images)
+    def _train(self, setting: Setting[Classifier]) -> None:
+        network, images = setting.network, setting.train.images
+        labels = image_labels(images)
 
         def batch(step: int) -> tuple[Tensor, Tensor]:
             rng = numpy_rng(self.seed, "crops", step)
-            items = batch_items(self.seed, len(train), step, self.batch_size)
-            crops = [random_scaled_crop(read_image(train.images[item].path), network.size, rng) for item in items]
-            return torch.from_numpy(np.stack(crops)), labels[items]
+            items = batch_items(self.seed, len(images), step, self.batch_size)
+            return random_crops([read_image(images[item].path) for item in items], network, rng), labels[items]
 
         def loss(crops_and_labels: tuple[Tensor, Tensor]) -> Tensor:
-            crops, targets = (tensor.to(device) for tensor in crops_and_labels)
-            return multi_label_loss(network(crops), targets)
+            crops, targets = (tensor.to(setting.device) for tensor in crops_and_labels)
+            return multi_label_loss(network(network_input(network.backbone, crops)), targets)
 
-        fine_tune(network, RECIPE.changed(self.iterations, self.lr), batch, loss, setup)
+        fine_tune(network, RECIPE.changed(self.iterations, self.lr), batch, loss, setting.setup)
 
     @torch.no_grad()
-    def _scores(
-        self, network: "MultiLabelClassifier", test: ImageSet, console: Console, device: torch.device
-    ) -> Tensor:
+    def _scores(self, setting: Setting[Classifier]) -> Tensor:
         """Return (images, crops, classes) logits."""
-        network.eval()
+        network, images = setting.network.eval(), setting.test.images
         scores: list[Tensor] = []
 
         def crops(item: int) -> Tensor:
-            pixels, rng = read_image(test.images[item].path), numpy_rng(self.seed, "test", item)
-            return torch.from_numpy(
-                np.stack([random_scaled_crop(pixels, network.size, rng) for _ in range(self.crops)])
-            )
+            pixels = read_image(images[item].path)
+            return random_crops([pixels] * self.crops, network, numpy_rng(self.seed, "test", item))
 
-        with progress(console, "testing", len(test)) as advance:
-            for batch in _batches(iter(Prefetcher(crops, 0, len(test), self.workers)), TEST_BATCH_SIZE):
-                logits = network(torch.cat(batch).to(device)).cpu()
-                scores += logits.unflatten(0, (len(batch), self.crops))
-                advance(len(scores))
+        coming = prefetched(crops, len(images), self.workers, setting.setup.console, "testing")
+        while batch := list(islice(coming, TEST_BATCH_SIZE)):
+            logits = network(network_input(network.backbone, torch.cat(batch).to(setting.device))).cpu()
+            scores += logits.unflatten(0, (len(batch), self.crops))
         return torch.stack(scores)
 
-    def _result(self, scores: Tensor, train: ImageSet, test: ImageSet) -> Result:
-        labels = image_labels(test.images).numpy()
+    def _result(self, setting: Setting[Classifier], scores: Tensor) -> Result:
+        labels = image_labels(setting.test.images).numpy()
         all_crops = class_average_precisions(scores.double().sum(dim=1).numpy(), labels)
         one_crop = class_average_precisions(scores[:, 0].double().numpy(), labels)
         statement = (
-            f"{self.data_statement(train, test)}; Krähenbühl's protocol: {self.iterations_statement(RECIPE)} of "
-            f"{self.batch_size} images; mAP over classes, {self.crops} random crops at scales {SCALES[0]} to "
-            f"{SCALES[1]}, difficult objects ignored; area is scikit-learn's average precision, "
-            "11-point that of VOC 2007"
+            f"Krähenbühl's protocol: {self.iterations_statement(RECIPE)} of {self.batch_size} images; mAP over "
+            f"classes, {self.crops} random crops at scales {SCALES[0]} to {SCALES[1]}, difficult objects ignored; "
+            "area is scikit-learn's average precision, 11-point that of VOC 2007"
         )
         metrics: dict[str, Any] = {
             "mAP_area": mean_percent(all_crops["area"]),
@@ -129,33 +115,17 @@ class VocClassification(VocEvaluation):
             "chance": chance_level(labels),
             "AP_area": class_percentages(CLASSES, all_crops["area"]),
             "AP_11_point": class_percentages(CLASSES, all_crops["11-point"]),
-            **self.data_metrics(train, test),
         }
         column = "classification"
         ours = {"this network, area": {column: metrics["mAP_area"]}, "chance": {column: metrics["chance"]}}
-        table = Group(
-            class_table(CLASSES, {"AP (area)": all_crops["area"], "AP (11-point)": all_crops["11-point"]}),
-            "",
-            published_table("4", ours, "VOC 2007", same=self.uses_paper_data()),
-        )
-        return Result("voc-classification, mAP", statement, metrics, table)
+        table = class_table(CLASSES, {"AP (area)": all_crops["area"], "AP (11-point)": all_crops["11-point"]})
+        return self.with_data(Result("voc-classification, mAP", statement, metrics, table), ours, setting)
 
 
-class MultiLabelClassifier(nn.Module):
-    """A backbone with new layers fc6, fc7 and fc8."""
-
-    def __init__(self, backbone: Backbone, hidden: int, init_std: float) -> None:
-        super().__init__()
-        self.backbone, self.size = backbone, backbone.eval_size
-        self.head = nn.Sequential(
-            *fc6_and_fc7(backbone_features(backbone, self.size), hidden, init_std),
-            init_layer(nn.Linear(hidden, len(CLASSES)), init_std, 0.1),
-        )
-
-    def forward(self, crops: Tensor) -> Tensor:
-        """Return (N, 20) logits of (N, size, size, 3) crops of bytes."""
-        logits: Tensor = self.head(self.backbone(network_input(self.backbone, crops)))
-        return logits
+def multi_label_classifier(backbone: Backbone, hidden: int, init_std: float) -> Classifier:
+    """Return a backbone with new layers fc6, fc7 and fc8."""
+    layers = fc6_and_fc7(backbone_features(backbone, backbone.eval_size), hidden, init_std)
+    return Classifier(backbone, [*layers, init_layer(nn.Linear(hidden, len(CLASSES)), init_std, 0.1)], CLASSES)
 
 
 def image_labels(images: Sequence[VocImage]) -> Tensor:
@@ -185,7 +155,13 @@ def random_scaled_crop(pixels: Pixels, size: int, rng: np.random.Generator) -> P
     left, top = rng.uniform(0, width - side), rng.uniform(0, height - side)
     box = (left, top, left + side, top + side)
     crop = np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BILINEAR, box))
-    return crop[:, ::-1] if rng.random() < 0.5 else crop
+    return random_hflip(crop, rng)
+
+
+def random_crops(images: Sequence[Pixels], network: Classifier, rng: np.random.Generator) -> Tensor:
+    """Return a `random_scaled_crop` of each image, at the size of the network's input."""
+    crops = [random_scaled_crop(pixels, network.backbone.eval_size, rng) for pixels in images]
+    return torch.from_numpy(np.stack(crops))
 
 
 def class_average_precisions(scores: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]) -> dict[str, list[float]]:
@@ -204,8 +180,3 @@ def chance_level(labels: npt.NDArray[np.int64]) -> float:
     """Return about the mAP of random scores, in percent: the mean fraction of positives of the classes present."""
     known = [column[column != UNKNOWN] for column in labels.T if np.any(column == 1)]
     return mean_percent([float(column.mean()) for column in known])
-
-
-def _batches(items: Iterator[Tensor], size: int) -> Iterator[list[Tensor]]:
-    while batch := list(islice(items, size)):
-        yield batch

@@ -1,30 +1,40 @@
 """VOC detection (the paper's Tab. 4): Fast R-CNN on the backbone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from PIL import Image
-from rich.console import Console, Group
+from rich.console import Console
 from torch import Tensor
 
 from unshuffle.config import Count
-from unshuffle.console import progress, say
-from unshuffle.data.batches import Prefetcher
+from unshuffle.console import say
 from unshuffle.data.media import read_image
-from unshuffle.data.voc import CLASSES, ImageSet, VocImage
+from unshuffle.data.voc import CLASSES, Devkit, ImageSet, VocImage
 from unshuffle.errors import UserError
-from unshuffle.evaluation.finetuning import Recipe, TrainingSetup, batch_items, fine_tune
-from unshuffle.evaluation.protocol import Result, published_table
-from unshuffle.evaluation.voc.base import VocEvaluation, byte_tensor, class_percentages, class_table, mean_percent
+from unshuffle.evaluation.features import prefetched
+from unshuffle.evaluation.finetuning import Recipe, batch_items, fine_tune
+from unshuffle.evaluation.protocol import Result
+from unshuffle.evaluation.voc.base import (
+    Setting,
+    VocEvaluation,
+    byte_tensor,
+    class_percentages,
+    class_table,
+    mean_percent,
+)
 from unshuffle.evaluation.voc.fast_rcnn import FastRCNN, RegionTargets, detect, detection_loss, sample_regions
 from unshuffle.evaluation.voc.metrics import Detections, detection_average_precisions
-from unshuffle.evaluation.voc.proposals import Boxes, clip_proposals, read_proposals, search_proposals
+from unshuffle.evaluation.voc.proposals import clip_proposals, read_proposals, search_proposals
 from unshuffle.randomness import numpy_rng
 from unshuffle.wording import counted
+
+TrainingSample = tuple[Tensor, RegionTargets]
+"""A resized and possibly flipped training image, and regions sampled from it."""
 
 
 @dataclass(frozen=True)
@@ -85,31 +95,35 @@ class VocDetection(VocEvaluation):
 
     def measure(self, console: Console) -> Result:
         """Fine-tune on one image set, test on another."""
-        devkit = self.devkit()
-        backbone, weights, device = self.prepare_backbone()
-        network = FastRCNN(backbone, self.hidden, self.init_std, freeze_conv1=self._schedule().freeze_conv1).to(device)
-        train = devkit.with_objects(self.train_set, self.limit).filtered(
-            lambda image: len(image.objects) > 0, "it has no objects to train on"
+        schedule = self._schedule()
+        setting = self.prepare(
+            lambda backbone: FastRCNN(backbone, self.hidden, self.init_std, freeze_conv1=schedule.freeze_conv1), console
         )
-        test = devkit.with_objects(self.test_set, self.limit)
-        self.report_image_sets(train, test, console)
-        proposals = self._proposals([*train.images, *test.images], console)
-        self._train(network, train, proposals, self.training_setup(console, weights, train), device)
-        detections = self._detect(network, test, proposals, console, device)
-        return self._result(detections, train, test)
+        proposals = self._proposals([*setting.train.images, *setting.test.images], console)
+        self._train(setting, proposals, schedule)
+        return self._result(setting, self._detect(setting, proposals))
+
+    def image_sets(self, devkit: Devkit) -> tuple[ImageSet, ImageSet]:
+        """Return the images to train on, without those that have no objects, and the images to test on."""
+        train, test = super().image_sets(devkit)
+        return train.filtered(lambda image: len(image.objects) > 0, "it has no objects to train on"), test
 
     def _schedule(self) -> Schedule:
         schedule = SCHEDULES[self.schedule]
-        recipe = schedule.recipe.changed(self.iterations, self.lr)
+        schedule = replace(schedule, recipe=schedule.recipe.changed(self.iterations, self.lr))
         if self.scale is None:
-            return replace(schedule, recipe=recipe)
-        return replace(schedule, recipe=recipe, scales=(self.scale,), max_side=self._test_max_side())
+            return schedule
+        return replace(schedule, scales=(self.scale,), max_side=self._test_max_side())
 
     def _test_max_side(self) -> int:
         return TEST_MAX_SIDE if self.scale is None else self.scale * TEST_MAX_SIDE // TEST_SCALE
 
     def _proposals(self, images: Sequence[VocImage], console: Console) -> dict[str, Tensor]:
-        unclipped = self._read_or_search_proposals(images, console)
+        if self.proposals:
+            unclipped = read_proposals([file.expanduser() for file in self.proposals])
+        else:
+            folder = self.proposals_cache or (None if self.out is None else self.out / "proposals")
+            unclipped = search_proposals(images, None if folder is None else folder.expanduser(), console)
         missing = [image.name for image in images if image.name not in unclipped]
         if missing:
             raise UserError(
@@ -124,59 +138,45 @@ class VocDetection(VocEvaluation):
             say(console, f"{counted(empty, 'images')} without usable proposals: no object can be detected there")
         return proposals
 
-    def _read_or_search_proposals(self, images: Sequence[VocImage], console: Console) -> Mapping[str, Boxes]:
-        if self.proposals:
-            return read_proposals([file.expanduser() for file in self.proposals])
-        folder = self.proposals_cache or (None if self.out is None else self.out / "proposals")
-        return search_proposals(images, None if folder is None else folder.expanduser(), console)
+    def _train(self, setting: Setting[FastRCNN], proposals: dict[str, Tensor], schedule: Schedule) -> None:
+        train, device = setting.train, setting.device
 
-    def _train(
-        self,
-        network: FastRCNN,
-        train: ImageSet,
-        proposals: dict[str, Tensor],
-        setup: TrainingSetup,
-        device: torch.device,
-    ) -> None:
-        schedule = self._schedule()
-
-        def batch(step: int) -> "list[TrainingSample]":
+        def batch(step: int) -> list[TrainingSample]:
             rng = numpy_rng(self.seed, "regions", step)
             items = batch_items(self.seed, len(train), step, self.batch_size).tolist()
             images = [train.images[item] for item in items]
             return [training_sample(image, proposals[image.name], schedule, self.regions, rng) for image in images]
 
-        def loss(samples: "list[TrainingSample]") -> Tensor:
-            fields = zip(*(sample.targets for sample in samples), strict=True)
-            targets = RegionTargets(*(torch.cat(field).to(device) for field in fields))
-            boxes = targets.boxes.split([len(sample.targets.boxes) for sample in samples])
-            logits, offsets = network([sample.pixels.to(device) for sample in samples], boxes)
+        def loss(samples: list[TrainingSample]) -> Tensor:
+            images, regions = zip(*samples, strict=True)
+            targets = RegionTargets(*(torch.cat(field).to(device) for field in zip(*regions, strict=True)))
+            boxes = targets.boxes.split([len(region_targets.boxes) for region_targets in regions])
+            logits, offsets = setting.network([pixels.to(device) for pixels in images], boxes)
             return detection_loss(logits, offsets, targets)
 
-        fine_tune(network, schedule.recipe, batch, loss, setup)
+        fine_tune(setting.network, schedule.recipe, batch, loss, setting.setup)
 
     @torch.no_grad()
-    def _detect(
-        self, network: FastRCNN, test: ImageSet, proposals: dict[str, Tensor], console: Console, device: torch.device
-    ) -> list[Detections]:
-        network.eval()
-        detections: list[Detections] = []
+    def _detect(self, setting: Setting[FastRCNN], proposals: dict[str, Tensor]) -> list[Detections]:
+        network, images = setting.network.eval(), setting.test.images
         scale, max_side = self.scale or TEST_SCALE, self._test_max_side()
-        images = Prefetcher(lambda item: read_resized(test.images[item], scale, max_side), 0, len(test), self.workers)
-        with progress(console, "testing", len(test)) as advance:
-            for image, (pixels, factor) in zip(test.images, images, strict=True):
-                boxes = proposals[image.name].to(device)
-                logits, offsets = network([pixels.to(device)], [boxes * factor])
-                detected = detect(logits, offsets, boxes, image.size)
-                detections.append(Detections(*(field.cpu() for field in detected)))
-                advance(len(detections))
+
+        def read(item: int) -> tuple[Tensor, float]:
+            return read_resized(images[item], scale, max_side)
+
+        detections: list[Detections] = []
+        coming = prefetched(read, len(images), self.workers, setting.setup.console, "testing")
+        for image, (pixels, factor) in zip(images, coming, strict=True):
+            boxes = proposals[image.name].to(setting.device)
+            logits, offsets = network([pixels.to(setting.device)], [boxes * factor])
+            detections.append(Detections(*(field.cpu() for field in detect(logits, offsets, boxes, image.size))))
         return detections
 
-    def _result(self, detections: list[Detections], train: ImageSet, test: ImageSet) -> Result:
-        area, eleven_point = detection_average_precisions(detections, test.images)
+    def _result(self, setting: Setting[FastRCNN], detections: list[Detections]) -> Result:
+        area, eleven_point = detection_average_precisions(detections, setting.test.images)
         source = "proposals from files" if self.proposals else "selective search"
         statement = (
-            f"{self.data_statement(train, test)}; Fast R-CNN, schedule {self.schedule}: "
+            f"Fast R-CNN, schedule {self.schedule}: "
             f"{self.iterations_statement(SCHEDULES[self.schedule].recipe)} of {self.batch_size} images; {source}, "
             f"one scale of {self.scale or TEST_SCALE} at test; mAP at IoU 0.5, difficult objects ignored; "
             "11-point is the form of VOC 2007, area that of VOC 2010"
@@ -186,22 +186,10 @@ class VocDetection(VocEvaluation):
             "mAP_area": mean_percent(area),
             "AP_11_point": class_percentages(CLASSES, eleven_point),
             "AP_area": class_percentages(CLASSES, area),
-            **self.data_metrics(train, test),
         }
         ours = {"this network, 11-point": {"detection": metrics["mAP_11_point"]}}
-        table = Group(
-            class_table(CLASSES, {"AP (11-point)": eleven_point, "AP (area)": area}),
-            "",
-            published_table("4", ours, "VOC 2007", same=self.uses_paper_data()),
-        )
-        return Result("voc-detection, mAP of Fast R-CNN", statement, metrics, table)
-
-
-class TrainingSample(NamedTuple):
-    """A resized and possibly flipped training image with sampled regions."""
-
-    pixels: Tensor
-    targets: RegionTargets
+        table = class_table(CLASSES, {"AP (11-point)": eleven_point, "AP (area)": area})
+        return self.with_data(Result("voc-detection, mAP of Fast R-CNN", statement, metrics, table), ours, setting)
 
 
 def training_sample(
@@ -214,7 +202,7 @@ def training_sample(
     if rng.random() < 0.5:
         pixels = pixels.flip(1)
         objects, proposals = (hflip_boxes(boxes, image.size[1]) for boxes in (objects, proposals))
-    return TrainingSample(pixels, sample_regions(proposals * factor, objects * factor, labels, regions, rng))
+    return pixels, sample_regions(proposals * factor, objects * factor, labels, regions, rng)
 
 
 def hflip_boxes(boxes: Tensor, width: int) -> Tensor:
@@ -230,4 +218,4 @@ def read_resized(image: VocImage, short_side: int, max_side: int) -> tuple[Tenso
     resized = Image.fromarray(read_image(image.path)).resize(
         (round(width * factor), round(height * factor)), Image.Resampling.BILINEAR
     )
-    return byte_tensor(np.asarray(resized).copy()), factor
+    return byte_tensor(np.array(resized)), factor

@@ -55,7 +55,8 @@ class FastRCNN(nn.Module):
         self.stride = geometry(self.layers).stride
         if freeze_conv1:
             first_convolution(self.layers).requires_grad_(False)
-        self.head = nn.Sequential(*fc6_and_fc7(backbone.channels * POOLED_SIZE * POOLED_SIZE, hidden, init_std))
+        inputs = backbone.channels * POOLED_SIZE * POOLED_SIZE
+        self.head = nn.Sequential(nn.Flatten(), *fc6_and_fc7(inputs, hidden, init_std))
         self.score = init_layer(nn.Linear(hidden, len(CLASSES) + 1), 0.01, 0.0)
         self.offsets = init_layer(nn.Linear(hidden, 4 * len(CLASSES)), 0.001, 0.0)
 

@@ -3,8 +3,7 @@
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ from rich.console import Console
 from torch import Tensor
 from torchvision.ops import clip_boxes_to_image
 
-from unshuffle.console import progress
-from unshuffle.data.batches import Prefetcher
 from unshuffle.data.media import read_image
 from unshuffle.data.source import Pixels
 from unshuffle.data.voc import VocImage
 from unshuffle.errors import UserError
+from unshuffle.evaluation.features import prefetched
 from unshuffle.files import atomic_write
 
 Boxes = npt.NDArray[np.float32]
@@ -88,18 +86,15 @@ def clip_proposals(boxes: Boxes, size: tuple[int, int], limit: int) -> Tensor:
     return clipped[((clipped[:, 2:] - clipped[:, :2]) >= 1).all(dim=1)][:limit]
 
 
-def search_proposals(images: Sequence[VocImage], cache: Path | None, console: Console) -> Mapping[str, Boxes]:
+def search_proposals(images: Sequence[VocImage], cache: Path | None, console: Console) -> dict[str, Boxes]:
     """Run selective search on every image that the cache folder does not hold yet."""
     search = selective_search()
-    proposals: dict[str, Boxes] = {}
-    results = iter(
-        Prefetcher(lambda item: _cached_search(images[item], cache, search), 0, len(images), os.cpu_count() or 1)
-    )
-    with closing(results), progress(console, "selective search", len(images)) as advance:
-        for image, boxes in zip(images, results, strict=True):
-            proposals[image.name] = boxes
-            advance(len(proposals))
-    return proposals
+
+    def boxes(item: int) -> Boxes:
+        return _cached_search(images[item], cache, search)
+
+    results = prefetched(boxes, len(images), os.cpu_count() or 1, console, "selective search")
+    return dict(zip([image.name for image in images], results, strict=True))
 
 
 def _cached_search(image: VocImage, cache: Path | None, search: Callable[[Pixels], Boxes]) -> Boxes:

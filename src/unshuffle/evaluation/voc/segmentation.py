@@ -1,6 +1,6 @@
 """VOC segmentation (the paper's Tab. 4): FCN-32s on the backbone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import torch
@@ -9,14 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unshuffle.config import Count
-from unshuffle.console import progress
-from unshuffle.data.batches import Prefetcher
 from unshuffle.data.media import read_image
-from unshuffle.data.voc import CLASSES, IGNORE_INDEX, ImageSet, VocImage, read_mask
-from unshuffle.evaluation.features import to_floats
-from unshuffle.evaluation.finetuning import Recipe, TrainingSetup, batch_items, fine_tune
-from unshuffle.evaluation.protocol import Result, published_table
+from unshuffle.data.voc import CLASSES, IGNORE_INDEX, Devkit, ImageSet, VocImage, read_mask
+from unshuffle.evaluation.features import prefetched, to_floats
+from unshuffle.evaluation.finetuning import Recipe, batch_items, fine_tune
+from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.voc.base import (
+    Setting,
     VocEvaluation,
     byte_tensor,
     class_percentages,
@@ -65,46 +64,46 @@ class VocSegmentation(VocEvaluation):
 
     def measure(self, console: Console) -> Result:
         """Fine-tune on one image set, test on another."""
-        devkit = self.devkit()
-        backbone, weights, device = self.prepare_backbone()
-        network = FCN32s(backbone, self.hidden, self.init_std).to(device)
-        train = devkit.with_masks(self.train_set, self.masks, self.limit)
-        test = devkit.with_masks(self.test_set, self.masks, self.limit)
-        self.report_image_sets(train, test, console)
-        self._train(network, train, self.training_setup(console, weights, train), device)
-        confusion = self._confusion(network, test, console, device)
-        return self._result(confusion, train, test)
+        setting = self.prepare(lambda backbone: FCN32s(backbone, self.hidden, self.init_std), console)
+        self._train(setting)
+        return self._result(setting, self._confusion(setting))
 
-    def _train(self, network: "FCN32s", train: ImageSet, setup: TrainingSetup, device: torch.device) -> None:
-        recipe = SCHEDULES[self.schedule].changed(self.iterations, self.lr, self.accumulate)
+    def image_sets(self, devkit: Devkit) -> tuple[ImageSet, ImageSet]:
+        """Return the images to train and to test on, with their masks."""
+        train, test = (devkit.with_masks(name, self.masks, self.limit) for name in (self.train_set, self.test_set))
+        return train, test
+
+    def _train(self, setting: "Setting[FCN32s]") -> None:
+        recipe = SCHEDULES[self.schedule].changed(self.iterations, self.lr)
+        images = setting.train.images
 
         def batch(step: int) -> tuple[Tensor, Tensor]:
-            return read_image_and_mask(train.images[int(batch_items(self.seed, len(train), step, 1)[0])])
+            return read_image_and_mask(images[int(batch_items(self.seed, len(images), step, 1)[0])])
 
         def loss(image_and_mask: tuple[Tensor, Tensor]) -> Tensor:
-            image, mask = (tensor.to(device) for tensor in image_and_mask)
-            return F.cross_entropy(network(image)[None], mask.long()[None], ignore_index=IGNORE_INDEX)
+            image, mask = (tensor.to(setting.device) for tensor in image_and_mask)
+            return F.cross_entropy(setting.network(image)[None], mask.long()[None], ignore_index=IGNORE_INDEX)
 
-        fine_tune(network, recipe, batch, loss, setup)
+        fine_tune(setting.network, replace(recipe, accumulate=self.accumulate), batch, loss, setting.setup)
 
     @torch.no_grad()
-    def _confusion(self, network: "FCN32s", test: ImageSet, console: Console, device: torch.device) -> Tensor:
-        network.eval()
-        labels = len(LABEL_NAMES)
+    def _confusion(self, setting: "Setting[FCN32s]") -> Tensor:
+        network, images, labels = setting.network.eval(), setting.test.images, len(LABEL_NAMES)
         confusion = torch.zeros(labels, labels, dtype=torch.long)
-        pairs = Prefetcher(lambda item: read_image_and_mask(test.images[item]), 0, len(test), self.workers)
-        with progress(console, "testing", len(test)) as advance:
-            for done, (image, mask) in enumerate(pairs, start=1):
-                predicted = network(image.to(device)).argmax(dim=0).cpu()
-                confusion += confusion_matrix(predicted, mask, labels, IGNORE_INDEX)
-                advance(done)
+
+        def read(item: int) -> tuple[Tensor, Tensor]:
+            return read_image_and_mask(images[item])
+
+        for image, mask in prefetched(read, len(images), self.workers, setting.setup.console, "testing"):
+            predicted = network(image.to(setting.device)).argmax(dim=0).cpu()
+            confusion += confusion_matrix(predicted, mask, labels, IGNORE_INDEX)
         return confusion
 
-    def _result(self, confusion: Tensor, train: ImageSet, test: ImageSet) -> Result:
+    def _result(self, setting: "Setting[FCN32s]", confusion: Tensor) -> Result:
         ious = class_ious(confusion).tolist()
         statement = (
-            f"{self.data_statement(train, test)}; FCN-32s, schedule {self.schedule}: "
-            f"{self.iterations_statement(SCHEDULES[self.schedule])} of {self.accumulate} whole images at one scale; "
+            f"FCN-32s, schedule {self.schedule}: {self.iterations_statement(SCHEDULES[self.schedule])} of "
+            f"{self.accumulate} whole images at one scale; "
             f"mean IoU over {len(LABEL_NAMES)} classes from one confusion matrix"
         )
         metrics: dict[str, Any] = {
@@ -112,20 +111,14 @@ class VocSegmentation(VocEvaluation):
             "pixel_accuracy": 100 * pixel_accuracy(confusion),
             "chance": mean_percent(class_ious(all_background(confusion)).tolist()),
             "IoU": class_percentages(LABEL_NAMES, ious),
-            **self.data_metrics(train, test),
         }
         column = "segmentation"
         ours = {"this network": {column: metrics["mIoU"]}, "all background": {column: metrics["chance"]}}
         accuracy = f"pixel accuracy {metrics['pixel_accuracy']:.1f}"
         if metrics["mIoU"] < metrics["chance"] + CHANCE_MARGIN:
             accuracy += "; nearly every pixel is predicted as background: raise --iterations or --lr"
-        table = Group(
-            class_table(LABEL_NAMES, {"IoU": ious}),
-            accuracy,
-            "",
-            published_table("4", ours, "VOC 2012", same=self.uses_paper_data()),
-        )
-        return Result("voc-segmentation, mean IoU of FCN-32s", statement, metrics, table)
+        table = Group(class_table(LABEL_NAMES, {"IoU": ious}), accuracy)
+        return self.with_data(Result("voc-segmentation, mean IoU of FCN-32s", statement, metrics, table), ours, setting)
 
 
 class FCN32s(nn.Module):
