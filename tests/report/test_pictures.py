@@ -27,7 +27,7 @@ def test_mosaic_puts_parts_row_by_row_with_gaps() -> None:
 
 def test_a_run_has_all_four_pictures(run: Run) -> None:
     drawn = sorted(run.pictures.iterdir())
-    assert [path.name for path in drawn] == ["clips.png", "curves.png", "neighbours.png", "puzzles.png"]
+    assert [path.name for path in drawn] == ["clips.png", "neighbours.png", "puzzles.png"]
     for path in drawn:
         with Image.open(path) as image:
             assert 600 <= image.width <= 1600 and 300 <= image.height <= 1600
@@ -37,8 +37,8 @@ def test_a_run_has_all_four_pictures(run: Run) -> None:
 
 def test_a_task_that_orders_nothing_has_no_puzzles(all_tasks_run: Run, rotation_run: Run) -> None:
     names = [sorted(path.name for path in each.pictures.iterdir()) for each in (all_tasks_run, rotation_run)]
-    assert names[0] == ["clips.png", "curves.png", "neighbours.png", "puzzles.png"]
-    assert names[1] == ["curves.png", "neighbours.png"]
+    assert names[0] == ["clips.png", "neighbours.png", "puzzles.png"]
+    assert names[1] == ["neighbours.png"]
 
 
 def test_a_run_with_few_metrics_has_fewer_pictures(tmp_path: Path, tiny_config: Callable[..., Config]) -> None:

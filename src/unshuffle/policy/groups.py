@@ -249,12 +249,10 @@ class GroupSampler(ABC):
         """Return what `states/` stores of the current groups."""
         if self.groups is None:
             return {}
-        members = {"groups": self.groups.members.numpy().astype(np.int16)} if self.groups.are_of_permutations else {}
-        return {
-            "group_medians": self.groups.medians.numpy(),
-            "probabilities": self.behaviour.numpy().copy(),
-            **members,
-        }
+        arrays = {"group_medians": self.groups.medians.numpy(), "probabilities": self.behaviour.numpy().copy()}
+        if self.groups.are_of_permutations:
+            arrays["groups"] = self.groups.members.numpy().astype(np.int16)
+        return arrays
 
     def concerns(self) -> list[dict[str, Any]]:
         """Return what is wrong with the sampling distribution: too little entropy, or one group that dominates it."""
@@ -269,14 +267,8 @@ class GroupSampler(ABC):
         largest, group = self.behaviour.max(dim=0)
         size = self.groups.sizes[group]
         if largest > size + (1 - size) * self.config.max_group_fraction:  # a large group may get many samples
-            concerns.append(
-                {
-                    "concern": "dominant_group",
-                    "group": int(group) + 1,
-                    "num_groups": len(self.behaviour),
-                    "fraction": float(largest),
-                }
-            )
+            facts = {"group": int(group) + 1, "num_groups": len(self.behaviour), "fraction": float(largest)}
+            concerns.append({"concern": "dominant_group", **facts})
         return concerns
 
     @property
@@ -323,7 +315,7 @@ def select(logits: Tensor, candidates: Tensor, log_weights: Tensor, noise: Tenso
     groups, whose (|C|,) log-weights apply.
     """
     ranks = softmax_ratios(logits.float(), candidates).argsort(dim=1).argsort(dim=1)
-    groups = _group_of_rank(ranks, ranks.shape[1], len(log_weights))
+    groups = ranks * len(log_weights) // ranks.shape[1]
     # the largest of log p + Gumbel noise are samples without replacement from p
     columns = (log_weights[groups] + noise).topk(count, dim=1).indices
     return Selected(columns, candidates.gather(1, columns), groups.gather(1, columns))
@@ -338,7 +330,10 @@ def gumbel(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 def group_permutations(state: Tensor, count: int, seed: int) -> Groups:
     """Cluster the rows of s, (|Ψ|, |X_val|), into `count` groups by k-means."""
     rows = state.double().numpy()
-    labels = _cluster(rows, count, seed)
+    # one thread: with more, the order of the sums and so the last bits change from one call to the next
+    with _thread_pools().limit(limits=1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than groups: some stay empty
+        labels = KMeans(count, n_init=3, random_state=seed).fit_predict(rows)
     present = [label for label in range(count) if (labels == label).any()]
     medians = {label: float(np.median(rows[labels == label])) for label in present}
     hardest_first = sorted(present, key=lambda label: medians[label])
@@ -356,26 +351,13 @@ def group_permutations(state: Tensor, count: int, seed: int) -> Groups:
 def group_pairs(state: Tensor, count: int) -> Groups:
     """Divide the permutations of each sample, the columns of s, into `count` groups of equal size, hardest first."""
     ranked = state.double().sort(dim=0).values
-    groups = _group_of_rank(torch.arange(len(ranked)), len(ranked), count)
+    groups = torch.arange(len(ranked)) * count // len(ranked)
     ratios = [ranked[groups == group] for group in range(count)]
     return Groups(
         members=torch.empty(0, dtype=torch.int64),
         sizes=torch.tensor([len(rows) / len(ranked) for rows in ratios]),
         medians=torch.tensor([float(np.median(rows)) for rows in ratios]),
     )
-
-
-def _group_of_rank(ranks: Tensor, total: int, count: int) -> Tensor:
-    """Return the group of each rank when `total` ranks are divided into `count` parts of nearly equal size."""
-    return ranks * count // total
-
-
-def _cluster(rows: np.ndarray, count: int, seed: int) -> np.ndarray:
-    # one thread: with more, the order of the sums and so the last bits change from one call to the next
-    with _thread_pools().limit(limits=1), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than groups: some stay empty
-        labels: np.ndarray = KMeans(count, n_init=3, random_state=seed).fit_predict(rows)
-    return labels
 
 
 @lru_cache(maxsize=1)  # it looks through all loaded libraries, which takes as long as a clustering

@@ -1,40 +1,30 @@
-"""Pictures of a run as PNG files: puzzles, nearest neighbours and curves."""
+"""Pictures of a run as PNG files: puzzles and nearest neighbours."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 from torchvision.utils import make_grid
 
 from unshuffle.analysis.figures import (
-    COLOURS,
     INK,
-    LEVELS,
-    QUIET,
     RIGHT,
     SHEET_DPI,
     WRONG,
     Picture,
     Sheet,
-    legend_below,
-    name_axes,
-    panels,
-    styled,
-    thousands,
 )
 from unshuffle.analysis.neighbours import draw as draw_neighbours
 from unshuffle.data.dataset import one_per_class
 from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.retrieval import Neighbours, RetrievalMonitor
-from unshuffle.report.charts import Chart, charts
 from unshuffle.report.puzzles import Puzzles, solve_puzzles
 from unshuffle.report.snapshot import Snapshot
-from unshuffle.runs.folders import find_runs, short_names
+from unshuffle.runs.folders import short_names
 from unshuffle.runs.run import Run
 from unshuffle.tasks import TASKS
 from unshuffle.training.trainer import Monitor
@@ -45,8 +35,6 @@ BLOCK, MARGIN, BETWEEN = 648, 32, 56  # width of a block, space around all block
 HEAD = 84  # above the first blocks: the title and the headings of columns
 GUTTER = 15  # between the pictures of a block
 LABELS = 126  # names to the left of a strip
-MAX_MARKERS = 40  # points of a curve that are marked, if there are no more
-SERIES_COLOURS = {f"t{number}": colour for number, colour in enumerate(COLOURS)}  # of tasks
 
 
 def draw_pictures(snapshot: Snapshot, monitor: Monitor | None, run: Run) -> list[Path]:
@@ -55,8 +43,6 @@ def draw_pictures(snapshot: Snapshot, monitor: Monitor | None, run: Run) -> list
     figures = {TASKS[task].view.picture_name: _draw_puzzles(snapshot, task) for task in snapshot.ordering_tasks}
     if isinstance(monitor, RetrievalMonitor):
         figures["neighbours"] = _draw_monitor(snapshot, monitor)
-    if run_charts := charts(find_runs([run.folder])):
-        figures["curves"] = draw_charts(run_charts)
     paths = [run.pictures / f"{name}.png" for name in figures]
     for path, figure in zip(paths, figures.values(), strict=True):
         figure.savefig(path, dpi=SHEET_DPI)
@@ -175,35 +161,3 @@ def draw_evaluation(result: Result, weights: str, folder: Path) -> list[Path]:
     path = folder / "neighbours.png"
     draw_neighbours({short_names([weights])[0]: result.neighbours}).savefig(path, dpi=SHEET_DPI)
     return [path]
-
-
-# ---- curves
-
-
-@styled
-def draw_charts(run_charts: Sequence[Chart]) -> Figure:
-    """Draw the report's charts in two columns."""
-    figure, grid = panels(math.ceil(len(run_charts) / 2), min(2, len(run_charts)))
-    for axes, chart in zip(grid.flat, run_charts, strict=False):
-        _draw_chart(axes, chart)
-    for axes in grid.flat[len(run_charts) :]:
-        axes.remove()
-    return figure
-
-
-def _draw_chart(axes: Axes, chart: Chart) -> None:
-    for series in chart.series:
-        marker = "o" if len(series.points) <= MAX_MARKERS else None
-        axes.plot(
-            *zip(*series.points, strict=True),
-            color=SERIES_COLOURS.get(series.colour, INK),
-            marker=marker,
-            label=series.name,
-        )
-    for (name, level), style in zip(chart.levels.items(), LEVELS, strict=False):
-        axes.axhline(level, color=QUIET, linewidth=1.2, linestyle=style, label=name)
-    name_axes(axes, chart.title, "iteration", chart.unit)
-    axes.set_xlim(left=min(0, axes.get_xlim()[0]))
-    axes.set_ylim(0, 1.02 * axes.get_ylim()[1])
-    thousands(axes.xaxis)
-    legend_below(axes)

@@ -113,8 +113,8 @@ class OrderingTask(Task):
             with torch.no_grad():
                 logits = self._classify(head, embeddings, labels)
                 count = self.config.permutations.per_sample
-                selected = select(logits, labels, targets["log_weights"], targets["noise"], count)
-                labels, sampled["groups"] = selected.permutations, selected.groups
+                _, labels, groups = select(logits, labels, targets["log_weights"], targets["noise"], count)
+            sampled["groups"] = groups
         logits = self._classify(head, embeddings, labels)
         corrected = logits.float() + targets["log_prior"] if "log_prior" in targets else logits.float()
         loss = F.cross_entropy(corrected.flatten(0, 1), labels.flatten())
