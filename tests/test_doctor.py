@@ -9,7 +9,7 @@ from PIL import Image
 from rich.console import Console
 
 from unshuffle.config import Config, demo
-from unshuffle.doctor import ADVICE, LISTED_FILES, Overfit, _describe_data, examine
+from unshuffle.doctor import ADVICE, LISTED_FILES, _describe_data, examine
 from unshuffle.errors import UserError
 from unshuffle.options import merge
 from unshuffle.tasks.prepare import Data, SplitFacts
@@ -103,7 +103,3 @@ def test_files_that_were_skipped_are_listed() -> None:
     lines = text.getvalue().splitlines()
     assert lines[:LISTED_FILES] == [f"  skipped {number}.png: empty" for number in range(LISTED_FILES)]
     assert lines[LISTED_FILES:] == ["  and 2 more", "spatial: 1 sample to train on, 1 held out"]
-
-
-def test_what_counts_as_passed() -> None:
-    assert Overfit(0.95, 0.1, 10, 0.2).passed and not Overfit(0.949, 0.1, 10, 0.2).passed

@@ -35,6 +35,9 @@ def examine(
     """Read the data, overfit a few samples with each task, print the results and return them by task."""
     console = console or ResilientConsole()
     check(config)
+    for name, value, least in (("samples", samples, 2), ("choices", choices, 2), ("steps", steps, 1)):
+        if value < least:
+            raise UserError(f"{name} is {value}, but must be {least} or more")
     data = prepare(config)
     _describe_data(data, console)
     results = {}

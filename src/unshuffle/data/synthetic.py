@@ -6,8 +6,10 @@ ordering tiles requires. A clip shows an object in a motion with a direction in 
 its frames looks right, and the reverse looks wrong.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 
 import numpy as np
 import numpy.typing as npt
@@ -38,101 +40,17 @@ def _disc(x: float, y: float, radius: float) -> Points:
     return _ellipse(x, y, radius, radius)
 
 
-# Each object in the unit square, y pointing down, facing right; later parts cover earlier ones.
-OBJECTS: dict[str, Parts] = {
-    "house": [
-        _box(0.15, 0.45, 0.85, 0.95),
-        _polygon((0.05, 0.45), (0.5, 0.05), (0.95, 0.45)),
-        _box(0.42, 0.65, 0.6, 0.95),
-        _box(0.2, 0.55, 0.36, 0.7),
-        _box(0.66, 0.55, 0.8, 0.7),
-    ],
-    "tree": [
-        _box(0.43, 0.55, 0.57, 0.98),
-        _disc(0.5, 0.35, 0.32),
-        *[_disc(x, 0.5, 0.17) for x in (0.3, 0.7)],
-    ],
-    "car": [
-        _box(0.02, 0.5, 0.98, 0.75),
-        _polygon((0.2, 0.5), (0.32, 0.27), (0.66, 0.27), (0.8, 0.5)),
-        *[_disc(x, 0.76, radius) for radius in (0.13, 0.05) for x in (0.24, 0.76)],
-        _box(0.9, 0.53, 0.98, 0.61),
-    ],
-    "face": [
-        _ellipse(0.5, 0.5, 0.38, 0.47),
-        *[_disc(x, 0.4, 0.075) for x in (0.35, 0.65)],
-        _polygon((0.5, 0.45), (0.43, 0.62), (0.57, 0.62)),
-        _polygon((0.3, 0.72), (0.5, 0.77), (0.7, 0.72), (0.5, 0.86)),
-    ],
-    "fish": [
-        _polygon((0.3, 0.5), (0.02, 0.25), (0.02, 0.75)),
-        _polygon((0.45, 0.3), (0.6, 0.1), (0.7, 0.32)),
-        _ellipse(0.58, 0.5, 0.38, 0.24),
-        _disc(0.8, 0.44, 0.05),
-        _polygon((0.5, 0.5), (0.36, 0.6), (0.52, 0.64)),
-    ],
-    "flower": [
-        _box(0.47, 0.45, 0.53, 0.98),
-        _polygon((0.5, 0.85), (0.22, 0.68), (0.3, 0.85)),
-        _polygon((0.5, 0.78), (0.78, 0.6), (0.7, 0.78)),
-        *[_disc(0.5 + 0.19 * np.cos(a), 0.28 + 0.19 * np.sin(a), 0.12) for a in np.arange(6) * np.pi / 3],
-        _disc(0.5, 0.28, 0.11),
-    ],
-    "boat": [
-        _polygon((0.05, 0.68), (0.95, 0.68), (0.8, 0.93), (0.2, 0.93)),
-        _box(0.47, 0.05, 0.52, 0.68),
-        _polygon((0.54, 0.08), (0.54, 0.62), (0.9, 0.62)),
-        _polygon((0.45, 0.18), (0.45, 0.62), (0.16, 0.62)),
-    ],
-    "rocket": [
-        _polygon((0.36, 0.65), (0.18, 0.92), (0.4, 0.86)),
-        _polygon((0.64, 0.65), (0.82, 0.92), (0.6, 0.86)),
-        _box(0.36, 0.3, 0.64, 0.86),
-        _polygon((0.36, 0.3), (0.5, 0.02), (0.64, 0.3)),
-        _disc(0.5, 0.45, 0.08),
-        _polygon((0.42, 0.87), (0.58, 0.87), (0.5, 1.0)),
-    ],
-    "butterfly": [
-        *[_ellipse(x, 0.34, 0.23, 0.27) for x in (0.26, 0.74)],
-        *[_ellipse(x, 0.74, 0.17, 0.19) for x in (0.3, 0.7)],
-        _ellipse(0.5, 0.52, 0.06, 0.38),
-        *[_disc(x, 0.34, 0.08) for x in (0.24, 0.76)],
-    ],
-    "mushroom": [
-        _polygon((0.4, 0.5), (0.6, 0.5), (0.68, 0.97), (0.32, 0.97)),
-        _polygon((0.04, 0.54), (0.14, 0.28), (0.35, 0.1), (0.65, 0.1), (0.86, 0.28), (0.96, 0.54)),
-        _disc(0.35, 0.3, 0.07),
-        _disc(0.62, 0.25, 0.06),
-        _disc(0.73, 0.42, 0.06),
-    ],
-    "robot": [
-        _box(0.48, 0.02, 0.52, 0.15),
-        _box(0.3, 0.13, 0.7, 0.38),
-        *[_disc(x, 0.25, 0.05) for x in (0.41, 0.59)],
-        _box(0.24, 0.42, 0.76, 0.74),
-        _box(0.08, 0.44, 0.2, 0.7),
-        _box(0.8, 0.44, 0.92, 0.7),
-        _box(0.3, 0.76, 0.44, 0.98),
-        _box(0.56, 0.76, 0.7, 0.98),
-    ],
-    "lamp": [
-        _polygon((0.3, 0.05), (0.7, 0.05), (0.9, 0.48), (0.1, 0.48)),
-        _box(0.46, 0.48, 0.54, 0.88),
-        _ellipse(0.5, 0.91, 0.28, 0.07),
-    ],
-}
+def _read_objects(kind: str) -> dict[str, Parts]:
+    """Read objects in the unit square, y pointing down, facing right; later parts cover earlier ones."""
+    shapes: dict[str, Callable[..., Points]] = {"box": _box, "polygon": _polygon, "ellipse": _ellipse, "disc": _disc}
+    objects = json.loads(files("unshuffle.data").joinpath("synthetic_objects.json").read_text())[kind]
+    return {name: [shapes[shape](*numbers) for shape, *numbers in parts] for name, parts in objects.items()}
 
-# Objects of clips: a wheel whose single thick spoke shows the angle, a ball, a candle that burns down, and others.
-MOVING_OBJECTS: dict[str, Parts] = {
-    "wheel": [
-        _disc(0.5, 0.5, 0.48),
-        _disc(0.5, 0.5, 0.36),
-        _polygon((0.5, 0.4), (0.94, 0.5), (0.5, 0.6)),
-        _disc(0.5, 0.5, 0.1),
-    ],
-    "ball": [_disc(0.5, 0.5, 0.46), _ellipse(0.5, 0.5, 0.16, 0.44), _disc(0.38, 0.32, 0.09)],
-    "candle": [_box(0.36, 0.25, 0.64, 1.0), _polygon((0.42, 0.25), (0.5, 0.02), (0.58, 0.25))],
-    **{name: OBJECTS[name] for name in ("rocket", "car", "fish", "flower", "tree", "mushroom")},
+
+OBJECTS = _read_objects("images")
+# a wheel whose single thick spoke shows the angle, a ball, a candle that burns down, and objects of images
+MOVING_OBJECTS = _read_objects("clips") | {
+    name: OBJECTS[name] for name in ("rocket", "car", "fish", "flower", "tree", "mushroom")
 }
 
 

@@ -21,7 +21,7 @@ MAX_HELD_OUT = 5  # at most one sample in so many is held out
 
 @dataclass(frozen=True)
 class SplitFacts:
-    """How many samples a task has; `wording.split_sentence` tells what is worth knowing of it."""
+    """How many samples a task has; `wording.split_sentence` states what is unusual about them."""
 
     training: int
     validation: int

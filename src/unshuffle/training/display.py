@@ -18,7 +18,7 @@ class TaskStatus:
     """The latest figures of one task."""
 
     chance: float
-    """Accuracy of blind guessing."""
+    """Accuracy at chance level."""
     loss: float | None = None
     accuracy: float | None = None
     error: float | None = None
