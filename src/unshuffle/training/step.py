@@ -48,6 +48,7 @@ class Step:
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
 
 
+@dataclass
 class GraphedStep(Step):
     """The same on a GPU as a captured CUDA graph: launching its hundreds of kernels one by one takes too long.
 
