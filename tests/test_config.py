@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from unshuffle import config as config_module
 from unshuffle.config import PRESETS, Config, check, demo, paper, read_config, small
 from unshuffle.errors import UserError
-from unshuffle.options import differences, merge, to_dict, write_config
+from unshuffle.options import differences, merge, write_config
 
 
 def test_the_paper_preset_holds_the_papers_numbers() -> None:
@@ -226,10 +225,7 @@ def test_missing_keys_take_the_presets_values(tmp_path: Path) -> None:
         ("optim: {backbone: {lr: fast}}", "optim.backbone.lr is 'fast', but must be a number"),
         ("optim: {backbone: {lr: false}}", "optim.backbone.lr is False, but must be a number"),
         ("temporal: {shared_crop: 1}", "temporal.shared_crop is 1, but must be true or false"),
-        (
-            "shuffle: {grid: 3}",
-            "was written by an older version of unshuffle .* it sets shuffle, which no longer exists",
-        ),
+        ("shuffle: {grid: 3}", "unknown key shuffle.*; runs of older versions cannot be read: start a new one"),
         ("device: 3", "device is 3, but must be text"),
         ("images: 3", "images is 3, but must be text"),
         ("init: 3", "init is 3, but must be a path"),
@@ -280,22 +276,13 @@ def test_null_clears_a_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "key"), [("optim: {trunk: {lr: 0.1}}", "optim.trunk"), ("preset: small\nold: {grid: 3}", "old")]
+    "text",
+    ["optim: {trunk: {lr: 0.1}}", "policy: {grouped: pairs}", "policy: {sampler: inverse}", "shuffle: {grid: 3}"],
 )
-def test_a_config_of_an_older_version(text: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_module, "REMOVED_KEYS", frozenset({"optim.trunk", "old", "optim.backbone.speed"}))
-    with pytest.raises(UserError) as caught:
+def test_a_run_of_an_older_version_is_one_sentence(text: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"config.yaml: .*; runs of older versions cannot be read: start a new one"):
         read(text, tmp_path)
-    start = (
-        f"{tmp_path / 'config.yaml'} was written by an older version of unshuffle and cannot be read: it sets {key},"
-    )
-    assert str(caught.value).startswith(start)
-    assert read("optim: {batch_size: 7}", tmp_path).optim.batch_size == 7
-
-
-def test_removed_keys_are_removed() -> None:
-    for dotted in config_module.REMOVED_KEYS:
-        values: Any = to_dict(demo())
-        for key in dotted.split("."):
-            values = values.get(key) if isinstance(values, dict) else None
-        assert values is None, f"{dotted} still exists"
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_config(tmp_path / "mine.yaml")
+    assert "older versions" not in str(caught.value), "a file of one's own is more likely misspelt"

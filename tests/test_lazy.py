@@ -5,7 +5,7 @@ from collections.abc import Sized
 import pytest
 
 from unshuffle.errors import UserError
-from unshuffle.lazy import LazyClass, find_class
+from unshuffle.lazy import LazyClass, find_entry
 
 REGISTRY = {
     "sized": LazyClass("collections", "abc", "Sized", "Has a length."),
@@ -14,7 +14,7 @@ REGISTRY = {
 
 
 def test_a_class_is_found_by_its_name() -> None:
-    assert find_class("sized", REGISTRY, "type") is Sized
+    assert find_entry("sized", REGISTRY, "type").load() is Sized
     assert REGISTRY["sized"].load() is Sized
 
 
@@ -27,7 +27,7 @@ def test_a_class_is_found_by_its_name() -> None:
 )
 def test_an_unknown_name_is_a_user_error(name: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        find_class(name, REGISTRY, "type")
+        find_entry(name, REGISTRY, "type").load()
 
 
 def test_a_module_is_imported_only_when_its_class_is_loaded() -> None:

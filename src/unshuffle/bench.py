@@ -231,10 +231,7 @@ def _rows(figures: dict[str, Any], trainer: Trainer) -> list[tuple[str, str]]:
         ("crops/s", f"{figures['crops_per_second']:,.0f}"),
         ("waiting for data", _percent(figures["waiting_for_data"])),
         ("throughput", f"{figures['tflops']:.3g} TFLOP/s"),
-        (
-            f"  as a fraction of a large matrix product ({figures['matmul_tflops']:.3g} TFLOP/s)",
-            _percent(figures["matmul_fraction"]),
-        ),
+        (f"  as a fraction of a matrix product ({figures['matmul_tflops']:.3g})", _percent(figures["matmul_fraction"])),
         *((f"{name}, alone", _ms(value)) for name, value in figures["parts_ms"].items()),
         *((f"validation, {task}", _ms(value)) for task, value in figures["validation_ms"].items()),
         ("validations, fraction of the run", _percent(figures["validation_fraction"])),

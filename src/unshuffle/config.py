@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Interval
 
@@ -275,8 +275,8 @@ class PolicyConfig:
     candidates: Count = 4
     """With pairs: permutations classified for each one trained on; more sharpen the preference and cost head time."""
     interval: Count = 3888
-    """Iterations from the end of one episode to the end of the next, and between validations of all tasks; the default
-    gives the paper's 90 episodes in 350,000 iterations."""
+    """Iterations from the end of one episode to the end of the next, and between validations of all tasks. The
+    paper has 90 episodes in 350,000 iterations, that is 3888."""
     batches: Count = 100
     """K: batches of an episode, the last ones of the interval; the paper does not give it."""
     action: Literal["sample", "batch"] = "sample"
@@ -286,7 +286,8 @@ class PolicyConfig:
     lr: NonNegative = 0.01
     """Learning rate of Adam for the policy network."""
     entropy_weight: NonNegative = 0.2
-    """Weight of the entropy in the objective; larger values keep the sampling closer to uniform. Not in the paper."""
+    """Weight of the entropy in the objective; larger values keep the sampling closer to uniform. The paper
+    adds the entropy without giving its weight."""
     reward_average_decay: Probability = 0.9
     """Decay of the moving average that is subtracted from the reward; closer to 1 averages over more episodes."""
     scale_reward: bool = True
@@ -405,6 +406,10 @@ class Config:
         """The section of a task."""
         section: TaskConfig = getattr(self, task)
         return section
+
+    def batch_size(self, task: str) -> int:
+        """Samples of a task in a step, over all processes."""
+        return self.section(task).batch_size or self.optim.batch_size
 
 
 def _task(symbol: str, tasks: str) -> str:
@@ -555,40 +560,11 @@ def _check_policy(policy: PolicyConfig, per_sample: int) -> None:
         )
 
 
-REMOVED_KEYS = frozenset(
-    {
-        "data.gpu_share",
-        "data.max_bad_share",
-        "model.spatial",
-        "model.temporal",
-        "optim.trunk",
-        "permutations.spatial",
-        "permutations.temporal",
-        "policy.groups",
-        "policy.grouped",
-        "policy.horizon",
-        "policy.reward",
-        "shuffle",
-    }
-)
-"""Dotted keys and sections that earlier versions wrote and that no longer exist."""
-
-
 def read_config(path: Path) -> Config:
     """Read a config that a run or a person wrote; missing keys take the values of its preset."""
     values = read_yaml(path, "config")
-    removed = next((key for key in sorted(REMOVED_KEYS) if _holds_key(values, key)), None)
-    if removed is not None:
-        raise UserError(
-            f"{path} was written by an older version of unshuffle and cannot be read: it sets {removed}, which no "
-            "longer exists; read it with that version, or start a new run"
-        )
     try:
         return merge(preset_config(values.get("preset", "demo")), values)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-
-
-def _holds_key(values: Any, dotted: str) -> bool:
-    key, _, rest = dotted.partition(".")
-    return isinstance(values, dict) and key in values and (not rest or _holds_key(values[key], rest))
+        hint = "; runs of older versions cannot be read: start a new one, CHANGELOG.md lists the new names"
+        raise UserError(f"{path}: {error}{hint if path.name == 'config.yaml' else ''}") from None

@@ -24,8 +24,8 @@ VALIDATE_EVERY = 10
 LISTED_FILES = 10
 ADVICE = (
     "At least one task cannot overfit a few samples, so it will not learn from all of them either. Try learning rates "
-    "ten times higher or lower (optim.backbone.lr, TASK.optimiser.lr), TASK.optimiser.kind adamw, TASK.head.dropout 0 "
-    "and TASK.head.centre."
+    "ten times higher or lower (optim.backbone.lr, TASK.optimiser.lr), TASK.optimiser.kind adamw, and for "
+    "the ordering tasks TASK.head.dropout 0 and TASK.head.centre."
 )
 
 

@@ -25,11 +25,6 @@ class LazyClass:
         return getattr(import_module(f"{self.package}.{self.module}"), self.name)
 
 
-def find_class(name: str, registry: Mapping[str, LazyClass], kind: str) -> Any:
-    """Return the class registered under a name; raise a UserError if there is none of that kind."""
-    return find_entry(name, registry, kind).load()
-
-
 def find_entry(name: str, registry: Mapping[str, T], kind: str) -> T:
     """Return what is registered under a name; raise a UserError, which says what may be meant, if nothing is."""
     if name not in registry:

@@ -32,7 +32,7 @@ from unshuffle.runs.checkpoints import checkpoint_iterations, list_checkpoints, 
 from unshuffle.runs.folders import find_runs
 from unshuffle.runs.history import stored_permutations
 from unshuffle.runs.run import Run
-from unshuffle.tasks import TASKS, build_tasks
+from unshuffle.tasks import build_tasks
 from unshuffle.tasks.prepare import Data, prepare
 from unshuffle.training import distributed
 from unshuffle.training.display import Display
@@ -137,7 +137,7 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
 
 def _check_divisible(config: Config, val_size: int) -> None:
     sizes = {"optim.batch_size": config.optim.batch_size}
-    sizes |= {f"{name}.batch_size": TASKS[name](config).batch_size for name in config.task_names}
+    sizes |= {f"{name}.batch_size": config.batch_size(name) for name in config.task_names}
     distributed.check_divisible(sizes, val_size)
 
 

@@ -12,7 +12,7 @@ import torch
 
 
 def stream_seed(seed: int, *name: str | int) -> np.random.SeedSequence:
-    """Seed of the stream with the given name, such as ("batch", "spatial", iteration)."""
+    """Seed of the stream with the given name, such as ("batch", task, iteration)."""
     path = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in name]
     # the length distinguishes ("a",) from ("a", 0), which numpy would pad to the same seed
     return np.random.SeedSequence([seed, len(path), *path])

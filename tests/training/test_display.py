@@ -45,7 +45,7 @@ def test_the_live_display_shows_figures_speed_and_chance() -> None:
         display.waiting, display.top1 = 0.07, 33.3
         display.update(10)
         shown = text.getvalue()
-    for part in ("10/20", "0.250", "0.990", "12 images and clips/s (108 crops/s)", "data 7 %", "33.3 %"):
+    for part in ("10/20", "0.250", "0.990", "12 samples/s (108 crops/s)", "data 7 %", "33.3 %"):
         assert part in shown
 
 
@@ -61,7 +61,7 @@ def test_every_number_is_whole_on_a_narrow_terminal(preference: Preference) -> N
     with display:
         display.update(10)
         lines = [line.rstrip() for line in text.getvalue().splitlines()]
-    assert "12345 images and clips/s (111105 crops/s) · waiting for data 7 %" in lines
+    assert "12345 samples/s (111105 crops/s) · waiting for data 7 %" in lines
     assert "retrieval top-1 33.3 %" in lines
     assert any(
         line.split() == ["task", "loss", "accuracy", "val.", "error", "at", "chance", "sampling"] for line in lines

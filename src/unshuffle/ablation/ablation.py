@@ -29,6 +29,7 @@ from unshuffle.evaluation.protocol import published
 from unshuffle.options import merge
 from unshuffle.pretraining import try_backbone
 from unshuffle.runs.folders import PUBLISHED
+from unshuffle.tasks import TASKS
 from unshuffle.tasks.prepare import prepare
 
 __all__ = ["PAPER_ARMS", "Ablation", "ablate", "make_plan", "run_ablation"]
@@ -168,7 +169,7 @@ def _check_arms(config: Config, jobs: Sequence[Job], *, on_this_machine: bool) -
     """Raise a UserError for a mistake in an arm before the first job; pack folders once, before many jobs need them."""
     if jobs and on_this_machine and config.device != "auto":
         choose_device(config.device)
-    data_options = attrgetter("images", "videos", "tasks", "data", "spatial", "temporal", "rotation")
+    data_options = attrgetter("images", "videos", "tasks", "data", *TASKS)
     prepared: list[Any] = []
     for arm, job in {job.arm: job for job in jobs}.items():
         arm_config, data = job.config, data_options(job.config)

@@ -14,7 +14,7 @@ from rich.text import Text
 from unshuffle.config import TaskName
 from unshuffle.errors import UserError
 from unshuffle.files import write_measurement
-from unshuffle.lazy import LazyClass, find_class
+from unshuffle.lazy import LazyClass, find_entry
 from unshuffle.runs.folders import short_names
 
 if TYPE_CHECKING:
@@ -190,5 +190,5 @@ ANALYSES: dict[str, LazyClass] = {
 
 def find_analysis(name: str) -> type[Analysis]:
     """Return the class of an analysis; raise a UserError if there is none of that name."""
-    analysis: type[Analysis] = find_class(name, ANALYSES, "analysis")
+    analysis: type[Analysis] = find_entry(name, ANALYSES, "analysis").load()
     return analysis

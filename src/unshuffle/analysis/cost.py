@@ -109,12 +109,7 @@ def validations_of(run: Run, task: str) -> Validations:
     for rollouts in all_rollouts(run):
         iterations += rollouts.count * [rollouts.iteration] if task in rollouts.tasks else []
     permutations = len(stored_permutations(run)[task])
-    batch_size = _batch_size(run.config, task)
-    return Validations(sorted(iterations), _validation_samples(run, task), permutations, batch_size)
-
-
-def _batch_size(config: Config, task: str) -> int:
-    return config.section(task).batch_size or config.optim.batch_size
+    return Validations(sorted(iterations), _validation_samples(run, task), permutations, run.config.batch_size(task))
 
 
 def _validation_samples(run: Run, task: str) -> int:
@@ -183,7 +178,7 @@ def training_seconds(config: Config, entries: Iterable[Mapping[str, Any]]) -> li
     seconds, previous, curve = 0.0, 0, []
     for entry in entries:
         steps = task_steps(config, previous, entry["iteration"])
-        samples = sum(count * _batch_size(config, task) for task, count in steps.items())
+        samples = sum(count * config.batch_size(task) for task, count in steps.items())
         seconds += samples / entry["samples_per_second"]
         previous = entry["iteration"]
         curve.append((previous, seconds))

@@ -152,7 +152,7 @@ class _Argument:
     def metavar(self) -> str:
         hint, _ = plain_type(get_args(plain_type(self.hint)[0])[0] if self.is_list else self.hint)
         choices = ",".join(map(str, get_args(hint)))
-        name = self.shown if self.positional else f"{{{choices}}}" if choices else _METAVARS[hint]
+        name = f"{{{choices}}}" if choices else self.shown if self.positional else _METAVARS[hint]
         return f"{name} ..." if self.is_list else name
 
     def add_help(self, group: Any, default: Any) -> None:

@@ -73,7 +73,7 @@ def find_backbone(spec: str, seed: int = 0) -> Backbone:
 
 def weights_digest(backbone: Backbone) -> str:
     """Return a digest of the weights and the normalisation of a backbone."""
-    hashed = hashlib.sha256(str(backbone.normalisation).encode())
+    hashed = hashlib.sha256(backbone.normalisation.to_json().encode())
     for key, value in backbone.state_dict().items():
         hashed.update(key.encode() + value.cpu().contiguous().numpy().tobytes())
     return hashed.hexdigest()

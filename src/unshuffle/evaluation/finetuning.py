@@ -201,7 +201,7 @@ class Classifier(nn.Module):
         metadata = {
             "architecture": self.backbone.architecture,
             "input_size": str(self.backbone.eval_size),
-            "normalisation": str(self.backbone.normalisation),
+            "normalisation": self.backbone.normalisation.to_json(),
             "classes": json.dumps(self.classes),
         }
         write_weights(self, metadata, folder / CLASSIFIER_NAME)

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from unshuffle.console import say
 from unshuffle.errors import UserError
-from unshuffle.lazy import LazyClass, find_class
+from unshuffle.lazy import LazyClass, find_entry
 from unshuffle.options import check_bounds
 
 if TYPE_CHECKING:  # both need torch, which takes seconds to import
@@ -289,5 +289,5 @@ EVALUATIONS: dict[str, LazyClass] = {
 
 def find_evaluation(name: str) -> type[Evaluation]:
     """Return the class of an evaluation by its name."""
-    evaluation: type[Evaluation] = find_class(name, EVALUATIONS, "evaluation")
+    evaluation: type[Evaluation] = find_entry(name, EVALUATIONS, "evaluation").load()
     return evaluation

@@ -3,7 +3,7 @@
 A backbone also states how its images are normalised, and the file of its weights records it.
 """
 
-import re
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,11 +15,6 @@ from torch import Tensor, nn
 from unshuffle.data.crops import normalise
 from unshuffle.data.media import explain
 from unshuffle.errors import UserError
-
-_PER_IMAGE = "per image and channel: mean 0, std 1"
-# earlier files say "deviation"
-_THREE = r"([\d.e+-]+) ([\d.e+-]+) ([\d.e+-]+)"
-_PER_CHANNEL = re.compile(rf"per channel: mean {_THREE}, (?:std|deviation) {_THREE}")
 
 
 @dataclass(frozen=True)
@@ -36,22 +31,17 @@ class Normalisation:
         mean, std = (images.new_tensor(values)[:, None, None] for values in (self.mean, self.std))
         return (images - mean) / std
 
-    def __str__(self) -> str:
-        if not self.mean:
-            return _PER_IMAGE
-        mean, std = (" ".join(map(str, values)) for values in (self.mean, self.std))
-        return f"per channel: mean {mean}, std {std}"
+    def to_json(self) -> str:
+        """Return the metadata of a weights file."""
+        return json.dumps({"mean": self.mean, "std": self.std})
 
     @classmethod
-    def parse(cls, text: str) -> "Normalisation":
-        """Return the normalisation that `str` has described."""
-        if text.replace("deviation", "std") == _PER_IMAGE:
-            return PER_IMAGE
-        match = _PER_CHANNEL.fullmatch(text)
-        if match is None:
-            raise UserError(f"the normalisation that the weights file states is unknown: {text}")
-        numbers = tuple(map(float, match.groups()))
-        return cls(numbers[:3], numbers[3:])
+    def from_json(cls, text: str) -> "Normalisation":
+        """Return the normalisation that a weights file states."""
+        try:
+            return cls(**{name: tuple(map(float, values)) for name, values in json.loads(text).items()})
+        except (ValueError, TypeError, AttributeError):
+            raise UserError(f"the normalisation that the weights file states is unknown: {text}") from None
 
 
 PER_IMAGE = Normalisation()

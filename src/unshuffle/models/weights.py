@@ -47,7 +47,7 @@ def describe(backbone: Backbone) -> dict[str, str]:
     return {
         "architecture": backbone.architecture,
         "input_size": str(backbone.eval_size),
-        "normalisation": str(backbone.normalisation),
+        "normalisation": backbone.normalisation.to_json(),
     }
 
 
@@ -166,7 +166,7 @@ def load_backbone(path: str | Path, architecture: str | None = None) -> Backbone
     backbone = _build(name, weights)
     _load(backbone, weights, metadata, path)
     backbone.metadata, stated = metadata, metadata.get("normalisation")
-    backbone.normalisation = Normalisation.parse(stated) if stated else backbone.published_normalisation
+    backbone.normalisation = Normalisation.from_json(stated) if stated else backbone.published_normalisation
     return backbone.for_evaluation()
 
 

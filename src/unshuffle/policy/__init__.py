@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from unshuffle.config import PolicyConfig
-from unshuffle.lazy import LazyClass, find_class
+from unshuffle.lazy import LazyClass, find_entry
 from unshuffle.policy.inverse import Inverse
 from unshuffle.policy.sampler import Sampler
 
@@ -22,7 +22,7 @@ def build_sampler(config: PolicyConfig, num_permutations: int, seed: int, milest
 
     `milestones` are the iterations at which the learning rate drops: errors before and after are not compared.
     """
-    kind = find_class(config.sampler, SAMPLERS, "sampler")
+    kind = find_entry(config.sampler, SAMPLERS, "sampler").load()
     sampler: Sampler = (
         kind(num_permutations) if config.sampler == "uniform" else kind(config, num_permutations, seed, milestones)
     )

@@ -143,7 +143,7 @@ class PairGrouping:
             # groups differ in size where their number does not divide |Ψ|
             lambda: ((torch.ones_like(behaviour) if groups is None else behaviour / groups.sizes).log(),),
         )
-        return Proposal(candidates, selection=Selection(log_weights, gumbel(candidates.shape, generator), per_sample))
+        return Proposal(candidates, selection=Selection(log_weights, gumbel(candidates.shape, generator)))
 
     def action_counts(self, groups: Groups, sampled: SampleCounts) -> Tensor:
         """Return the counts of the groups that the steps have selected from."""

@@ -23,8 +23,6 @@ class Selection:
     """(|C|,) log-weight of a candidate of each group."""
     noise: Tensor
     """(B, K) standard Gumbel noise, one value per candidate."""
-    count: int
-    """M: permutations to select for each sample."""
 
 
 @dataclass(frozen=True)

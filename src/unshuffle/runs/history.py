@@ -25,6 +25,7 @@ T = TypeVar("T")
 def open_run(folder: Path) -> Run:
     """Return the run in a folder; raise a UserError if it has not validated yet."""
     run = Run.open(folder.expanduser())
+    _ = run.config  # a run of an older version is refused here
     if not tasks_of(run):
         raise UserError(f"{folder} has no validation yet: wait for the first one")
     return run

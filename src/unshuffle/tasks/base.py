@@ -123,9 +123,11 @@ class Network(nn.Module):
         """Evaluate without gradients, and return to the mode before."""
         was_training = self.training
         self.eval()
-        with torch.no_grad():
-            yield
-        self.train(was_training)
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.train(was_training)
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ class Task(ABC):
     @property
     def batch_size(self) -> int:
         """Samples in a step, over all processes."""
-        return self.settings.batch_size or self.config.optim.batch_size
+        return self.config.batch_size(self.name)
 
     @property
     @abstractmethod
@@ -192,7 +194,7 @@ class Task(ABC):
         if self.medium == "images" and media.images is not None:
             return self.samples_of(media.images, np.arange(len(media.images)))
         if media.videos is None:
-            raise UserError(f"the {self.name} task needs videos: give --videos, or choose --tasks S")
+            raise UserError(f"the {self.name} task needs videos: give --videos, or choose other --tasks")
         return self.samples_of(*media.videos)
 
     def validation_samples(self, media: Media) -> Samples | None:
@@ -257,3 +259,11 @@ class Task(ABC):
     @abstractmethod
     def merge(self, parts: Sequence[Any]) -> Validation:
         """Return one validation from those of slices of X_val."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state besides the head's weights that a resumed run needs."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        assert not state, f"the {self.name} task has no state"

@@ -127,7 +127,6 @@ class OrderingTask(Task):
         logits: Tensor = head.classify(shuffled.flatten(0, 1)).unflatten(0, shuffled.shape[:2])
         return logits
 
-    @torch.no_grad()
     def recognise(self, network: Network, crops: Tensor, labels: Tensor) -> Tensor:
         """Return the labels (B,) that the network assigns to crops (B, P, ...) shuffled by permutations (B,)."""
         with network.evaluation_mode():

@@ -60,7 +60,7 @@ def prepare(config: Config, progress: bool = True) -> Data:
         else:
             training, validation = hold_out(samples, config)
         data.training[name], data.validation[name] = training, validation
-        source = "images" if samples.source is media.images else "videos"
+        source = "images" if task.medium == "images" and media.images is not None else "videos"
         data.splits[name] = SplitFacts(len(training), len(validation), config.data.val_size, source)
     return data
 

@@ -19,6 +19,7 @@ class TaskStatus:
 
     chance: float
     """Accuracy at chance level."""
+    has_sampler: bool = True
     loss: float | None = None
     accuracy: float | None = None
     error: float | None = None
@@ -81,7 +82,7 @@ class Display:
 
     def _state(self) -> list[str]:
         """Speed and retrieval, each short enough for a line of a narrow terminal."""
-        speed = f"{self.samples_per_second:.0f} images and clips/s ({self.crops_per_second:.0f} crops/s)"
+        speed = f"{self.samples_per_second:.0f} samples/s ({self.crops_per_second:.0f} crops/s)"
         monitor = [] if self.top1 is None else [f"retrieval top-1 {self.top1:.1f} %"]
         return [f"{speed} · waiting for data {100 * self.waiting:.0f} %", *monitor]
 
@@ -109,7 +110,7 @@ class Display:
                 _number(task.accuracy),
                 _number(task.error),
                 f"{1 - task.chance:.3f}",
-                _bars(task.preference),
+                _bars(task.preference) if task.has_sampler else "-",
             )
         return Group(self._progress, table, *self._state())
 

@@ -228,7 +228,7 @@ class Trainer:
             "iteration": self.iteration,
             "network": self.network.state_dict(),
             "optimisers": self.optimisers.state_dict(),
-            "tasks": {name: task.state_dict() for name, task in self.ordering_tasks.items()},
+            "tasks": {name: task.state_dict() for name, task in self.tasks.items()},
             "random": random_state(),
             "data": self.data_digests,
         }
@@ -240,7 +240,7 @@ class Trainer:
         self.iteration = state["iteration"]
         self.network.load_state_dict(state["network"])
         self.optimisers.load_state_dict(state["optimisers"])
-        for name, task in self.ordering_tasks.items():
+        for name, task in self.tasks.items():
             task.load_state_dict(state["tasks"][name])
         restore_random_state(state["random"])
 
@@ -256,7 +256,8 @@ class Trainer:
 
     def statuses(self) -> dict[str, TaskStatus]:
         """Return empty figures for the display."""
-        return {name: TaskStatus(chance=1 - task.chance) for name, task in self.tasks.items()}
+        tasks = self.tasks.items()
+        return {name: TaskStatus(1 - task.chance, isinstance(task, OrderingTask)) for name, task in tasks}
 
     def load(self, iteration: int) -> Batch:
         """Read the batch of an iteration for each of its tasks; safe to call from any thread."""
@@ -336,10 +337,8 @@ class Trainer:
 
     def _run_rollouts(self, log: RunLog) -> None:
         """Run the rollouts of the tasks that are trained now and whose samplers learn from them."""
-        active = [
-            self.ordering_tasks[name] for name in self.active_tasks(self.iteration) if name in self.ordering_tasks
-        ]
-        samplers = {task.name: task.sampler for task in active}
+        active = self.active_tasks(self.iteration)
+        samplers = {name: task.sampler for name, task in self.ordering_tasks.items() if name in active}
         for name, entry in run_rollouts(self, samplers, self.config.policy.rollout_iterations).items():
             self._synchronise(self.ordering_tasks[name])
             with together():
