@@ -216,7 +216,7 @@ def test_missing_keys_take_the_presets_values(tmp_path: Path) -> None:
     [
         ("sed: 1", r"unknown key sed \(did you mean seed\?\)"),
         ("optim: {batchsize: 1}", r"unknown key optim\.batchsize \(did you mean optim\.batch_size\?\)"),
-        ("optim: {backbone: {rate_of_learning: 1}}", r"unknown key optim\.backbone\.rate_of_learning$"),
+        ("optim: {backbone: {rate_of_learning: 1}}", r"unknown key optim\.backbone\.rate_of_learning;"),
         ("7: 1", "unknown key 7"),
         ("seed: one", "seed is 'one', but must be a whole number"),
         ("seed: 1.5", "seed is 1.5, but must be a whole number"),

@@ -46,7 +46,7 @@ def test_metadata_of_a_saved_backbone(tmp_path: Path) -> None:
     assert metadata["architecture"] == "tiny"
     assert metadata["input_size"] == "96"
     assert (metadata["spatial_crop_size"], metadata["rotation_crop_size"]) == ("24", "48")
-    assert "per image and channel" in metadata["normalisation"]
+    assert metadata["normalisation"] == PER_IMAGE.to_json() == '{"mean": [], "std": []}'
     assert json.loads(metadata["spatial_permutations"]) == PERMUTATIONS["spatial"].tolist()
     assert json.loads(metadata["temporal_permutations"]) == PERMUTATIONS["temporal"].tolist()
     assert read_weights(tmp_path / "weights.safetensors")[1] == metadata

@@ -109,6 +109,12 @@ def test_what_is_given_decides_the_tasks(
     assert ("frames of the videos" in told) == (given == "videos" and tasks != "T")
 
 
+def test_images_are_not_opened_for_the_temporal_task_alone(config: Config, videos: Path) -> None:
+    data = prepare(replace(config, images="nowhere", videos=str(videos), tasks="T"), progress=False)
+    assert [source.medium for source in data.sources] == ["videos"]
+    assert {name: split.source for name, split in data.splits.items()} == {"temporal": "videos"}
+
+
 @pytest.mark.parametrize("tasks", ["T", "S+T", "S&T"])
 def test_the_temporal_task_needs_videos(tasks: Any, config: Config, images: Path) -> None:
     with pytest.raises(UserError, match="needs videos"):

@@ -227,3 +227,10 @@ def test_a_captured_step_selects_by_the_weights_and_candidates_of_its_batch() ->
             sampled["permutations"].tolist(), targets["permutations"].tolist(), strict=True
         ):
             assert set(selected) <= set(candidates)
+
+
+def test_a_captured_step_is_set_up_like_a_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    network = nn.Linear(2, 3)
+    step = GraphedStep(network, {}, cast(Optimisers, None), "bf16")
+    assert step._graphs == {} and [id(one) for one in step._parameters] == [id(one) for one in network.parameters()]
