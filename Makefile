@@ -1,10 +1,11 @@
 # make demo: learned features from nothing, in minutes.   make test: all tests.   make check: before a commit.
-# make gallery: the pictures of docs/gallery.md, from a new demo run; wants chromium.
+# make gallery: the pictures of docs/gallery.md, from a new demo run; needs chromium.
+# make architecture: the picture and the table of docs/architecture.md.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test check format gallery clean
+.PHONY: demo test check format gallery architecture clean
 
 demo: $(READY)
 	$(BIN)/unshuffle pretrain --preset demo
@@ -16,6 +17,7 @@ check: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 -m "not slow"
 
 format: $(READY)
@@ -24,6 +26,9 @@ format: $(READY)
 
 gallery: $(READY)
 	$(BIN)/python tools/gallery.py
+
+architecture: $(READY)
+	$(BIN)/python tools/architecture.py
 
 # Made once, and again only when the dependencies change.
 $(READY): pyproject.toml
@@ -34,4 +39,4 @@ $(READY): pyproject.toml
 	@touch $(READY)
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist

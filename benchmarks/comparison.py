@@ -1,4 +1,4 @@
-"""The comparison: what each task is worth, and who proposes the permutations, on real images and videos.
+"""The comparison of tasks and of samplers, on real images and videos.
 
     python benchmarks/comparison.py tasks --images FOLDER --videos FOLDER --val_videos FOLDER [--out runs/comparison]
                                     [--train FOLDER --test FOLDER] [--arms S T ...] [--iterations 6000] [--seeds 3]
@@ -7,20 +7,19 @@
     python benchmarks/comparison.py samplers --init WEIGHTS ...
     python benchmarks/comparison.py orders --init WEIGHTS ...
 
-`tasks`: tiles alone, frames alone and both, from scratch; the preset `small` with batches of 64 and uniform draws.
+`tasks`: spatial task, temporal task and both, from scratch; the preset `small` with batch size 64 and uniform sampling.
 `features`: as `tasks`, with one crop for all frames of a clip, with larger crops of frames, with SGD for the backbone.
-`samplers`: all arms begin with one backbone, --init (such as a run of `tasks`), and learn 1000 permutations of tiles and
-100 of frames.
+`samplers`: all arms start from one backbone, --init (such as a run of `tasks`), with 1000 permutations of tiles and 100
+of frames.
 `orders`: as `samplers`, with 1000 permutations of frames too, and one crop for all frames of a clip.
 
-What is finished in --out is not done again. With --train and --test, labelled folders by class, the backbones are
-evaluated: retrieval, a linear classifier on pool5 and RankMe there, and retrieval of single frames and action
-recognition (10 classes) among the videos. --jobs trainings share the GPU: one starts or evaluates while another
-computes.
+Jobs that are finished in --out are not repeated. With --train and --test, class folders, the backbones are evaluated:
+retrieval, a linear probe on pool5 and RankMe there, retrieval of single frames and action recognition on the videos.
+--jobs trainings share the GPU: one starts or evaluates while another computes.
 
-Results: results/comparison_STUDY_DEVICE.csv (a line for each figure), comparison_STUDY_curves_DEVICE.csv (errors over
-iterations and over forward passes, those of validations and trials included, as the paper would make them and as they
-are made here) and a picture of the curves, comparison_STUDY_DEVICE.svg.
+Results: results/comparison_STUDY_DEVICE.csv (a row for each figure), comparison_STUDY_curves_DEVICE.csv (errors over
+iterations and over forward passes, including validations and rollouts, counted as in the paper and with a shared
+backbone) and a figure of the curves, comparison_STUDY_DEVICE.svg.
 """
 
 import argparse
@@ -33,17 +32,17 @@ import torch
 from matplotlib.figure import Figure
 from table import RESULTS, write_table
 
-from unshuffle.analysis.ablation import Ablation, ablate
+from unshuffle.ablation.ablation import Ablation, ablate
+from unshuffle.analysis.cost import total_passes
 from unshuffle.analysis.figures import COLOURS, legend_below, name_axes, panels, save_figure, styled, thousands
-from unshuffle.analysis.forward_passes import total_passes
 from unshuffle.config import PolicyConfig
 
 PAPERS = {**vars(PolicyConfig()), "interval": 100, "batches": 100}
-"""The policy in the paper's form, with more episodes than the paper has: validation is nearly free."""
+"""The paper's policy, with more episodes than in the paper: validation is nearly free."""
 TASKS: dict[str, dict[str, Any]] = {"S+T": {}, "S": {"tasks": "S"}, "T": {"tasks": "T"}}
-ONE_CROP = {"shuffle": {"shared_crop": True}}
-LARGE_CROPS = {"shuffle": {"frame_share": 0.875}}
-SGD = {"optim": {"backbone": {"optimiser": "sgd", "lr": 0.01, "weight_decay": 5e-4}}}
+ONE_CROP = {"temporal": {"shared_crop": True}}
+LARGE_CROPS = {"temporal": {"crop_fraction": 0.875}}
+SGD = {"optim": {"backbone": {"kind": "sgd", "lr": 0.01, "weight_decay": 5e-4}}}
 FEATURES: dict[str, dict[str, Any]] = {
     "S+T, one crop": ONE_CROP,
     "T, one crop": {"tasks": "T", **ONE_CROP},
@@ -53,25 +52,26 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 SAMPLERS: dict[str, dict[str, Any]] = {
     "uniform": {"policy": {"sampler": "uniform"}},
-    "policy": {"policy": {"sampler": "policy"}},
-    "inverse": {"policy": {"sampler": "inverse"}},
+    "policy": {},
+    "inverse": {"policy": {"inverse": True}},
     "hard first": {"policy": {"sampler": "hard-first"}},
-    "paper's policy": {"policy": {**PAPERS, "sampler": "policy"}},
-    "paper's inverse": {"policy": {**PAPERS, "sampler": "inverse"}},
+    "paper's policy": {"policy": PAPERS},
+    "paper's inverse": {"policy": {**PAPERS, "inverse": True}},
     "bandit": {"policy": {**PAPERS, "sampler": "exp3"}},
 }
 EVALUATIONS = ("retrieval", "linear", "rankme", "frames", "action")
 OVER = {
     "iteration": "iterations",
-    "forward_passes_shared_backbone": "forward passes, with those of validations and trials [batches]",
+    "forward_passes_shared_backbone": "forward passes, including validations and rollouts [batches]",
 }
 OFTEN = {"interval": 500, "batches": 500}
+MANY_TILES = {"spatial": {"permutations": 1000}}
 UNIFORM = {"policy": {"sampler": "uniform", **OFTEN}}
 STUDIES: dict[str, tuple[dict[str, dict[str, Any]], dict[str, Any]]] = {
     "tasks": (TASKS, UNIFORM),
     "features": (FEATURES, UNIFORM),
-    "samplers": (SAMPLERS, {"permutations": {"spatial": 1000}, "policy": OFTEN}),
-    "orders": (SAMPLERS, {"permutations": {"spatial": 1000, "temporal": 1000}, **ONE_CROP, "policy": OFTEN}),
+    "samplers": (SAMPLERS, {**MANY_TILES, "policy": OFTEN}),
+    "orders": (SAMPLERS, {**MANY_TILES, "temporal": {"permutations": 1000, "shared_crop": True}, "policy": OFTEN}),
 }
 """The arms of each study, and what they share."""
 
@@ -80,7 +80,7 @@ def main() -> None:
     """Train and evaluate all arms, write the tables."""
     args = arguments()
     arms, shared = STUDIES[args.study]
-    found = ablate(
+    ablation = ablate(
         args.out / args.study,
         arms={name: arms[name] for name in args.arms or arms},
         seeds=args.seeds,
@@ -92,10 +92,10 @@ def main() -> None:
         **shared,
         **data(args),
     )
-    for job, sentence in found.failures.items():
+    for job, sentence in ablation.failures.items():
         print(f"{job}: {sentence}")
-    write_table(f"comparison_{args.study}_{args.device}", found.rows, args.device)
-    points = list(curves(found))
+    write_table(f"comparison_{args.study}_{args.device}", ablation.rows, args.device)
+    points = list(curves(ablation))
     write_table(f"comparison_{args.study}_curves_{args.device}", points, args.device)
     save_figure(draw(points), [RESULTS / f"comparison_{args.study}_{args.device}.svg"])
 
@@ -110,7 +110,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--test", type=Path)
     parser.add_argument("--evaluate", nargs="+", choices=EVALUATIONS, default=EVALUATIONS)
     parser.add_argument("--out", type=Path, default=Path("runs/comparison"))
-    parser.add_argument("--arms", nargs="+", help="some of the study's; all unless given")
+    parser.add_argument("--arms", nargs="+", help="arms of the study to run; default all")
     parser.add_argument("--iterations", type=int, default=6000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--init", type=Path)
@@ -118,14 +118,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     if STUDIES[args.study][0] is SAMPLERS and args.init is None:
-        parser.error("samplers are compared from one backbone: give --init")
+        parser.error("samplers are compared from one common backbone: give --init")
     if unknown := set(args.arms or ()) - set(STUDIES[args.study][0]):
-        parser.error(f"no arms of {args.study}: {', '.join(sorted(unknown))}")
+        parser.error(
+            f"{args.study} has no arms {', '.join(sorted(unknown))}; choose from {', '.join(STUDIES[args.study][0])}"
+        )
     return args
 
 
 def data(args: argparse.Namespace) -> dict[str, Any]:
-    """What all trainings see; the clips that are validated on are of other scenes."""
+    """Return the data and logging options of all runs; validation clips are of other scenes."""
     return {
         "images": args.images,
         "videos": args.videos,
@@ -136,13 +138,13 @@ def data(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def schedule(iterations: int) -> dict[str, Any]:
-    """Two drops, as the preset `small` has them, for so many iterations."""
+    """Return a schedule with two learning-rate drops, as in the preset `small`."""
     milestones = [round(0.7 * iterations), round(0.9 * iterations)]
     return {"iterations": iterations, "batch_size": 64, "warmup": 200, "milestones": milestones}
 
 
 def evaluations(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What the backbones are worth, if there is something to tell by."""
+    """Return the evaluations and their options; none without --train."""
     if args.train is None:
         return {}
     folders = {"preset": "quick", "train": str(args.train), "test": str(args.test)}
@@ -157,21 +159,21 @@ def evaluations(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return {name: options[name] for name in args.evaluate}
 
 
-def curves(found: Ablation) -> Iterator[dict[str, Any]]:
-    """The errors of all runs, over iterations and over what has passed the network until then (appendix H)."""
-    for job in found.plan.jobs:
+def curves(ablation: Ablation) -> Iterator[dict[str, Any]]:
+    """Yield the errors of all runs, with iterations and forward passes until then (appendix H)."""
+    for job in ablation.plan.jobs:
         entries = list(job.run.metrics("validation")) if job.is_trained else []
         if not entries:
             continue
         at = [entry["iteration"] for entry in entries]
         passes = zip(total_passes(job.run, at), total_passes(job.run, at, shared_backbone=True), strict=True)
-        for entry, (every, shared) in zip(entries, passes, strict=True):
+        for entry, (full, shared) in zip(entries, passes, strict=True):
             yield {
                 "arm": job.arm,
                 "seed": job.seed,
                 "task": entry["task"],
                 "iteration": entry["iteration"],
-                "forward_passes": round(every),
+                "forward_passes": round(full),
                 "forward_passes_shared_backbone": round(shared),
                 "error": round(entry["error"], 4),
             }
@@ -179,15 +181,15 @@ def curves(found: Ablation) -> Iterator[dict[str, Any]]:
 
 @styled
 def draw(points: Sequence[dict[str, Any]]) -> Figure:
-    """A row for each task, over iterations and over forward passes; lines are means, areas reach over the seeds."""
+    """Draw a row for each task, over iterations and forward passes: lines are means, areas span the seeds."""
     tasks, arms = (list(dict.fromkeys(point[key] for point in points)) for key in ("task", "arm"))
-    trained = [point for point in points if point["iteration"]]  # where all begin would hide the rest
+    trained = [point for point in points if point["iteration"]]  # the error at iteration 0 would dominate the scale
     figure, axes = panels(len(tasks), 2, width=5.6, height=3.8)
     for row, task in zip(axes, tasks, strict=True):
         for axis, (over, name) in zip(row, OVER.items(), strict=True):
             for arm, colour in zip(arms, COLOURS, strict=False):
-                mine = [point for point in trained if (point["task"], point["arm"]) == (task, arm)]
-                plot(axis, mine, over, colour, arm)
+                arm_points = [point for point in trained if (point["task"], point["arm"]) == (task, arm)]
+                plot(axis, arm_points, over, colour, arm)
             name_axes(axis, f"{task} task", name, "validation error")
             thousands(axis.xaxis)
     legend_below(axes[-1][0])
@@ -195,14 +197,14 @@ def draw(points: Sequence[dict[str, Any]]) -> Figure:
 
 
 def plot(axis: Any, points: Sequence[dict[str, Any]], over: str, colour: str, label: str) -> None:
-    """The errors of one arm; every seed has validations at the same iterations."""
+    """Plot the errors of one arm; all seeds have validations at the same iterations."""
     by_iteration: dict[int, list[dict[str, Any]]] = {}
     for point in points:
         by_iteration.setdefault(point["iteration"], []).append(point)
-    along = [fmean(point[over] for point in some) for some in by_iteration.values()]
-    errors = [[point["error"] for point in some] for some in by_iteration.values()]
-    axis.plot(along, [fmean(some) for some in errors], color=colour, label=label)
-    axis.fill_between(along, list(map(min, errors)), list(map(max, errors)), color=colour, alpha=0.2, linewidth=0)
+    x = [fmean(point[over] for point in seeds) for seeds in by_iteration.values()]
+    errors = [[point["error"] for point in seeds] for seeds in by_iteration.values()]
+    axis.plot(x, [fmean(values) for values in errors], color=colour, label=label)
+    axis.fill_between(x, list(map(min, errors)), list(map(max, errors)), color=colour, alpha=0.2, linewidth=0)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Does the fast mode learn what plain fp32 learns? The same run in both, loss curves on top of each other.
+"""Whether bf16 with fused kernels learns as plain fp32 does: loss curves of the same run in both.
 
     python benchmarks/convergence.py --images FOLDER --videos FOLDER [--iterations 2000] [--batch_size 32]
 
-Two runs of the preset `small` on the GPU that differ in `optim.precision` alone: fp32 without TF32, step by step with
-the plain modules; and bf16 with the fused kernels and the recorded step. Results go to results/convergence_cuda.csv
-and .svg.
+Two runs of the preset `small` on the GPU that differ in `optim.precision` alone: fp32 without TF32, with the plain
+modules; and bf16 with the fused kernels and the step as a CUDA graph. Results go to results/convergence_cuda.csv and
+.svg.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def curve(args: argparse.Namespace, precision: str) -> list[dict[str, Any]]:
-    """Losses every 50 iterations, and errors where there was a validation."""
+    """Return the losses every 50 iterations, and errors where there was a validation."""
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
         run = unshuffle.pretrain(
@@ -73,13 +73,13 @@ def curve(args: argparse.Namespace, precision: str) -> list[dict[str, Any]]:
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
-    """One panel a task: solid the losses, dots the validation errors."""
+    """Draw the training losses, one panel per task."""
     figure, axes = plt.subplots(1, len(TASKS), figsize=(9, 3.6), layout="constrained")
     for axis, task in zip(axes, TASKS, strict=True):
         for precision, style in (("fp32", "-"), ("bf16", "--")):
-            mine = [row for row in rows if row["task"] == task and row["precision"] == precision]
+            curve_rows = [row for row in rows if row["task"] == task and row["precision"] == precision]
             label = "plain fp32" if precision == "fp32" else "fast mode (bf16)"
-            axis.plot([row["iteration"] for row in mine], [row["loss"] for row in mine], style, label=label)
+            axis.plot([row["iteration"] for row in curve_rows], [row["loss"] for row in curve_rows], style, label=label)
         axis.set(title=task, xlabel="iteration", ylabel="training loss [nats]", ylim=(0, None))
         axis.legend()
     figure.savefig(RESULTS / "convergence_cuda.svg")

@@ -1,9 +1,9 @@
-"""The convolutions of CaffeNet's training pass on a GPU, in the forms that could be chosen, each on its own.
+"""Time of each convolution of CaffeNet's training pass on a GPU, in equivalent forms.
 
     python benchmarks/convolutions.py [--crops 2176]
 
 bf16, channels-last, cuDNN's fastest algorithms. Forward, gradient of the input and gradient of the weight in
-milliseconds; the rates count the arithmetic of the plain form, so that padding does not count as work. Results go to
+milliseconds; TFLOP/s count the arithmetic of the plain form, so that padding does not count as work. Results go to
 results/convolutions_cuda.csv.
 """
 
@@ -33,7 +33,7 @@ class Form:
     stride: int = 1
     groups: int = 1
     times: int = 1
-    """How often the layer needs it."""
+    """Number of such convolutions in the layer."""
 
 
 PLAIN = Form("conv1", "as it is", 3, 96, (11, 11), (75, 75), stride=2)
@@ -62,7 +62,7 @@ MULTIPLICATIONS = {
     "conv4": 49 * 384 * 192 * 9,
     "conv5": 49 * 256 * 192 * 9,
 }
-"""Of the layer for one crop."""
+"""Multiplications of a layer for one crop."""
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def measure(form: Form, crops: int) -> dict[str, str]:
-    """Milliseconds and rates of one form."""
+    """Return milliseconds and TFLOP/s of one form."""
     images = torch.randn(crops, form.inputs, *form.size, device="cuda", dtype=torch.bfloat16)
     images = images.to(memory_format=torch.channels_last)
     weight = torch.randn(form.outputs, form.inputs // form.groups, *form.kernel, device="cuda", dtype=torch.bfloat16)
@@ -110,18 +110,18 @@ def measure(form: Form, crops: int) -> dict[str, str]:
 
 
 def milliseconds(work: Callable[[], object]) -> float:
-    """The median of some runs on the device."""
+    """Return the median of some runs on the device."""
     for _ in range(4):
         work()
-    found = []
+    times = []
     for _ in range(REPEATS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         work()
         end.record()
         torch.cuda.synchronize()
-        found.append(float(begin.elapsed_time(end)))
-    return statistics.median(found)
+        times.append(float(begin.elapsed_time(end)))
+    return statistics.median(times)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""How far low-level similarity gets with the temporal task: the order in which like frames follow each other.
+"""How far low-level similarity gets with the temporal task: restore the order in which similar frames are neighbours.
 
     python benchmarks/frame_similarity.py --videos FOLDER --val_videos FOLDER [--weights WEIGHTS ...]
                                           [--permutations 100] [--val_size 434]
 
-For every permutation of every validation clip the answer is the one of Ψ after which the restored clip is smoothest:
-the sum of the distances between neighbouring frames is least (`path`), or the distances between all frames grow most
-evenly with their distance in time (`seriation`). Nothing is learned for it. Distances are those of raw pixels, of
-pixels of 8 x 8 frames, of colour histograms, and of pool5 of the given backbones. The frames of a clip have one crop, the
-centre, or each has its own at random, as when the paper trains; their side is 0.7 of the frame's, as in the preset
-`small`, or 0.875, as in the paper. A clip and its reverse are equally smooth: where Ψ holds both, each gets half a
-point. Results go to results/frame_similarity.csv.
+For every permutation of every validation clip, predict the permutation of Ψ whose inversion makes the clip smoothest:
+the sum of the distances between neighbouring frames is smallest (`path`), or the distances between all frames correlate
+best with their distance in time (`seriation`). Nothing is trained. Distances are between raw pixels, pixels of 8 x 8
+frames, colour histograms, and pool5 of the given backbones. The frames of a clip share the centre crop (`one`), or each
+has a random crop as in the paper's training (`own`); its side is 0.7 of the frame's, as in the preset `small`, or
+0.875, as in the paper. A clip and its reverse are equally smooth: where Ψ holds both, each counts half. Results go to
+results/frame_similarity.csv.
 """
 
 import argparse
@@ -22,16 +22,16 @@ import torch
 from table import write_table
 from torch import Tensor
 
-from unshuffle.assembly import build_trainer
 from unshuffle.config import preset_config
-from unshuffle.config_file import merge
-from unshuffle.data.prepare import prepare
-from unshuffle.data.shuffle import resize
+from unshuffle.data.crops import resize
 from unshuffle.data.squares import Squares
-from unshuffle.evaluation.backbones import find_backbone
-from unshuffle.training.trainer import Trainer
+from unshuffle.evaluation.features import find_backbone
+from unshuffle.options import merge
+from unshuffle.tasks import build_tasks
+from unshuffle.tasks.ordering import OrderingTask
+from unshuffle.tasks.prepare import prepare
 
-SHARES = (0.7, 0.875)
+CROP_FRACTIONS = (0.7, 0.875)
 Smoothness = Callable[[Tensor], Tensor]
 
 
@@ -44,17 +44,20 @@ def main() -> None:
             "tasks": "T",
             "videos": args.videos,
             "device": "cpu",
-            "permutations": {"temporal": args.permutations},
+            "temporal": {"permutations": args.permutations, "colour_jitter": False},
+            "augmentation": {"hflip": 0.0},
             "data": {"val_videos": args.val_videos, "val_size": args.val_size},
             "policy": {"sampler": "uniform"},
-            "shuffle": {"frame_jitter": False, "mirror": False},
         },
     )
-    data, rows = prepare(config), []
-    for share, own in itertools.product(SHARES, (False, True)):
-        trainer = build_trainer(merge(config, {"shuffle": {"shared_crop": not own, "frame_share": share}}), data)
-        for row in measure(all_clips(trainer, own), trainer.permutations["temporal"], args.weights):
-            rows.append({"frame_share": share, "crops": "own" if own else "one", **row})
+    squares, rows = Squares.of(prepare(config).validation["temporal"].centres()), []
+    for fraction, own in itertools.product(CROP_FRACTIONS, (False, True)):
+        crop = {"temporal": {"shared_crop": not own, "crop_fraction": fraction}}
+        task = build_tasks(merge(config, crop), ["temporal"])["temporal"]
+        assert isinstance(task, OrderingTask)
+        clips = task.crops(squares, torch.Generator().manual_seed(0) if own else None)
+        for row in measure(clips, task.permutations, args.weights):
+            rows.append({"frame_share": fraction, "crops": "own" if own else "one", **row})
             print(rows[-1], flush=True)
     write_table("frame_similarity", rows)
 
@@ -69,24 +72,17 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(clips: Tensor, orders: Tensor, weights: list[str]) -> Iterator[dict[str, Any]]:
-    """The error of each kind of distance."""
+def measure(clips: Tensor, permutations: Tensor, weights: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the error of each kind of distance and of smoothness."""
     for name, features in all_features(clips, weights):
         distances = torch.cdist(features, features)
-        for way, cost in (("path", path), ("seriation", seriation)):
-            yield {"distance": name, "smoothness": way, "error": round(error(distances, orders, cost), 4)}
-
-
-def all_clips(trainer: Trainer, own_crops: bool) -> Tensor:
-    """(B, P, 3, S, S) X_val: centre crops, or a random one for each frame as in training."""
-    if not own_crops:
-        return torch.cat(list(trainer.validation_crops("temporal")))
-    squares = Squares.of(trainer.validation_pixels["temporal"])
-    return trainer.crops("temporal", squares, torch.Generator().manual_seed(0))
+        for smoothness, cost in (("path", path), ("seriation", seriation)):
+            wrong = error(distances, permutations, cost)
+            yield {"distance": name, "smoothness": smoothness, "error": round(wrong, 4)}
 
 
 def all_features(clips: Tensor, weights: list[str]) -> Iterator[tuple[str, Tensor]]:
-    """(B, P, D) of the frames of (B, P, 3, S, S) clips, by what they are."""
+    """Yield names and (B, P, D) features of the frames of (B, P, 3, S, S) clips."""
     yield "pixels", clips.flatten(2)
     yield "pixels of 8 x 8", resize(clips.flatten(0, 1), 8).unflatten(0, clips.shape[:2]).flatten(2)
     yield "colour histogram", histograms(clips)
@@ -95,7 +91,7 @@ def all_features(clips: Tensor, weights: list[str]) -> Iterator[tuple[str, Tenso
 
 
 def histograms(clips: Tensor, bins: int = 4) -> Tensor:
-    """(B, P, bins³) share of the pixels in each cell of the colour cube; the crops are normalised, so within ±2."""
+    """Return the (B, P, bins³) fraction of pixels in each cell of the colour cube; normalised crops lie within ±2."""
     cells = ((clips + 2) * bins / 4).long().clamp(0, bins - 1).flatten(3)
     codes = (cells[:, :, 0] * bins + cells[:, :, 1]) * bins + cells[:, :, 2]
     return torch.nn.functional.one_hot(codes, bins**3).float().mean(dim=2)
@@ -103,36 +99,36 @@ def histograms(clips: Tensor, bins: int = 4) -> Tensor:
 
 @torch.no_grad()
 def pool5(clips: Tensor, weights: str) -> Tensor:
-    """The backbone's features."""
+    """Return the backbone's features of each frame."""
     backbone = find_backbone(weights).eval()
     return torch.stack([backbone(clip).flatten(1) for clip in clips])
 
 
 def path(distances: Tensor) -> Tensor:
-    """(..., P, P) distances in order to the length of the way from the first to the last."""
+    """Return the length of the path from the first to the last frame, from (..., P, P) distances in order."""
     return distances.diagonal(1, -2, -1).sum(dim=-1)
 
 
 def seriation(distances: Tensor) -> Tensor:
-    """(..., P, P) distances in order to minus their correlation with the distances in time."""
-    places = torch.arange(distances.shape[-1])
-    gaps = (places[:, None] - places).abs().float()
+    """Return minus the correlation of (..., P, P) distances in order with the distances in time."""
+    positions = torch.arange(distances.shape[-1])
+    gaps = (positions[:, None] - positions).abs().float()
     gaps = gaps - gaps.mean()
-    rest = distances - distances.mean(dim=(-2, -1), keepdim=True)
-    return -(rest * gaps).sum(dim=(-2, -1)) / rest.square().sum(dim=(-2, -1)).sqrt().clamp(min=1e-9)
+    residual = distances - distances.mean(dim=(-2, -1), keepdim=True)
+    return -(residual * gaps).sum(dim=(-2, -1)) / residual.square().sum(dim=(-2, -1)).sqrt().clamp(min=1e-9)
 
 
-def error(distances: Tensor, orders: Tensor, cost: Smoothness) -> float:
-    """Share of all (permutation, sample) pairs that the smoothest restored clip gets wrong."""
+def error(distances: Tensor, permutations: Tensor, cost: Smoothness) -> float:
+    """Return the fraction of all (permutation, sample) pairs for which the smoothest restored clip is the wrong one."""
     hits = 0.0
-    restoring = orders.argsort(dim=1)
-    for label, order in enumerate(orders):
-        restored = order[restoring]  # (|Ψ|, P): which frame each answer puts at each place
+    inverses = permutations.argsort(dim=1)
+    for label, permutation in enumerate(permutations):
+        restored = permutation[inverses]  # (|Ψ|, P): the frame that each prediction puts at each position
         costs = cost(distances[:, restored[:, :, None], restored[:, None, :]])
         least = costs.min(dim=1, keepdim=True).values
         best = costs <= least + 1e-5 * least.abs() + 1e-9
         hits += float((best[:, label].float() / best.sum(dim=1)).mean())
-    return 1 - hits / len(orders)
+    return 1 - hits / len(permutations)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
-"""How time and memory grow with the work: permutations, grid, frames, validation samples, batch.
+"""How time and memory grow with the work: permutations, grid, frames, validation samples, batch size.
 
     python benchmarks/growth.py [--device cuda] [--iterations 20] [--only permutations,grid]
 
-The preset `paper` with one number changed at a time, on noise of the size of real data. Each row has the
-time of a training step and of a validation, the peak memory of either, and the work: crops that pass the backbone in a
-step, and parts that are put into an order in a validation. Results go to results/growth_DEVICE.csv and .svg.
+The preset `paper` with one number changed at a time, on noise of the size of real data. Each row has the step time, the
+time of a validation, the peak memory of each, and the work: crops that pass the backbone in a step (`crops`), and parts
+that are permuted in a validation (`parts_placed`). Results go to results/growth_DEVICE.csv and .svg.
 """
 
 import argparse
 import gc
-import resource
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,23 +17,27 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from table import RESULTS, write_table
+from table import RESULTS, peak_memory_gb, write_table
 
 from unshuffle import bench
-from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, paper
-from unshuffle.config_file import merge
 from unshuffle.data.batches import Samples
-from unshuffle.data.prepare import Data
 from unshuffle.data.synthetic import SyntheticSource
+from unshuffle.options import merge
+from unshuffle.tasks.prepare import Data
+from unshuffle.training.trainer import build_trainer
+
+ITEMS = 2000  # images, and clips
 
 
 def variants() -> dict[str, dict[int, dict[str, Any]]]:
-    """What grows, the values it takes, and the options of each."""
+    """Return what grows, its values, and the options of each value."""
     return {
-        "permutations": {n: {"permutations": {"spatial": n, "temporal": n}} for n in (100, 1000, 10000)},
-        "grid": {n: {"shuffle": {"grid": n}, "tasks": "S"} for n in (3, 4, 5)},
-        "frames": {n: {"shuffle": {"frames": n}, "tasks": "T", "permutations": {"temporal": 20}} for n in (4, 8, 16)},
+        "permutations": {
+            n: {"spatial": {"permutations": n}, "temporal": {"permutations": n}} for n in (100, 1000, 10000)
+        },
+        "grid": {n: {"spatial": {"grid": n}, "tasks": "S"} for n in (3, 4, 5)},
+        "frames": {n: {"temporal": {"frames": n, "permutations": 20}, "tasks": "T"} for n in (4, 8, 16)},
         "validation samples": {n: {"data": {"val_size": n}} for n in (100, 1000)},
         "batch": {n: {"optim": {"batch_size": n}} for n in (32, 64, 128, 256, 512, 1024)},
     }
@@ -59,15 +62,15 @@ def main() -> None:
 
 
 def measure(config: Config, iterations: int) -> dict[str, str]:
-    """One variant."""
-    data = made_up(config)
+    """Return the figures of one variant."""
+    data = noise_data(config)
     reset_memory()
     trainer = build_trainer(config, data)
     step = bench.whole_iterations(trainer, iterations)
-    step_memory = peak_memory(trainer.device)
+    step_memory = peak_memory_gb(trainer.device)
     reset_memory()
-    validation = sum(bench.validation_ms(trainer, task) for task in trainer.permutations)
-    crops = sum(config.optim.batch_size * rows.shape[1] for rows in trainer.permutations.values())
+    validation = sum(bench.validation_ms(trainer, task) for task in trainer.tasks)
+    crops = sum(task.batch_size * task.parts for task in trainer.tasks.values())
     placed = sum(rows.numel() * len(data.validation[task]) for task, rows in trainer.permutations.items())
     return {
         "step_ms": f"{step['ms_per_iteration']:.3f}",
@@ -75,63 +78,54 @@ def measure(config: Config, iterations: int) -> dict[str, str]:
         "step_memory_gb": f"{step_memory:.2f}",
         "validation_ms": f"{validation:.1f}",
         "parts_placed": str(placed),
-        "validation_memory_gb": f"{peak_memory(trainer.device):.2f}",
+        "validation_memory_gb": f"{peak_memory_gb(trainer.device):.2f}",
     }
 
 
 @lru_cache
 def noise(items: int, frames: int, side: int) -> SyntheticSource:
-    """Items of random bytes."""
+    """Return items of random bytes."""
     pixels = np.random.default_rng(0).integers(0, 256, (items, frames, side, side, 3), dtype=np.uint8)
     return SyntheticSource([str(item) for item in range(items)], np.zeros(items, np.int64), ("noise",), pixels)
 
 
-def made_up(config: Config) -> Data:
-    """Samples of each task, as many to train on as to validate on at most."""
-    images, clips = noise(2000, 1, config.data.image_short_side), noise(2000, 16, config.data.frame_short_side)
-    side = round(config.data.image_short_side * config.shuffle.image_share)
+def noise_data(config: Config) -> Data:
+    """Return samples of each task, the first of them held out."""
+    images, clips = noise(ITEMS, 1, config.data.image_short_side), noise(ITEMS, 16, config.data.frame_short_side)
+    side = round(config.data.image_short_side * config.spatial.image_fraction)
     samples = {
-        "spatial": Samples(images, np.arange(2000), 1, side),
-        "temporal": Samples(clips, np.arange(2000), config.shuffle.frames, config.data.frame_short_side),
+        "spatial": Samples(images, np.arange(ITEMS), 1, side),
+        "temporal": Samples(clips, np.arange(ITEMS), config.temporal.frames, config.data.frame_short_side),
     }
-    wanted = {"S": ["spatial"], "T": ["temporal"]}.get(config.tasks, list(samples))
-    held_back = config.data.val_size
+    held_out = config.data.val_size
     return Data(
-        {task: replace(samples[task], items=np.arange(held_back, 2000)) for task in wanted},
-        {task: replace(samples[task], items=np.arange(held_back)) for task in wanted},
+        {name: replace(samples[name], items=np.arange(held_out, ITEMS)) for name in config.task_names},
+        {name: replace(samples[name], items=np.arange(held_out)) for name in config.task_names},
     )
 
 
 def reset_memory() -> None:
-    """Let go of what an earlier variant has left."""
+    """Free the memory of earlier variants and restart the count of the peak."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
 
-def peak_memory(device: torch.device) -> float:
-    """GB; on a CPU of the whole process so far, which no later variant can lower."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated() / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-
-
 def draw(rows: list[dict[str, Any]], out: Path) -> None:
-    """Step and validation against their work, both relative to the first of their row; the diagonal is the work."""
+    """Draw the times of a step and of a validation and their work, all relative to the first value."""
     names = list(dict.fromkeys(row["grows"] for row in rows))
     figure, axes = plt.subplots(1, len(names), figsize=(3.2 * len(names), 3.4), layout="constrained", squeeze=False)
     for axis, name in zip(axes[0], names, strict=True):
-        mine = [row for row in rows if row["grows"] == name]
+        variant_rows = [row for row in rows if row["grows"] == name]
         for label, time, work in (("step", "step_ms", "crops"), ("validation", "validation_ms", "parts_placed")):
-            relative = [float(row[time]) / float(mine[0][time]) for row in mine]
-            axis.plot([row["value"] for row in mine], relative, "o-", label=f"time of a {label}")
-            done = [float(row[work]) / float(mine[0][work]) for row in mine]
-            axis.plot(
-                [row["value"] for row in mine], done, ":", color=axis.lines[-1].get_color(), label=f"work ({work})"
-            )
+            relative = [float(row[time]) / float(variant_rows[0][time]) for row in variant_rows]
+            axis.plot([row["value"] for row in variant_rows], relative, "o-", label=f"time of a {label}")
+            relative_work = [float(row[work]) / float(variant_rows[0][work]) for row in variant_rows]
+            colour = axis.lines[-1].get_color()
+            axis.plot([row["value"] for row in variant_rows], relative_work, ":", color=colour, label=f"work ({work})")
         axis.set(xscale="log", yscale="log", xlabel=name, ylabel="relative to the first")
-        axis.set_xticks([row["value"] for row in mine], [str(row["value"]) for row in mine])
+        axis.set_xticks([row["value"] for row in variant_rows], [str(row["value"]) for row in variant_rows])
         axis.set_yticks([1, 2, 5, 10, 20, 50, 100], ["1", "2", "5", "10", "20", "50", "100"])
         axis.minorticks_off()
     axes[0][0].legend(fontsize=7)

@@ -1,8 +1,9 @@
-"""What `peers.py` compares with: the public jigsaw of the paper's author, and the same done well in an afternoon.
+"""The peers of `peers.py`: the public jigsaw of the paper's author, and the same with common optimisations.
 
 Both are written from a description of bbrattoli/JigsawPuzzlePytorch: the short side becomes 256 px, of which 255 are
-kept; nine cells of 85 px; a random 64 px crop of each, made 75 px; 30 % of the images grey, every channel of every tile
-moved by -2 to 1, every tile normalised by its own mean and deviation; CaffeNet with LRN, fc6 of each tile, fc7 and fc8.
+kept; nine cells of 85 px; a random 64 px crop of each, made 75 px; 30 % of the images grayscale, every channel of every
+tile shifted by -2 to 1, every tile normalised by its own mean and standard deviation; CaffeNet with LRN, fc6 of each
+tile, fc7 and fc8.
 """
 
 import random
@@ -25,7 +26,7 @@ from unshuffle.data.store import Store
 
 SHORT_SIDE, SQUARE, CELL, CROP, TILE = 256, 255, 85, 64, 75
 TILES = 9
-GREY = 0.3
+GRAYSCALE = 0.3
 DARKEST, LIGHTEST = -2, 1  # offsets of a channel, both included
 
 Sample = tuple[Tensor, int]
@@ -33,33 +34,33 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """The images of one store: decoded from the files that it was packed from, or read from the store."""
+class ImageReader:
+    """Reads the images of one store: decoded from the files that it was packed from, or from the store itself."""
 
     store: Store
     folder: Path | None
-    """Where the files lie; None reads the store."""
+    """Folder of the files; None reads the store."""
 
     def __len__(self) -> int:
         return len(self.store)
 
     def pillow(self, item: int) -> Image.Image:
-        """An image for Pillow's transforms."""
+        """Read an image for Pillow's transforms."""
         if self.folder is None:
             return Image.fromarray(self.store.read(item, [0])[0])
         with Image.open(self.folder / self.store.names[item]) as image:
             return image.convert("RGB")
 
     def tensor(self, item: int) -> Tensor:
-        """An image as (3, H, W) bytes."""
+        """Read an image as (3, H, W) bytes."""
         if self.folder is None:
             return torch.from_numpy(self.store.read(item, [0])[0]).permute(2, 0, 1)
         pixels: Tensor = decode_image(read_file(str(self.folder / self.store.names[item])), ImageReadMode.RGB)
         return pixels
 
 
-class Forever(Sampler[int]):
-    """Epoch after epoch in new orders. Without an end, so that the workers never idle while an epoch runs out."""
+class EndlessSampler(Sampler[int]):
+    """Shuffles epoch after epoch without an end, so that the workers never idle between epochs."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -70,10 +71,10 @@ class Forever(Sampler[int]):
 
 
 class PillowTiles(Dataset[Sample]):
-    """Peer a: all of it with Pillow in the workers, a tile at a time, floats to the device."""
+    """Peer a: everything with Pillow in the workers, one tile at a time, floats to the device."""
 
-    def __init__(self, pictures: Pictures, permutations: Tensor) -> None:
-        self.pictures, self.permutations = pictures, permutations
+    def __init__(self, images: ImageReader, permutations: Tensor) -> None:
+        self.images, self.permutations = images, permutations
         self.square = transforms.Compose([transforms.Resize(SHORT_SIDE), transforms.RandomCrop(SQUARE)])
         self.tile = transforms.Compose(
             [
@@ -86,11 +87,11 @@ class PillowTiles(Dataset[Sample]):
         )
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, item: int) -> Sample:
-        image = self.square(self.pictures.pillow(item))
-        if random.random() < GREY:
+        image = self.square(self.images.pillow(item))
+        if random.random() < GRAYSCALE:
             image = image.convert("L").convert("RGB")
         tiles = [self.tile(image.crop((x, y, x + CELL, y + CELL))) for y, x in corners()]
         label = random.randrange(len(self.permutations))
@@ -98,45 +99,45 @@ class PillowTiles(Dataset[Sample]):
 
 
 def jittered(tile: Image.Image) -> Image.Image:
-    """Move each channel by a small random number."""
-    offsets = np.random.randint(DARKEST, LIGHTEST + 1, 3)  # noqa: NPY002 - the loader seeds this one in every worker
+    """Shift each channel by a small random number."""
+    offsets = np.random.randint(DARKEST, LIGHTEST + 1, 3)  # noqa: NPY002 - the DataLoader seeds this generator in every worker
     return Image.fromarray((np.asarray(tile).astype(np.int16) + offsets).clip(0, 255).astype(np.uint8))
 
 
 def standardised(tile: Tensor) -> Tensor:
-    """Take out the mean of each channel and divide by its deviation, unless that is zero."""
-    deviation, mean = torch.std_mean(tile, dim=(-2, -1), keepdim=True)
-    return (tile - mean) / torch.where(deviation == 0, 1, deviation)
+    """Subtract the mean of each channel and divide by its standard deviation, unless that is zero."""
+    std, mean = torch.std_mean(tile, dim=(-2, -1), keepdim=True)
+    return (tile - mean) / torch.where(std == 0, 1, std)
 
 
 class TensorTiles(Dataset[Sample]):
-    """Peer b: torchvision v2 on bytes, the nine tiles resized together; colours and normalisation wait for the GPU."""
+    """Peer b: torchvision v2 on bytes, the nine tiles resized together; jitter and normalisation on the device."""
 
-    def __init__(self, pictures: Pictures, permutations: Tensor) -> None:
-        self.pictures, self.permutations = pictures, permutations
-        self.square = v2.Compose([v2.Resize(SHORT_SIDE), v2.RandomCrop(SQUARE), v2.RandomGrayscale(GREY)])
+    def __init__(self, images: ImageReader, permutations: Tensor) -> None:
+        self.images, self.permutations = images, permutations
+        self.square = v2.Compose([v2.Resize(SHORT_SIDE), v2.RandomCrop(SQUARE), v2.RandomGrayscale(GRAYSCALE)])
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, item: int) -> Sample:
-        image = self.square(self.pictures.tensor(item))
+        image = self.square(self.images.tensor(item))
         room = CELL - CROP + 1
         crops = [
             V.crop(image, y + random.randrange(room), x + random.randrange(room), CROP, CROP) for y, x in corners()
         ]
         label = random.randrange(len(self.permutations))
-        order = self.permutations[label].tolist()
-        return V.resize(torch.stack([crops[source] for source in order]), [TILE, TILE]), label
+        permutation = self.permutations[label].tolist()
+        return V.resize(torch.stack([crops[source] for source in permutation]), [TILE, TILE]), label
 
 
 def corners() -> list[tuple[int, int]]:
-    """Top and left of the nine cells."""
+    """Return top and left of the nine cells."""
     return [(row * CELL, column * CELL) for row in range(3) for column in range(3)]
 
 
 class JigsawNetwork(nn.Module):
-    """CaffeNet with LRN and no BN; (B, 9, 3, 75, 75) tiles to (B, |Ψ|) logits."""
+    """CaffeNet with LRN instead of batch normalisation; maps (B, 9, 3, 75, 75) tiles to (B, |Ψ|) logits."""
 
     def __init__(self, classes: int, loop: bool) -> None:
         super().__init__()
@@ -156,7 +157,7 @@ class JigsawNetwork(nn.Module):
         )
 
     def forward(self, tiles: Tensor) -> Tensor:
-        """Logits, one tile after another or all tiles in one batch."""
+        """Return the logits, with one tile after another or all tiles in one batch."""
         if self.loop:
             fc6 = torch.cat([self.backbone(tile) for tile in tiles.unbind(1)], dim=1)
         else:

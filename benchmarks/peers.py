@@ -4,25 +4,23 @@
                                [--peers a,a-packed,b,b-packed,ours] [--no-compile] [--options JSON]
 
 a is the public jigsaw of the paper's author, written from its description (`peer_networks.py`): Pillow in the workers
-of a DataLoader, nine tiles in a loop, LRN, fp32. b is the same network as a good engineer would have it after an
-afternoon: torchvision v2 on bytes, tiles in one batch, bf16, channels last, compiled. Both decode the files in every
-epoch, or read the packed store (a-packed, b-packed). ours is unshuffle's own trainer with the preset `paper`, in bf16
-on a GPU; --options changes its config, such as '{"optim": {"precision": "fp32"}}'.
+of a DataLoader, nine tiles in a loop, LRN, fp32. b is the same network after a common optimisation: torchvision v2 on
+bytes, tiles in one batch, bf16, channels last, compiled. Both decode the files in every epoch, or read the packed store
+(a-packed, b-packed). ours is unshuffle's own trainer with the preset `paper`, in bf16 on a GPU; --options changes its
+config, such as '{"optim": {"precision": "fp32"}}'.
 
-The figures are images per second of whole training steps, data loading included, over a time window. A warm-up comes
-first, so that workers and compilers have started and the batches loaded ahead of it are used up. Each arm has a process
-of its own, and all find the files in the page cache. unshuffle decodes each file once, into the packed store; its rates
-over the first epoch and the first ten, packing included, are computed from the measured seconds of packing and the
-measured rate, and named so. Results go to results/peers_DEVICE.csv.
+The figures are images/s of whole training steps, including data loading, over a time window. A warm-up comes first, so
+that workers and compilers have started and prefetched batches are used up. Each arm has a process of its own, and all
+find the files in the page cache. unshuffle decodes each file once, into the packed store; its throughput over the first
+epoch and the first ten, including packing, is computed from the measured seconds of packing and the measured
+throughput, and marked as computed. Results go to results/peers_DEVICE.csv.
 """
 
 import argparse
-import csv
 import itertools
 import json
 import multiprocessing
 import os
-import platform
 import sys
 import tempfile
 import time
@@ -34,22 +32,23 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torchvision
-from peer_networks import Forever, Pictures, PillowTiles, Sample, Step, TensorTiles, plain_step, tuned_step
+from peer_networks import EndlessSampler, ImageReader, PillowTiles, Sample, Step, TensorTiles, plain_step, tuned_step
 from rich.console import Console
+from table import processor, write_table
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import unshuffle
 from unshuffle.accelerator import wait_for
-from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, paper
-from unshuffle.config_file import merge
-from unshuffle.data.prepare import prepare
 from unshuffle.data.store import Store
+from unshuffle.options import merge
 from unshuffle.permutations import permutation_set
-from unshuffle.run import Run
+from unshuffle.runs.run import Run
+from unshuffle.tasks.prepare import prepare
 from unshuffle.training.display import Display
 from unshuffle.training.log import RunLog
+from unshuffle.training.trainer import build_trainer
 
 ARMS = {
     "a": "a: public jigsaw, JPEG files",
@@ -67,21 +66,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the results."""
+    """A row of the results."""
 
     arm: str
     images_per_second: float
     figure: str
-    """Measured, or computed from what."""
+    """measured, or computed for how many images."""
     waiting_for_data: float | None = None
-    """Share of the window that the training waited for its next batch."""
+    """Fraction of the window in which the training waited for its next batch."""
     steps: int | None = None
     seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all arms have in common."""
+    """The settings that all arms have in common."""
 
     images: Path
     cache: Path
@@ -97,20 +96,20 @@ class Setting:
 
     @property
     def gpu(self) -> bool:
-        """Whether the network runs on one."""
+        """Whether the network runs on a GPU."""
         return self.device.startswith("cuda")
 
     def store(self) -> Store:
-        """The packed images."""
+        """Open the packed images."""
         return Store(next(path for path in self.cache.iterdir() if Store.is_store(path)))
 
 
 def main() -> None:
-    """Pack, measure every arm, write and print."""
+    """Pack the images, measure every arm, and write and print the results."""
     args = arguments()
     names = args.peers.split(",")
     if unknown := [name for name in names if name not in ARMS]:
-        sys.exit(f"there is no {unknown[0]}; there are {', '.join(ARMS)}")
+        sys.exit(f"there is no peer {unknown[0]}; choose from {', '.join(ARMS)}")
     if Store.is_store(args.images):
         sys.exit(f"{args.images} is packed already: give the folder of its JPEG files")
     with tempfile.TemporaryDirectory(dir=args.cache) as cache:
@@ -122,7 +121,8 @@ def main() -> None:
     ours = [row for row in rows if row.arm == ARMS["ours"]]
     rows += [with_packing(row, packing, count, epochs) for row in ours for epochs in EPOCHS]
     if rows:
-        print(write(rows, setting, packing, count).read_text())
+        table = [{key: shown(value) for key, value in asdict(row).items()} for row in rows]
+        write_table(f"peers_{torch.device(args.device).type}", table, args.device, note(setting, packing, count))
         print_ratios(rows)
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
@@ -131,11 +131,11 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path, required=True, help="folder of JPEG files")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--workers", type=int, default=usable_cores(), help="of every arm; all cores unless given")
+    parser.add_argument("--workers", type=int, default=usable_cores(), help="workers of every arm; default all cores")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--seconds", type=float, default=20, help="length of the window")
-    parser.add_argument("--warmup", type=int, help="steps before it: 100 on a GPU, 3 on a CPU")
-    parser.add_argument("--peers", default=",".join(ARMS), help="which arms, with commas between them")
+    parser.add_argument("--seconds", type=float, default=20, help="length of the time window")
+    parser.add_argument("--warmup", type=int, help="steps before the window; default 100 on a GPU, 3 on a CPU")
+    parser.add_argument("--peers", default=",".join(ARMS), help="arms to measure, separated by commas")
     parser.add_argument("--no-compile", action="store_true", help="do not compile b's network")
     parser.add_argument("--options", type=json.loads, default={}, help="changes to unshuffle's config, as JSON")
     parser.add_argument("--cache", type=Path, help="folder for the packed store, which is deleted at the end")
@@ -162,17 +162,17 @@ def setting_of(args: argparse.Namespace, cache: Path) -> Setting:
 
 
 def seconds_of_packing(setting: Setting) -> float:
-    """Decode all images once into the store, with all cores, as the first run on a folder does."""
+    """Return the seconds to decode all images into the store, with all cores, as the first run on a folder does."""
     for path in setting.images.rglob("*"):
         if path.is_file():
-            path.read_bytes()  # so that no arm finds colder files than another
+            path.read_bytes()  # so that all arms find the files in the page cache
     begin = time.perf_counter()
     prepare(our_config(setting), progress=False)
     return time.perf_counter() - begin
 
 
 def measure_all(names: list[str], setting: Setting) -> tuple[list[Row], list[str]]:
-    """The rows of the arms that ran, and the names of those that did not: one failure is no reason to lose the rest."""
+    """Return the rows of the arms that ran, and the names of those that failed."""
     rows, failed = [], []
     for name in names:
         try:
@@ -185,7 +185,7 @@ def measure_all(names: list[str], setting: Setting) -> tuple[list[Row], list[str
 
 
 def alone(work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
-    """Run in a new process: no arm inherits memory, threads or switches of another."""
+    """Run in a new process, so that no arm inherits memory, threads or settings of another."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *given, **named).result()
 
@@ -196,22 +196,24 @@ def measure(setting: Setting, name: str) -> Row:
         return measure_ours(setting)
     torch.backends.cudnn.benchmark = True
     device = torch.device(setting.device)
-    pictures = Pictures(setting.store(), None if name.endswith("packed") else setting.images)
+    images = ImageReader(setting.store(), None if name.endswith("packed") else setting.images)
     permutations = torch.from_numpy(permutation_set(9, CLASSES))
     plain = name.startswith("a")
-    data: Dataset[Sample] = (PillowTiles if plain else TensorTiles)(pictures, permutations)
-    batches = loaded(data, len(pictures), setting)  # before the network: the workers are not to inherit a GPU's state
+    data: Dataset[Sample] = (PillowTiles if plain else TensorTiles)(images, permutations)
+    batches = loaded(
+        data, len(images), setting
+    )  # before the network, so that the workers do not inherit the state of a GPU
     step = plain_step(device, CLASSES) if plain else tuned_step(device, CLASSES, setting.compiled)
     return measure_peer(ARMS[name], batches, step, setting)
 
 
 def loaded(data: Dataset[Sample], count: int, setting: Setting) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless batches from the workers, in pinned memory."""
+    """Return endless batches from the workers, in pinned memory."""
     return iter(
         DataLoader(
             data,
             setting.batch,
-            sampler=Forever(count),
+            sampler=EndlessSampler(count),
             num_workers=setting.workers,
             pin_memory=setting.gpu,
             drop_last=True,
@@ -220,7 +222,7 @@ def loaded(data: Dataset[Sample], count: int, setting: Setting) -> Iterator[tupl
 
 
 def measure_peer(arm: str, batches: Iterator[tuple[Tensor, Tensor]], step: Step, setting: Setting) -> Row:
-    """Whole steps over the window; nothing but its ends waits for the device."""
+    """Time whole steps over the window, waiting for the device only at its ends."""
     device = torch.device(setting.device)
     begin = waited = 0.0
     for done in itertools.count(-setting.warmup):
@@ -229,19 +231,19 @@ def measure_peer(arm: str, batches: Iterator[tuple[Tensor, Tensor]], step: Step,
             begin, waited = time.perf_counter(), 0.0
         if done > 0 and time.perf_counter() - begin > setting.seconds:
             break
-        asked = time.perf_counter()
+        requested = time.perf_counter()
         pixels, labels = next(batches)
-        waited += time.perf_counter() - asked
+        waited += time.perf_counter() - requested
         loss = step(pixels.to(device, non_blocking=True), labels.to(device, non_blocking=True))
     wait_for(device)
     seconds = time.perf_counter() - begin
     if not loss.isfinite():
-        raise RuntimeError("the loss is not a number, and such steps prove nothing")
+        raise RuntimeError("the loss is not finite, so the steps are not representative")
     return Row(arm, done * setting.batch / seconds, "measured", waited / seconds, done, seconds)
 
 
 def our_config(setting: Setting) -> Config:
-    """The paper's numbers on the spatial task, with as many workers as the peers; nothing is saved while it runs."""
+    """Return the preset `paper` on the spatial task, with as many workers as the peers and without checkpoints."""
     base = merge(
         paper(),
         {
@@ -257,42 +259,42 @@ def our_config(setting: Setting) -> Config:
 
 
 class WindowOver(Exception):
-    """Enough steps have been seen."""
+    """The time window has ended."""
 
 
-class Stopwatch(RunLog):
-    """Takes the time of the trainer's log lines instead of writing them, and ends the run after the window."""
+class TimingLog(RunLog):
+    """Times the trainer's log entries instead of writing them, and ends the run after the window."""
 
     def __init__(self, warmup: int, seconds: float) -> None:
         self.warmup, self.seconds = warmup, seconds
-        self.lines: list[tuple[float, int, float]] = []
-        """Time, iteration and share of waiting since the last line."""
+        self.entries: list[tuple[float, int, float]] = []
+        """Time, iteration, and fraction of waiting since the last entry."""
 
     def write(self, kind: str, iteration: int, **values: Any) -> None:
-        """Note a line about the training once it has warmed up; the trainer has waited for the device to write it."""
+        """Record a training entry after the warm-up; the trainer waits for the device before it writes one."""
         if kind != "train" or iteration < self.warmup:
             return
-        self.lines.append((time.perf_counter(), iteration, values["waiting_for_data"]))
-        if self.lines[-1][0] - self.lines[0][0] > self.seconds:
+        self.entries.append((time.perf_counter(), iteration, values["waiting_for_data"]))
+        if self.entries[-1][0] - self.entries[0][0] > self.seconds:
             raise WindowOver
 
-    def write_validation(self, *seen: Any) -> None:
-        """Validations are not kept; their time counts."""
+    def write_observation(self, *arguments: Any) -> None:
+        """Keep nothing; the time of validations counts."""
 
     def row(self, batch: int) -> Row:
-        """The whole window by the clock, with all that the trainer does between its steps."""
-        (begin, first, _), (end, last, _) = self.lines[0], self.lines[-1]
-        windows = itertools.pairwise(self.lines)
-        waited = sum(share * (after - before) for (before, _, _), (after, _, share) in windows)
+        """Return the figures of the whole window, including everything between the steps."""
+        (begin, first, _), (end, last, _) = self.entries[0], self.entries[-1]
+        windows = itertools.pairwise(self.entries)
+        waited = sum(fraction * (after - before) for (before, _, _), (after, _, fraction) in windows)
         steps, seconds = last - first, end - begin
         return Row(ARMS["ours"], steps * batch / seconds, "measured", waited / seconds, steps, seconds)
 
 
 def measure_ours(setting: Setting) -> Row:
-    """The trainer itself, from the store that was packed before."""
+    """Measure unshuffle's own trainer on the packed store."""
     config = our_config(setting)
     trainer = build_trainer(config, prepare(config, progress=False))
-    log = Stopwatch(setting.warmup, setting.seconds)
+    log = TimingLog(setting.warmup, setting.seconds)
     display = Display(trainer.statuses(), config.optim.iterations, console=Console(quiet=True))
     try:
         trainer.train(Run(setting.cache / "run"), log, display)
@@ -302,44 +304,24 @@ def measure_ours(setting: Setting) -> Row:
 
 
 def with_packing(steady: Row, packing: float, count: int, epochs: int) -> Row:
-    """The rate over the first epochs on a folder that has not been packed yet."""
-    rate = epochs * count / (packing + epochs * count / steady.images_per_second)
+    """Return the throughput over the first epochs on a folder that has not been packed yet."""
+    throughput = epochs * count / (packing + epochs * count / steady.images_per_second)
     title = "first epoch" if epochs == 1 else f"first {epochs} epochs"
-    return Row(f"unshuffle, JPEG files ({title}, packing included)", rate, f"computed for {count} images")
+    return Row(f"unshuffle, JPEG files ({title}, packing included)", throughput, f"computed for {count} images")
 
 
-def write(rows: list[Row], setting: Setting, packing: float, count: int) -> Path:
-    out = Path(__file__).parent / "results" / f"peers_{torch.device(setting.device).type}.csv"
-    with out.open("w", newline="") as file:
-        for line in description(setting, packing, count):
-            file.write(f"# {line}\n")
-        writer = csv.DictWriter(file, asdict(rows[0]).keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: shown(value) for key, value in asdict(row).items()} for row in rows)
-    return out
-
-
-def description(setting: Setting, packing: float, count: int) -> list[str]:
-    """The command, with names for the machine's own paths, and what the figures depend on."""
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv]
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, torchvision {torchvision.__version__}"
+def note(setting: Setting, packing: float, count: int) -> str:
+    """Return the settings that the figures depend on."""
+    cores = f"{usable_cores()} cores ({processor()}), {setting.workers} workers"
     precision = "a: fp32 as torch has it by default; b and unshuffle: bf16" if setting.gpu else "all in fp32"
-    return [
-        f"python {' '.join(words)}",
-        f"{versions}, unshuffle {unshuffle.__version__}",
-        machine(setting),
-        f"{setting.workers} workers, batch {setting.batch}, {CLASSES} permutations, {setting.warmup} steps to warm up",
-        f"{precision}; b {'compiled' if setting.compiled else 'not compiled'}",
-        f"{count} images, packed once in {packing:.2f} s ({count / packing:.0f} images/s)",
-    ]
-
-
-def machine(setting: Setting) -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    cores = f"{usable_cores()} cores ({models[0] if models else platform.machine()})"
-    return f"{torch.cuda.get_device_name(setting.device)}, {cores}" if setting.gpu else cores
+    return "; ".join(
+        [
+            f"torchvision {torchvision.__version__}, unshuffle {unshuffle.__version__}",
+            f"{cores}, batch {setting.batch}, {CLASSES} permutations, {setting.warmup} warm-up steps",
+            f"{precision}; b {'compiled' if setting.compiled else 'not compiled'}",
+            f"{count} images, packed once in {packing:.2f} s ({count / packing:.0f} images/s)",
+        ]
+    )
 
 
 def shown(value: str | float | None) -> str:
@@ -349,7 +331,7 @@ def shown(value: str | float | None) -> str:
 
 
 def print_ratios(rows: list[Row]) -> None:
-    """How many times faster each figure of unshuffle is than each peer."""
+    """Print how many times faster unshuffle is than each peer."""
     ours = [row for row in rows if row.arm.startswith("unshuffle")]
     for row in ours:
         print(f"{row.arm}: {row.images_per_second:.0f} images/s")

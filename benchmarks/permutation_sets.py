@@ -1,22 +1,20 @@
-"""Time the choice of permutation sets and measure how far apart they are.
+"""Time to choose a permutation set, and how far apart its permutations are.
 
-Run from the root of the repository (a few seconds):
+    python benchmarks/permutation_sets.py [--out FILE.csv]
 
-    python benchmarks/permutation_sets.py
-
-It writes `benchmarks/results/permutation_sets.csv`, or the file given with `--out`.
+Seconds are the median of 3 runs; minimum and mean are Hamming distances over all pairs, with seed 0. Results go to
+results/permutation_sets.csv.
 """
 
 import argparse
 import os
-import platform
-import shlex
 import statistics
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from table import processor, write_table
 
 from unshuffle.permutations import Criterion, hamming_statistics, permutation_set
 
@@ -31,42 +29,30 @@ CASES: list[tuple[int, int, Criterion]] = [
 REPEATS = 3
 
 
-def cpu_model() -> str:
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="file to write instead")
+    args = parser.parse_args()
+    rows = [measure(*case) for case in CASES]
+    note = f"numpy {np.__version__}; {processor()}, {os.cpu_count()} cores; seconds: median of {REPEATS}; seed 0"
+    write_table("permutation_sets", rows, note=note, out=args.out)
 
 
-def measure(parts: int, count: int, criterion: Criterion) -> str:
+def measure(parts: int, count: int, criterion: Criterion) -> dict[str, Any]:
     seconds = []
     for _ in range(REPEATS):
-        start = time.perf_counter()
+        begin = time.perf_counter()
         permutations = permutation_set(parts, count, criterion=criterion)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.perf_counter() - begin)
     distances = hamming_statistics(permutations)
-    return f"{parts},{count},{criterion},{statistics.median(seconds):.3f},{distances.minimum},{distances.mean:.4f}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Time the choice of permutation sets.")
-    default = Path(__file__).parent / "results" / "permutation_sets.csv"
-    parser.add_argument("--out", type=Path, default=default, metavar="CSV", help="the file to write")
-    out: Path = parser.parse_args().out
-    lines = [
-        f"# command: python {shlex.join(sys.argv)}",
-        f"# python {platform.python_version()}, numpy {np.__version__}",
-        f"# cpu: {cpu_model()}, {os.cpu_count()} cores",
-        f"# seconds: median of {REPEATS}; minimum, mean: Hamming distance over all pairs; seed 0",
-        "parts,count,criterion,seconds,minimum,mean",
-    ]
-    for line in lines:
-        print(line)
-    for case in CASES:
-        lines.append(measure(*case))
-        print(lines[-1], flush=True)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text("\n".join(lines) + "\n")
+    return {
+        "parts": parts,
+        "count": count,
+        "criterion": criterion,
+        "seconds": f"{statistics.median(seconds):.3f}",
+        "minimum": distances.minimum,
+        "mean": f"{distances.mean:.4f}",
+    }
 
 
 if __name__ == "__main__":

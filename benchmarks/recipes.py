@@ -1,11 +1,11 @@
-"""Which recipe learns: short trainings that differ in a few options, and their errors on data of other scenes.
+"""Comparison of recipes: short trainings that differ in a few options, and their errors on data of other scenes.
 
     python benchmarks/recipes.py STUDY [--images FOLDER --videos FOLDER --val_images FOLDER --val_videos FOLDER]
                                  [--init WEIGHTS] [--variants A B] [--iterations N] [--seeds 1] [--device cuda]
 
-STUDY is one of `STUDIES`; without folders it is the synthetic world that is learned. All trainings of a study see the
-same data and the same validation samples, at most 434 of --val_images and --val_videos: as many as UCF-101 has test
-clips in 31 classes. Permutations are drawn uniformly. A line for each validation goes to results/recipes_STUDY.csv, or
+STUDY is one of `STUDIES`; without folders it trains on the synthetic world. All trainings of a study see the same data
+and the same validation samples, at most 434 of --val_images and --val_videos: the number of test clips of 31 classes of
+UCF-101. Permutations are sampled uniformly. A row for each validation goes to results/recipes_STUDY.csv, or
 recipes_STUDY_N.csv if --iterations is given; `left_chance` is the first iteration at which the error was below 0.98.
 """
 
@@ -19,51 +19,55 @@ import torch
 from table import write_table
 from torch import nn
 
-from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, preset_config
-from unshuffle.config_file import merge
-from unshuffle.data.batches import Prefetcher, ahead
-from unshuffle.data.prepare import Data, prepare
-from unshuffle.policy.samplers import Proposal, UniformSampler
-from unshuffle.training.trainer import Tally, Trainer
+from unshuffle.data.batches import Prefetcher, on_device
+from unshuffle.options import merge
+from unshuffle.policy.sampler import Proposal
+from unshuffle.policy.uniform import Uniform
+from unshuffle.tasks.prepare import Data, prepare
+from unshuffle.training.trainer import Tally, Trainer, build_trainer
 
-LEFT = 0.98
-CONCAT = {"model": {"temporal": {"kind": "concat", "fc6": 512, "hidden": 1024}}}
-SMALL_LSTM = {"model": {"temporal": {"kind": "lstm", "hidden": 128}}}
-NOT_CENTRED = {"model": {"spatial": {"centre": False}, "temporal": {"centre": False}}}
-TURNED = {"shuffle": {"mirror": True, "reverse": True}}
-ONE_CROP = {"shuffle": {"shared_crop": True, "frame_jitter": False}}
+LEFT_CHANCE = 0.98
+CONCAT = {"temporal": {"head": {"kind": "concat", "fc6": 512, "hidden": 1024}}}
+SMALL_LSTM = {"temporal": {"head": {"kind": "lstm", "hidden": 128}}}
+NOT_CENTRED = {"spatial": {"head": {"centre": False}}, "temporal": {"head": {"centre": False}}}
+HFLIP = {"augmentation": {"hflip": 0.5}}
+HFLIP_REVERSE = {**HFLIP, "temporal": {"reverse": True}}
+ONE_CROP = {"temporal": {"shared_crop": True, "colour_jitter": False}}
 ONE = {"permutations": {"per_sample": 1}}
 SIXTEEN = {"permutations": {"per_sample": 16}}
-VARIED = {"shuffle": {"frame_jitter": True, "frame_share": 0.7}, "permutations": {"per_sample": 32}}
-ADAMW_TRUNK = {"optim": {"backbone": {"optimiser": "adamw", "lr": 1e-3, "weight_decay": 0.05}}}
-SGD_TRUNK = {"optim": {"backbone": {"optimiser": "sgd", "lr": 0.01, "weight_decay": 5e-4}}}
-ADAMW = {"optim": {"temporal": {"optimiser": "adamw", "lr": 5e-4, "weight_decay": 0.01}}}
+VARIED = {"temporal": {"colour_jitter": True, "crop_fraction": 0.7}, "permutations": {"per_sample": 32}}
+ADAMW_BACKBONE = {"optim": {"backbone": {"kind": "adamw", "lr": 1e-3, "weight_decay": 0.05}}}
+SGD_BACKBONE = {"optim": {"backbone": {"kind": "sgd", "lr": 0.01, "weight_decay": 5e-4}}}
+ADAMW_HEAD = {"temporal": {"optimiser": {"kind": "adamw", "lr": 5e-4, "weight_decay": 0.01}}}
+SPAN_48 = {"temporal": {"frame_span": 48}}
+DROPOUT = {"spatial": {"head": {"dropout": 0.5}}, "temporal": {"head": {"dropout": 0.5}}}
+HIGH_LR = {"optim": {"backbone": {"lr": 0.01}}, "spatial": {"optimiser": {"lr": 0.01}}}
 
 PLAIN = {
     "tasks": "T",
-    "permutations": {"temporal": 100, "per_sample": 8},
-    **ONE_CROP,
-    "optim": {"warmup": 500, "backbone": {"lr": 0.01}, **ADAMW["optim"]},
+    "temporal": {"permutations": 100, **ONE_CROP["temporal"], **ADAMW_HEAD["temporal"]},
+    "permutations": {"per_sample": 8},
+    "optim": {"warmup": 500, "backbone": {"lr": 0.01}},
 }
 
 Changes = dict[str, Any]
 Preparation = Callable[[Trainer], None]
-"""What no option says, done to a new trainer."""
+"""A change of a new trainer that no option makes."""
 
 
 def normal_weights(trainer: Trainer) -> None:
-    """First weights are normal, of deviation 0.01, biases zero; an LSTM's stay as they are."""
-    _begin_with(trainer, lambda weight: nn.init.normal_(weight, std=0.01))
+    """Initialise weights from a normal distribution with std 0.01 and biases with zero, except those of an LSTM."""
+    _initialise(trainer, lambda weight: nn.init.normal_(weight, std=0.01))
 
 
 def he_weights(trainer: Trainer) -> None:
-    """He's first weights: they keep the variance through ReLUs; torch's own have a sixth of theirs."""
-    _begin_with(trainer, lambda weight: nn.init.kaiming_normal_(weight, nonlinearity="relu"))
+    """Initialise weights as He et al., which keeps the variance through ReLUs; torch's default has a sixth of it."""
+    _initialise(trainer, lambda weight: nn.init.kaiming_normal_(weight, nonlinearity="relu"))
 
 
-def _begin_with(trainer: Trainer, fill: Callable[[torch.Tensor], Any]) -> None:
-    """New weights for all layers, also for those that --init has given some."""
+def _initialise(trainer: Trainer, fill: Callable[[torch.Tensor], Any]) -> None:
+    """Initialise all layers, also those with weights from --init."""
     for layer in trainer.network.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             fill(layer.weight)
@@ -71,34 +75,36 @@ def _begin_with(trainer: Trainer, fill: Callable[[torch.Tensor], Any]) -> None:
             nn.init.zeros_(layer.bias)
 
 
-class FewFirst(UniformSampler):
-    """A curriculum: for 500 batches uniform draws from the first 100 permutations of the set, later from all."""
+class FewFirst(Uniform):
+    """A curriculum: for 500 batches uniform sampling from the first 100 permutations of the set, later from all."""
 
     def __init__(self, num_permutations: int) -> None:
         super().__init__(num_permutations)
-        self.few, self.left = UniformSampler(100), 500
+        self.few, self.batches_left = Uniform(100), 500
 
     def propose(self, samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
-        """Independent uniform draws from those that take part by now."""
-        self.left -= 1
-        if self.left >= 0:
+        """Return uniform samples of the permutations that are in use by now."""
+        self.batches_left -= 1
+        if self.batches_left >= 0:
             return self.few.propose(samples, per_sample, generator)
         return super().propose(samples, per_sample, generator)
 
 
 def curriculum(trainer: Trainer) -> None:
-    """Few permutations first."""
-    trainer.samplers = {task: FewFirst(len(rows)) for task, rows in trainer.permutations.items()}
+    """Let every ordering task start with few permutations."""
+    for task in trainer.ordering_tasks.values():
+        task.sampler = FewFirst(len(task.permutations))
 
 
 def momentum(value: float) -> Changes:
-    """The same momentum for all weights."""
-    return {"optim": {group: {"momentum": value} for group in ("backbone", "spatial", "temporal")}}
+    """Return options with the same momentum for backbone and heads."""
+    head = {"optimiser": {"momentum": value}}
+    return {"optim": {"backbone": {"momentum": value}}, "spatial": head, "temporal": head}
 
 
 @dataclass(frozen=True)
 class Study:
-    """One question: what all trainings share, and what each changes."""
+    """The options that all trainings of a study share, and the changes of each variant."""
 
     preset: str
     shared: Changes
@@ -106,14 +112,14 @@ class Study:
     iterations: int
     every: int
     drop: float = 0.8
-    """The rates drop after this share of the iterations."""
+    """The learning rates drop after this fraction of the iterations; 1: never."""
     val_size: int = 434
-    learned: bool = False
-    """It asks about a backbone that has learned already: --init."""
+    needs_init: bool = False
+    """Whether the study starts from a trained backbone, --init."""
 
 
-def on_the_demo(tasks: str, variants: dict[str, list[Changes | Preparation]]) -> Study:
-    """A study of the preset `demo`, short enough for a CPU."""
+def demo_study(tasks: str, variants: dict[str, list[Changes | Preparation]]) -> Study:
+    """Return a study of the preset `demo`, short enough for a CPU."""
     return Study("demo", {"tasks": tasks}, variants, iterations=300, every=100, drop=0.75, val_size=100)
 
 
@@ -125,84 +131,82 @@ STUDIES = {
         {
             "lstm": [],
             "concat": [CONCAT],
-            "concat, mirrored": [CONCAT, {"shuffle": {"mirror": True}}],
-            "concat, mirrored and reversed": [CONCAT, TURNED],
-            "lstm, mirrored and reversed": [TURNED],
-            "and colours": [CONCAT, TURNED, {"shuffle": {"frame_jitter": True}}],
-            "and 32 permutations a clip": [CONCAT, TURNED, {"permutations": {"per_sample": 32}}],
-            "and within 48 frames": [CONCAT, TURNED, {"data": {"frame_span": 48}}],
-            "and smaller crops": [CONCAT, TURNED, {"shuffle": {"frame_share": 0.6}}],
-            "and a backbone by AdamW": [CONCAT, TURNED, ADAMW_TRUNK],
-            "all of these": [CONCAT, TURNED, VARIED],
-            "all, within 48 frames": [CONCAT, TURNED, VARIED, {"data": {"frame_span": 48}}],
-            "all, backbone by AdamW": [CONCAT, TURNED, VARIED, ADAMW_TRUNK],
-            "all, smaller head": [CONCAT, TURNED, VARIED, {"model": {"temporal": {"fc6": 128, "hidden": 512}}}],
-            "all, lstm": [TURNED, VARIED],
+            "concat, mirrored": [CONCAT, HFLIP],
+            "concat, mirrored and reversed": [CONCAT, HFLIP_REVERSE],
+            "lstm, mirrored and reversed": [HFLIP_REVERSE],
+            "and colours": [CONCAT, HFLIP_REVERSE, {"temporal": {"colour_jitter": True}}],
+            "and 32 permutations a clip": [CONCAT, HFLIP_REVERSE, {"permutations": {"per_sample": 32}}],
+            "and within 48 frames": [CONCAT, HFLIP_REVERSE, SPAN_48],
+            "and smaller crops": [CONCAT, HFLIP_REVERSE, {"temporal": {"crop_fraction": 0.6}}],
+            "and a backbone by AdamW": [CONCAT, HFLIP_REVERSE, ADAMW_BACKBONE],
+            "all of these": [CONCAT, HFLIP_REVERSE, VARIED],
+            "all, within 48 frames": [CONCAT, HFLIP_REVERSE, VARIED, SPAN_48],
+            "all, backbone by AdamW": [CONCAT, HFLIP_REVERSE, VARIED, ADAMW_BACKBONE],
+            "all, smaller head": [CONCAT, HFLIP_REVERSE, VARIED, {"temporal": {"head": {"fc6": 128, "hidden": 512}}}],
+            "all, lstm": [HFLIP_REVERSE, VARIED],
         },
         iterations=1600,
         every=400,
     ),
-    # what keeps the backbone of the long run from learning its images and clips by heart
+    # what keeps the backbone of the long run from memorising its images and clips
     "by-heart-spatial": Study(
         "small",
-        {"tasks": "S", "permutations": {"spatial": 1000}, "shuffle": {"image_share": 0.85}, **SGD_TRUNK},
+        {"tasks": "S", "spatial": {"permutations": 1000, "image_fraction": 0.85}, **SGD_BACKBONE},
         {
             "as the long run": [],
-            "squares of 0.7": [{"shuffle": {"image_share": 0.7}}],
-            "dropout 0.5": [{"model": {"spatial": {"dropout": 0.5}}}],
-            "smaller head": [{"model": {"spatial": {"fc6": 256, "hidden": 2048}}}],
+            "squares of 0.7": [{"spatial": {"image_fraction": 0.7}}],
+            "dropout 0.5": [DROPOUT],
+            "smaller head": [{"spatial": {"head": {"fc6": 256, "hidden": 2048}}}],
         },
         iterations=3000,
         every=500,
-        learned=True,
+        needs_init=True,
     ),
     "by-heart-temporal": Study(
         "small",
-        {"tasks": "T", **SGD_TRUNK},
+        {"tasks": "T", **SGD_BACKBONE},
         {
             "as the long run": [],
-            "dropout 0.5": [{"model": {"temporal": {"dropout": 0.5}}}],
+            "dropout 0.5": [DROPOUT],
         },
         iterations=2500,
         every=500,
-        learned=True,
+        needs_init=True,
     ),
-    # what the pieces are worth, each left out or changed alone, on the synthetic world
-    "demo-temporal": on_the_demo(
+    # the effect of each component, left out or changed alone, on the synthetic world
+    "demo-temporal": demo_study(
         "T",
         {
             "demo": [],
             "not centred": [NOT_CENTRED],
             "lstm": [SMALL_LSTM],
             "lstm, not centred": [SMALL_LSTM, NOT_CENTRED],
-            "one crop for all frames": [{"shuffle": {"shared_crop": True}}],
-            "colours for each frame": [{"shuffle": {"frame_jitter": True}}],
+            "one crop for all frames": [{"temporal": {"shared_crop": True}}],
+            "colours for each frame": [{"temporal": {"colour_jitter": True}}],
             "1 permutation a clip": [ONE],
         },
     ),
-    "demo-spatial": on_the_demo(
+    "demo-spatial": demo_study(
         "S",
         {
             "demo": [],
             "not centred": [NOT_CENTRED],
-            "dropout 0.5": [{"model": {"spatial": {"dropout": 0.5}}}],
+            "dropout 0.5": [DROPOUT],
             "1 permutation an image": [ONE],
         },
     ),
-    # how soon 1000 permutations of tiles are told from chance
+    # how soon the spatial task with 1000 permutations leaves chance
     "leave-spatial": Study(
         "paper",
         {"tasks": "S"},
         {
             "paper": [],
-            "paper, dropout 0.5": [{"model": {"spatial": {"dropout": 0.5}}}],
-            "paper, not centred": [{"model": {"spatial": {"centre": False}}}],
+            "paper, dropout 0.5": [DROPOUT],
+            "paper, not centred": [NOT_CENTRED],
             "paper, 16 permutations an image": [SIXTEEN],
             "paper, 16 permutations, momentum 0.98": [SIXTEEN, momentum(0.98)],
-            "paper, rate 0.01": [{"optim": {"backbone": {"lr": 0.01}, "spatial": {"lr": 0.01}}}],
-            "paper, rate 0.01, warm-up": [
-                {"optim": {"backbone": {"lr": 0.01}, "spatial": {"lr": 0.01}, "warmup": 500}}
-            ],
+            "paper, rate 0.01": [HIGH_LR],
+            "paper, rate 0.01, warm-up": [HIGH_LR, {"optim": {"warmup": 500}}],
             "paper, normal first weights": [normal_weights],
             "paper, He's first weights": [he_weights],
             "paper, 100 permutations first": [curriculum],
@@ -211,7 +215,7 @@ STUDIES = {
         every=250,
         drop=1.0,
     ),
-    # how soon 1000 permutations of frames are
+    # how soon the temporal task with 1000 permutations leaves chance
     "leave-temporal": Study(
         "paper",
         {"tasks": "T"},
@@ -222,8 +226,8 @@ STUDIES = {
             "paper, 16 permutations, momentum 0.99": [SIXTEEN, momentum(0.99)],
             "paper, one crop, 16 permutations": [ONE_CROP, SIXTEEN],
             "the same, momentum 0.98": [ONE_CROP, SIXTEEN, momentum(0.98)],
-            "the same, head by AdamW": [ONE_CROP, SIXTEEN, ADAMW],
-            "the same, rate 0.01": [ONE_CROP, SIXTEEN, ADAMW, {"optim": {"backbone": {"lr": 0.01}}}],
+            "the same, head by AdamW": [ONE_CROP, SIXTEEN, ADAMW_HEAD],
+            "the same, rate 0.01": [ONE_CROP, SIXTEEN, ADAMW_HEAD, {"optim": {"backbone": {"lr": 0.01}}}],
         },
         iterations=3000,
         every=500,
@@ -232,7 +236,7 @@ STUDIES = {
     # the same for the preset `small`
     "leave-small": Study(
         "small",
-        {"permutations": {"spatial": 1000, "temporal": 1000}},
+        {"spatial": {"permutations": 1000}, "temporal": {"permutations": 1000}},
         {
             "tiles": [{"tasks": "S"}],
             "frames": [{"tasks": "T"}],
@@ -273,19 +277,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--videos")
     parser.add_argument("--val_images")
     parser.add_argument("--val_videos")
-    parser.add_argument("--init", help="weights that all backbones begin with")
-    parser.add_argument("--variants", nargs="+", help="some of the study's; all unless given")
+    parser.add_argument("--init", help="weights that all backbones are initialised from")
+    parser.add_argument("--variants", nargs="+", help="variants of the study to train; default all")
     parser.add_argument("--iterations", type=int)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
-    if STUDIES[args.study].learned and args.init is None:
-        parser.error(f"{args.study} asks about a backbone that has learned already: give --init")
+    if STUDIES[args.study].needs_init and args.init is None:
+        parser.error(f"{args.study} starts from a trained backbone: give --init")
     return args
 
 
 def given(args: argparse.Namespace, study: Study) -> Changes:
-    """Data and device, as options."""
+    """Return the options of data and device."""
     return {
         "images": args.images,
         "videos": args.videos,
@@ -297,13 +301,13 @@ def given(args: argparse.Namespace, study: Study) -> Changes:
 
 
 def schedule(study: Study, iterations: int) -> Changes:
-    """The length of the training, and its drop if it has one."""
+    """Return the options of the length of the training and of its learning-rate drop."""
     milestones = [round(study.drop * iterations)] if study.drop < 1 else []
     return {"optim": {"iterations": iterations, "milestones": milestones}}
 
 
 def varied(config: Config, variant: Sequence[Changes | Preparation]) -> tuple[Config, list[Preparation]]:
-    """The config with a variant's options, and what is left to do to its trainer."""
+    """Return the config with a variant's options, and the changes to make to its trainer."""
     preparations = []
     for change in variant:
         if isinstance(change, dict):
@@ -314,26 +318,27 @@ def varied(config: Config, variant: Sequence[Changes | Preparation]) -> tuple[Co
 
 
 def data_of(config: Config, opened: dict[Any, Data]) -> Data:
-    """The data of a config; what the samples do not depend on is opened once."""
-    key = (config.data, config.tasks, config.shuffle.reverse, config.shuffle.image_share, config.seed)
+    """Return the data of a config, opened once for all variants with the same samples."""
+    clips = (config.temporal.reverse, config.temporal.frame_span)
+    key = (config.data, config.tasks, config.spatial.image_fraction, clips, config.seed)
     if key not in opened:
         opened[key] = prepare(config)
     return opened[key]
 
 
 def train(config: Config, data: Data, study: Study, preparations: Sequence[Preparation]) -> Iterator[dict[str, Any]]:
-    """One training, without a run folder: error and training accuracy now and then."""
+    """Train without a run folder, and yield error and training accuracy at every validation."""
     trainer = build_trainer(config, data)
     for prepare_trainer in preparations:
         prepare_trainer(trainer)
     iterations = config.optim.iterations
-    (task,) = trainer.permutations
+    (task,) = trainer.tasks
     tally = Tally()
-    with closing(ahead(Prefetcher(trainer.load, 0, iterations, config.data.workers), trainer.device)) as coming:
-        for batch in coming:
+    with closing(on_device(Prefetcher(trainer.load, 0, iterations, config.data.workers), trainer.device)) as batches:
+        for batch in batches:
             trainer.step(batch, tally)
             if trainer.iteration % study.every == 0 or trainer.iteration == iterations:
-                accuracy = float(tally.hits[task]) / tally.steps[task]
+                accuracy = float(tally.accuracies[task]) / tally.steps[task]
                 error = trainer.validate(task).error
                 yield {
                     "iteration": trainer.iteration,
@@ -344,8 +349,8 @@ def train(config: Config, data: Data, study: Study, preparations: Sequence[Prepa
 
 
 def with_departure(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The points of a training, each with the iteration at which it had left chance."""
-    left = next((point["iteration"] for point in curve if point["error"] < LEFT), "")
+    """Return the points of a training, each with the iteration at which it had left chance."""
+    left = next((point["iteration"] for point in curve if point["error"] < LEFT_CHANCE), "")
     return [{**point, "left_chance": left} for point in curve]
 
 

@@ -1,20 +1,20 @@
-"""How well a reward tells good draws from bad ones: episodes from one checkpoint, repeated with other samples.
+"""Signal-to-noise ratio of the reward: episodes from one checkpoint, repeated with other samples.
 
     python benchmarks/reward_noise.py [--images FOLDER --videos FOLDER --init RUN] [--preset small] [--warmup 500]
                                       [--episodes 25,100] [--repeats 8] [--val_sizes 100,300,1000]
                                       [--tasks auto] [--permutations 700] [--per_sample 8] [--batch_size 64]
                                       [--device cuda]
 
-A network is trained for --warmup iterations with uniform draws; from there every episode begins. Its draws are uniform,
-or prefer the hard or the easy groups (`hard-first`, `easy-first`), which are groups of permutations or of pairs. An
-episode ends as it is (`plain`), with BN's statistics estimated anew (`bn`), or after as many iterations again with
-uniform draws at rates that fall to zero (`cooled`). For each of these, for each length of an episode
-and size of X_val, the table has
+A network is trained for --warmup iterations with uniform sampling; every episode starts from there. Its sampler is
+uniform, or prefers the hard or the easy groups (`hard-first`, `easy-first`) of permutations or of pairs. An episode is
+validated as it is (`plain`), with batch-norm statistics estimated again (`bn`), or after as many further iterations of
+uniform sampling with learning rates that fall to zero (`cooled`). For each of these, for each length of an episode and
+size of X_val, the table has
 
-- the mean error after each way to draw;
-- `between`: deviation of the mean error between the three ways to draw, and `within`: deviation between repeats of one;
+- the mean error of each sampler;
+- `between`: standard deviation of the mean error between the three samplers, and `within`: between repeats of one;
   `snr` is their ratio squared: the signal-to-noise ratio of the paper's reward, E_BL − E, as E_BL is the same for all;
-- `paired`: the same deviation of the differences to uniform draws, when all see the same batches; `paired_snr` with it.
+- `paired`: as `within`, of the differences to uniform sampling on the same batches; `paired_snr` with it.
 
 Results go to results/reward_noise_DEVICE.csv.
 """
@@ -32,49 +32,50 @@ import torch
 from table import write_table
 from torch import nn
 
-from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, preset_config
-from unshuffle.config_file import merge
-from unshuffle.data.prepare import prepare
-from unshuffle.policy.samplers import Sampler, build_sampler
-from unshuffle.policy.state import Validation
-from unshuffle.training.trainer import Tally, Trainer
+from unshuffle.options import merge
+from unshuffle.policy import build_sampler
+from unshuffle.policy.sampler import SampleCounts, Sampler
+from unshuffle.policy.state import PermutationValidation
+from unshuffle.tasks.prepare import prepare
+from unshuffle.training.trainer import Tally, Trainer, build_trainer
 
-WAYS = ("uniform", "hard-first", "easy-first")
-GROUPED = ("permutations", "pairs")
+Validations = dict[str, PermutationValidation]
+
+SAMPLERS = ("uniform", "hard-first", "easy-first")
+GROUPINGS = ("permutations", "pairs")
 ENDS = ("plain", "bn", "cooled")
 BN_BATCHES = 20
-APART = 1_000_000  # iterations between repeats, so that none sees the samples of another
+APART = 1_000_000  # iterations between repeats, so that no two see the same samples
 
 
 def main() -> None:
-    """Train to the checkpoint, repeat the episodes, write the table."""
+    """Train to the checkpoint, repeat the episodes and write the table."""
     args = arguments()
     changes: dict[str, Any] = {"images": args.images, "videos": args.videos, "init": args.init, "device": args.device}
     sizes = [int(size) for size in args.val_sizes.split(",")]
     changes |= {"data": {"val_size": max(sizes)}, "policy": {"sampler": "uniform"}}
-    counts = {"spatial": args.permutations, "temporal": args.permutations, **given(args, "per_sample")}
-    changes |= {"tasks": args.tasks, "permutations": counts}
+    changes |= {"tasks": args.tasks, "permutations": given(args, "per_sample")}
+    changes |= {name: {"permutations": args.permutations} for name in ("spatial", "temporal")}
     changes |= {"optim": {"iterations": 10 * APART * args.repeats, "milestones": [], **given(args, "batch_size")}}
     config = merge(preset_config(args.preset), changes)
     trainer = build_trainer(config, prepare(config))
-    steps(trainer, 0, args.warmup)
+    train(trainer, 0, args.warmup)
     start = copy.deepcopy(trainer.state_dict())
-    before = {task: trainer.validate(task) for task in trainer.permutations}
-    print("errors at the checkpoint", {task: round(one.error, 4) for task, one in before.items()}, flush=True)
+    before = {name: trainer.validate(name) for name in trainer.ordering_tasks}
+    errors_before = {name: round(validation.error, 4) for name, validation in before.items()}
+    print("errors at the checkpoint", errors_before, flush=True)
     rows = []
     lengths = [int(length) for length in args.episodes.split(",")]
-    for grouped, length, end in itertools.product(GROUPED, lengths, ENDS):
-        found = {
-            way: [
-                episode(trainer, start, before, (way, grouped), length, repeat, end) for repeat in range(args.repeats)
-            ]
-            for way in WAYS
-        }
-        for task, size in itertools.product(trainer.permutations, sizes):
-            errors = np.array([[error_of(one[task], size) for one in found[way]] for way in WAYS])
-            what = {"task": task, "grouped": grouped, "iterations": length, "end": end, "val_size": size}
-            rows.append(what | figures(errors))
+    for grouping, length, end in itertools.product(GROUPINGS, lengths, ENDS):
+        results = [
+            [episode(trainer, start, before, (name, grouping), length, repeat, end) for repeat in range(args.repeats)]
+            for name in SAMPLERS
+        ]
+        for task, size in itertools.product(trainer.ordering_tasks, sizes):
+            errors = np.array([[error_of(result[task], size) for result in repeats] for repeats in results])
+            condition = {"task": task, "grouped": grouping, "iterations": length, "end": end, "val_size": size}
+            rows.append(condition | figures(errors))
             print(rows[-1], flush=True)
     write_table(f"reward_noise_{trainer.device.type}", rows, args.device)
 
@@ -98,76 +99,84 @@ def arguments() -> argparse.Namespace:
 
 
 def given(args: argparse.Namespace, name: str) -> dict[str, Any]:
-    """An option, if it was given: the preset has its own."""
+    """Return an option if it was given; otherwise the preset's value stays."""
     value = getattr(args, name)
     return {} if value is None else {name: value}
 
 
-def steps(trainer: Trainer, first: int, count: int, *, cooling: bool = False) -> None:
-    """Train on the batches of some iterations; they are made here, as there are few."""
-    trainer.iteration, tally, rates = first, Tally(), trainer.optimisers.rates
-    for done, iteration in enumerate(range(first, first + count)):
-        factor = 1 - done / count if cooling else 1.0
-        trainer.optimisers.rates = {name: factor * rate for name, rate in rates.items()}
-        batch = trainer.load(iteration)
-        trainer.step({task: some.to(trainer.device) for task, some in batch.items()}, tally)
-    trainer.optimisers.rates = rates
+def train(trainer: Trainer, first: int, count: int, *, cooling: bool = False) -> None:
+    """Train on the batches of some iterations, with learning rates that fall to zero if `cooling`."""
+    trainer.iteration = first
+    if not cooling:
+        trainer.train_iterations(count)
+        return
+    base_lrs = trainer.optimisers.base_lrs
+    for done in range(count):
+        trainer.optimisers.base_lrs = {name: (1 - done / count) * lr for name, lr in base_lrs.items()}
+        trainer.step(trainer.load(trainer.iteration), Tally())
+    trainer.optimisers.base_lrs = base_lrs
 
 
 def episode(
     trainer: Trainer,
     start: dict[str, Any],
-    before: dict[str, Validation],
-    how: tuple[str, str],
+    before: Validations,
+    sampling: tuple[str, str],
     length: int,
     repeat: int,
     end: str,
-) -> dict[str, Validation]:
-    """An episode from the checkpoint: the validation at its end, of each task."""
+) -> Validations:
+    """Train an episode from the checkpoint, and return the validation of each task at its end."""
     trainer.network.load_state_dict(start["network"])
     trainer.optimisers.load_state_dict(copy.deepcopy(start["optimisers"]))
-    trainer.samplers = {task: drawing(*how, one, trainer.config) for task, one in before.items()}
+    set_samplers(trainer, before, *sampling)
     first = APART * (repeat + 1)
-    steps(trainer, first, length)
+    train(trainer, first, length)
     if end == "cooled":
-        trainer.samplers = {task: drawing("uniform", "", one, trainer.config) for task, one in before.items()}
-        steps(trainer, first + length, length, cooling=True)
-    with statistics_anew(trainer, first + 2 * length) if end == "bn" else nullcontext():
-        return {task: trainer.validate(task) for task in trainer.permutations}
+        set_samplers(trainer, before, "uniform")
+        train(trainer, first + length, length, cooling=True)
+    with estimated_statistics(trainer, first + 2 * length) if end == "bn" else nullcontext():
+        return {name: trainer.validate(name) for name in trainer.ordering_tasks}
 
 
-def drawing(way: str, grouped: str, before: Validation, config: Config) -> Sampler:
-    """A sampler that draws one way, in the groups of the checkpoint."""
-    changes = {"sampler": way, "start_below": 2.0, **({"grouped": grouped} if grouped else {})}
-    sampler = build_sampler(merge(config, {"policy": changes}).policy, len(before.state), config.seed)
-    sampler.observe(before, 0, ends=False, begins=True)
+def set_samplers(trainer: Trainer, before: Validations, name: str, grouping: str = "permutations") -> None:
+    """Give every ordering task a sampler with the groups of the checkpoint."""
+    for task_name, task in trainer.ordering_tasks.items():
+        task.sampler = sampler_of(name, grouping, before[task_name], trainer.config)
+
+
+def sampler_of(name: str, grouping: str, before: PermutationValidation, config: Config) -> Sampler:
+    """Return a sampler that has observed the checkpoint."""
+    changes = {"sampler": name, "start_below": 2.0, "grouping": grouping}
+    policy, count = merge(config, {"policy": changes}).policy, len(before.state)
+    sampler = build_sampler(policy, count, config.seed)
+    sampler.observe(before, SampleCounts(count, policy.num_groups), 0, ends=False, begins=True)
     return sampler
 
 
 @contextmanager
-def statistics_anew(trainer: Trainer, iteration: int) -> Iterator[None]:
-    """BN's running statistics as the plain mean over some batches, instead of the moving one."""
+def estimated_statistics(trainer: Trainer, iteration: int) -> Iterator[None]:
+    """Replace the moving averages of batch normalisation by the mean over some batches."""
     norms = [module for module in trainer.network.modules() if isinstance(module, nn.BatchNorm2d)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None
     with torch.no_grad():
-        for more in range(BN_BATCHES):
-            batch = {task: some.to(trainer.device) for task, some in trainer.load(iteration + more).items()}
-            crops, _ = trainer.shuffle(batch)
-            trainer.network.backbone(torch.cat([some.float().flatten(0, 1) for some in crops.values()]))
+        for offset in range(BN_BATCHES):
+            inputs = trainer.inputs(trainer.load(iteration + offset))
+            trainer.network.features({name: task_inputs.crops.float() for name, task_inputs in inputs.items()})
     yield
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
 
 
 def figures(errors: npt.NDArray[np.float64]) -> dict[str, Any]:
-    """Signal and noise of (3, repeats) errors, by the way to draw."""
+    """Return signal and noise of the (3, repeats) errors of the samplers."""
     between, within = errors.mean(axis=1).std(ddof=1), np.sqrt(errors.var(axis=1, ddof=1).mean())
     paired = np.sqrt((errors[1:] - errors[0]).var(axis=1, ddof=1).mean() / 2)  # a difference has the noise of two
     return {
-        **{way: round(float(mean), 4) for way, mean in zip(WAYS, errors.mean(axis=1), strict=True)},
+        **{name: round(float(mean), 4) for name, mean in zip(SAMPLERS, errors.mean(axis=1), strict=True)},
         "between": round(float(between), 5),
         "within": round(float(within), 5),
         "snr": round(float((between / within) ** 2), 2),
@@ -176,8 +185,8 @@ def figures(errors: npt.NDArray[np.float64]) -> dict[str, Any]:
     }
 
 
-def error_of(validation: Validation, size: int) -> float:
-    """The error on the first samples alone: a permutation is recognised where its ratio is above 1."""
+def error_of(validation: PermutationValidation, size: int) -> float:
+    """Return the error on the first samples of X_val: a permutation is recognised where its ratio is above 1."""
     return 1 - float((validation.state[:, :size] > 1).double().mean())
 
 

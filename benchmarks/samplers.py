@@ -1,10 +1,10 @@
-"""Who proposes the permutations: final validation errors of the preset `demo`, by sampler, over seeds.
+"""Comparison of samplers: final validation errors of the preset `demo`, over seeds.
 
     python benchmarks/samplers.py [--seeds 5] [--processes 2]
 
-Every arm has the same iterations, data and networks; the runs differ in the sampler and the seed alone. `literal` is
-Algorithm 1 to the letter, as in the preset `paper-literal`; `pairs` are groups of pairs and trials, as in the preset
-`small`. Results go to results/samplers_demo.csv, one row a run; the table of means is printed.
+All arms have the same iterations, data and networks; runs differ in the sampler and the seed alone. `literal` is
+Algorithm 1 exactly, as in the preset `paper-literal`; `pairs` are groups of pairs and rollouts, as in the preset
+`small`. Results go to results/samplers_demo.csv, one row per run; the table of means is printed.
 """
 
 import argparse
@@ -21,26 +21,26 @@ from table import write_table
 from unshuffle.config import PolicyConfig, paper_literal, small
 
 TASKS = ("spatial", "temporal")
-SHORT = {"interval": 50, "batches": 50, "trial": 10}
-"""As often as 400 iterations allow."""
+SHORT = {"interval": 50, "batches": 50, "rollout_iterations": 10}
+"""Episodes short enough for 400 iterations."""
 
 
 def arms() -> dict[str, dict[str, Any]]:
-    """The policy's options of each arm; `literal` is what the preset paper-literal changes."""
+    """Return the policy options of each arm."""
     literal, pairs = changes(paper_literal().policy), changes(small().policy) | SHORT
     return {
         "uniform": {"sampler": "uniform"},
-        "policy": {"sampler": "policy"},
-        "inverse": {"sampler": "inverse"},
+        "reinforce": {"sampler": "reinforce"},
+        "inverse": {"sampler": "reinforce", "inverse": True},
         "exp3": {"sampler": "exp3"},
-        "literal": {"sampler": "policy", **literal},
-        "pairs": {"sampler": "policy", **pairs},
-        "pairs, inverse": {"sampler": "inverse", **pairs},
+        "literal": literal,
+        "pairs": pairs,
+        "pairs, inverse": {**pairs, "inverse": True},
     }
 
 
 def changes(policy: PolicyConfig) -> dict[str, Any]:
-    """What a preset's policy has otherwise than the default."""
+    """Return the options of a preset's policy that differ from the defaults."""
     default = vars(PolicyConfig())
     return {name: value for name, value in vars(policy).items() if value != default[name]}
 
@@ -51,39 +51,39 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
-    # a thread for each process: sums in another order would make other runs
+    # one thread per process: sums in another order would change the runs
     os.environ["OMP_NUM_THREADS"] = "1"
     jobs = [(arm, seed) for seed in range(args.seeds) for arm in arms()]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(args.processes, mp_context=context) as pool:
         rows = list(pool.map(run, *zip(*jobs, strict=True)))
-    write_table("samplers_demo", rows, note="one thread a run")
+    write_table("samplers_demo", rows, note="one thread per run")
     print_means(rows)
 
 
 def run(arm: str, seed: int) -> dict[str, Any]:
-    """One run of the demo, in a folder that is thrown away."""
+    """Train the preset `demo` in a temporary folder, and return its final figures."""
     import unshuffle
 
     with tempfile.TemporaryDirectory() as folder:
         log = {"pictures": False, "monitor_every": 400}
-        finished = unshuffle.pretrain(out=Path(folder, "run"), seed=seed, device="cpu", policy=arms()[arm], log=log)
-        errors = {entry["task"]: round(entry["error"], 4) for entry in finished.metrics("validation")}
-        top1 = [entry["top1"] for entry in finished.metrics("monitor")][-1]
+        result = unshuffle.pretrain(out=Path(folder, "run"), seed=seed, device="cpu", policy=arms()[arm], log=log)
+        errors = {entry["task"]: round(entry["error"], 4) for entry in result.metrics("validation")}
+        top1 = [entry["top1"] for entry in result.metrics("monitor")][-1]
     return {"sampler": arm, "seed": seed, **errors, "top1": round(top1, 2)}
 
 
 def print_means(rows: list[dict[str, Any]]) -> None:
-    """Mean, deviation and standard error of each arm, as a Markdown table."""
+    """Print mean, standard deviation and standard error of each arm as a Markdown table."""
     print("| sampler | spatial error | temporal error | top 1 |\n|---|---|---|---|")
     for arm in arms():
         cells = []
         for name in (*TASKS, "top1"):
             values = [row[name] for row in rows if row["sampler"] == arm]
-            deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+            std = statistics.stdev(values) if len(values) > 1 else 0.0
             digits = 1 if name == "top1" else 3
-            error = deviation / len(values) ** 0.5
-            cells.append(f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f} (± {error:.{digits}f})")
+            error = std / len(values) ** 0.5
+            cells.append(f"{statistics.mean(values):.{digits}f} ± {std:.{digits}f} (± {error:.{digits}f})")
         print(f"| {arm} | {' | '.join(cells)} |")
 
 

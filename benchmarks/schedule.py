@@ -1,9 +1,9 @@
-"""What validation and policy cost at the paper's schedule: a real run over one whole interval between two episodes.
+"""Cost of validation and policy at the paper's schedule: a real run over one whole interval between two episodes.
 
     python benchmarks/schedule.py --images FOLDER --videos FOLDER [--iterations 3900] [--device cuda]
 
-The preset `paper` with the policy at work from the start, so that its cost is all there. The first 100 iterations and
-the validation before them, in which libraries look for their algorithms, do not count. Results go to
+The preset `paper` with the policy active from the start, so that its whole cost is measured. The first 100 iterations
+and the validation before them, in which libraries choose their algorithms, do not count. Results go to
 results/schedule_DEVICE.csv.
 """
 
@@ -16,13 +16,13 @@ from table import write_table
 
 import unshuffle
 from unshuffle.config import paper
-from unshuffle.run import Run
+from unshuffle.runs.run import Run
 
 WARMUP = 100
 
 
 def main() -> None:
-    """Run, and write one row."""
+    """Train, and write one row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", required=True)
     parser.add_argument("--videos", required=True)
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def figures(run: Run) -> dict[str, Any]:
-    """Time of a step, share of waiting, and what the validations of one interval cost beside its steps."""
+    """Return the step time, the fraction of waiting, and the cost of the validations of one interval."""
     lines = [entry for entry in run.metrics("train") if entry["iteration"] > WARMUP]
     samples = 2 * run.config.optim.batch_size
     step = sum(samples / entry["samples_per_second"] for entry in lines) / len(lines)

@@ -1,11 +1,11 @@
-"""What it costs to read images from tar shards instead of from a packed store.
+"""Throughput of reading images from tar shards and from a packed store.
 
     python benchmarks/shards.py FOLDER [--count 4000] [--shards 8] [--short_side 256] [--batches 30] [--threads 2]
         [--repeats 7]
 
-Takes the first images of a folder, makes shards and stores of them in a temporary folder, and reads the training
-batches of 128 of each in an order of its own, the files being in memory already. With a GPU the shards' JPEGs are also
-decoded there. The routes are measured in turn, several times; the first pass over a store also checks its sums.
+Makes shards and stores of the first images of a folder in a temporary folder, and reads training batches of 128 from
+each, with all files in the page cache. With a GPU the shards' JPEGs are also decoded there. The routes are measured in
+turn, several times; the first pass over a store also verifies its checksums.
 Results go to results/shards_DEVICE.csv.
 """
 
@@ -26,10 +26,10 @@ from table import write_table
 
 from unshuffle.data.batches import BatchStream, Prefetcher, Samples
 from unshuffle.data.decode import decode_batch
-from unshuffle.data.images import find_images
+from unshuffle.data.media import find_images
 from unshuffle.data.pack import PackOptions, pack
 from unshuffle.data.shards import ShardOptions, open_shards
-from unshuffle.data.source import Encoded, Source
+from unshuffle.data.source import EncodedImage, Source
 from unshuffle.data.store import Encoding, Store
 
 T = TypeVar("T")
@@ -73,8 +73,8 @@ def measure(args: argparse.Namespace, folder: Path, device: torch.device) -> lis
     ]
     stream = stream_of(shards, args)
 
-    def encoded(step: int) -> list[Encoded]:
-        return [one for item in stream.items(step) for one in shards.read_encoded(int(item), [0])]
+    def encoded(step: int) -> list[EncodedImage]:
+        return [image for item in stream.items(step) for image in shards.read_encoded(int(item), [0])]
 
     routes: dict[str, Callable[[], float]] = {
         "read the store, raw": lambda: read_all(stream_of(raw, args).batch, args),
@@ -86,22 +86,22 @@ def measure(args: argparse.Namespace, folder: Path, device: torch.device) -> lis
         routes["read the shards, decode on the GPU"] = lambda: read_all(
             encoded, args, lambda batch: decode_batch(batch, device)
         )
-    # in turn, so that whatever else the machine does falls on all of them alike
+    # in turn, so that other load on the machine affects all of them alike
     rounds = [{name: route() for name, route in routes.items()} for _ in range(args.repeats)]
     images = args.batches * BATCH
     return rows + [row(name, images, [seconds[name] for seconds in rounds]) for name in routes]
 
 
 def make_data(paths: list[Path], folder: Path, shards: int) -> None:
-    """The images as a folder of links, and as tars."""
+    """Write the images as a folder of links and as tar shards."""
     (folder / "images").mkdir()
     (folder / "shards").mkdir()
     for number in range(shards):
         with tarfile.open(folder / "shards" / f"{number:04}.tar", "w") as tar:
-            for place in range(number, len(paths), shards):
-                name = f"{place:07}{paths[place].suffix}"
-                tar.add(paths[place], name)
-                (folder / "images" / name).symlink_to(paths[place].resolve())
+            for index in range(number, len(paths), shards):
+                name = f"{index:07}{paths[index].suffix}"
+                tar.add(paths[index], name)
+                (folder / "images" / name).symlink_to(paths[index].resolve())
 
 
 def packed(folder: Path, encoding: Encoding, args: argparse.Namespace) -> Store:
@@ -120,7 +120,7 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
 
 
 def read_all(make: Callable[[int], T], args: argparse.Namespace, use: Callable[[T], object] = id) -> float:
-    """Seconds to make all batches by threads and use each, after a first batch that does not count."""
+    """Return the seconds to make all batches in threads and use each, after a first batch that does not count."""
     use(make(args.batches))
     begin = time.perf_counter()
     for batch in Prefetcher(make, 0, args.batches, args.threads):
@@ -131,7 +131,7 @@ def read_all(make: Callable[[int], T], args: argparse.Namespace, use: Callable[[
 
 
 def row(what: str, images: int, seconds: list[float]) -> dict[str, str]:
-    """The median of the measurements, with the slowest and the fastest."""
+    """Return a row with the median of the measurements, the slowest and the fastest."""
     return {
         "what": what,
         "images": str(images),

@@ -1,4 +1,4 @@
-"""The bench's arithmetic; how fast anything is depends on the machine and is no test's business."""
+"""The bench's arithmetic; how fast anything is depends on the machine and is not tested."""
 
 import json
 from dataclasses import replace
@@ -10,15 +10,16 @@ import torch
 from unshuffle import bench, cli
 from unshuffle.bench import Stopwatch
 from unshuffle.config import demo
-from unshuffle.config_file import merge
 from unshuffle.errors import UserError
+from unshuffle.options import merge
 
 SMALL = {
     "data": {"val_size": 1, "image_short_side": 48, "frame_short_side": 24, "workers": 1},
     "optim": {"batch_size": 4},
-    "permutations": {"spatial": 5, "temporal": 5, "per_sample": 1},
-    "shuffle": {"frames": 4, "crop_size": 24},
-    "policy": {"groups": 2, "interval": 100, "batches": 10},
+    "spatial": {"permutations": 5, "crop_size": 24},
+    "temporal": {"permutations": 5, "crop_size": 24, "frames": 4},
+    "permutations": {"per_sample": 1},
+    "policy": {"num_groups": 2, "interval": 100, "batches": 10},
 }
 WORLD = {"images": 8, "clips": 8, "clip_frames": 4}
 
@@ -36,13 +37,11 @@ def test_the_figures_fit_together(tmp_path: Path) -> None:
     assert figures["samples_per_second"] == pytest.approx(8 / seconds)
     assert figures["crops_per_second"] == pytest.approx(4 * (9 + 4) / seconds)
     assert figures["tflops"] == pytest.approx(figures["tflop_per_iteration"] / seconds)
-    traffic = figures["backbone_tbytes_per_second"]
-    assert figures["share_of_copy"] == pytest.approx(traffic / figures["copy_tbytes_per_second"])
-    assert figures["share_of_matmul"] == pytest.approx(figures["tflops"] / figures["matmul_tflops"])
-    assert list(figures["parts_ms"]) == ["data", "shuffle", "forward", "backward", "optimiser"]
+    assert figures["matmul_fraction"] == pytest.approx(figures["tflops"] / figures["matmul_tflops"])
+    assert list(figures["parts_ms"]) == ["data", "crops", "forward", "backward", "optimiser"]
     assert all(part >= 0 for part in figures["parts_ms"].values())
     twice = 2 * sum(figures["validation_ms"].values()) / 1e3
-    assert figures["validation_share"] == pytest.approx(twice / (100 * seconds))
+    assert figures["validation_fraction"] == pytest.approx(twice / (100 * seconds))
     assert figures["peak_memory_gb"] is None or torch.cuda.is_available()
 
 
@@ -59,7 +58,7 @@ def test_the_arithmetic_of_a_step_is_counted(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("small_world")
 def test_to_look_at_candidates_costs_their_heads_alone() -> None:
-    pairs = merge(demo(), {**SMALL, "policy": {**SMALL["policy"], "grouped": "pairs", "candidates": 3}})
+    pairs = merge(demo(), {**SMALL, "policy": {**SMALL["policy"], "grouping": "pairs", "candidates": 3}})
     of_pairs, of_permutations = (bench.bench(config, iterations=1) for config in (pairs, merge(demo(), SMALL)))
     forward = 4 * 3 * (9 * 128 * 512 + 4 * 128 * 512 + 2 * 512 * 5)
     more = of_pairs["tflop_per_iteration"] - of_permutations["tflop_per_iteration"]
@@ -74,11 +73,13 @@ def test_the_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     document = json.loads(out.read_text())
     assert document["command"] == "bench" and document["metrics"]["ms_per_iteration"] > 0
     assert document["config"]["iterations"] == 2
-    assert document["config"]["synthetic"]["images"] == WORLD["images"], "the world that was drawn, not the preset's"
+    assert document["config"]["synthetic"]["images"] == WORLD["images"], (
+        "the world that was generated, not the preset's"
+    )
     assert "iterations/s" in capsys.readouterr().out
 
 
-def test_it_wants_an_iteration() -> None:
+def test_at_least_one_iteration_is_needed() -> None:
     with pytest.raises(UserError, match="iterations is 0"):
         bench.bench(demo(), iterations=0)
 
@@ -95,7 +96,7 @@ def test_the_stopwatch_adds_up_the_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert watch.totals() == {"a": 5000.0, "b": 2000.0}, "what lies between two iterations does not count"
 
 
-def test_with_data_nothing_is_drawn() -> None:
+def test_with_data_nothing_is_generated() -> None:
     config = replace(demo(), images="photos")
     assert bench.with_world(config) == config
 

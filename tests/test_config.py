@@ -1,36 +1,67 @@
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from unshuffle.config import PRESETS, Config, check, demo, paper
-from unshuffle.config_file import merge
+from unshuffle.config import PRESETS, Config, check, demo, paper, read_config, small
 from unshuffle.errors import UserError
+from unshuffle.options import differences, merge, write_config
 
 
 def test_the_paper_preset_holds_the_papers_numbers() -> None:
     config = paper()
+    spatial, temporal = config.spatial, config.temporal
     assert config.preset == "paper"
-    assert (config.permutations.spatial, config.permutations.temporal) == (1000, 1000)
+    assert (spatial.permutations, temporal.permutations) == (1000, 1000)
     assert config.permutations.per_sample == 1 and not config.permutations.include_identity
-    assert config.optim.batch_size == 128
-    for group in (config.optim.backbone, config.optim.spatial, config.optim.temporal):
-        assert (group.optimiser, group.lr, group.momentum, group.weight_decay) == ("sgd", 0.001, 0.9, 5e-4)
+    assert config.optim.batch_size == 128 and spatial.batch_size == temporal.batch_size == 0
+    for group in (config.optim.backbone, spatial.optimiser, temporal.optimiser):
+        assert (group.kind, group.lr, group.momentum, group.weight_decay) == ("sgd", 0.001, 0.9, 5e-4)
     assert (config.optim.iterations, config.optim.milestones, config.optim.decay) == (350_000, (200_000,), 0.1)
-    assert config.optim.warmup == 0
-    assert (config.shuffle.grid, config.shuffle.tiles, config.shuffle.frames) == (3, 9, 8)
-    assert config.shuffle.crop_size == 75 and not config.shuffle.shared_crop
-    assert round(config.shuffle.image_share * config.data.image_short_side) == 255
-    assert round(config.shuffle.tile_share * (255 // 3)) == 64 and config.shuffle.frame_share * 256 == 224
+    assert config.optim.warmup == 0 and spatial.loss_weight == temporal.loss_weight == 1
+    assert (spatial.grid, spatial.parts, temporal.frames, temporal.parts) == (3, 9, 8, 8)
+    assert spatial.crop_size == temporal.crop_size == 75 and not temporal.shared_crop
+    assert round(spatial.image_fraction * config.data.image_short_side) == 255
+    assert round(spatial.tile_fraction * (255 // 3)) == 64 and temporal.crop_fraction * 256 == 224
     assert config.model.backbone == "caffenet"
-    spatial, temporal = config.model.spatial, config.model.temporal
-    assert (spatial.kind, spatial.fc6, spatial.hidden) == ("concat", 1024, 4096)
-    assert (temporal.kind, temporal.fc6, temporal.hidden) == ("lstm", 512, 256)
-    assert config.data.val_size == 100 and config.data.frame_span == 0
+    assert (spatial.head.kind, spatial.head.fc6, spatial.head.hidden) == ("concat", 1024, 4096)
+    assert (temporal.head.kind, temporal.head.fc6, temporal.head.hidden) == ("lstm", 512, 256)
+    assert config.data.val_size == 100 and temporal.frame_span == 0
+    assert config.policy.sampler == "reinforce"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "stages"),
+    [
+        ("S", [["spatial"]]),
+        ("T+S", [["temporal", "spatial"]]),
+        ("S+T+R", [["spatial", "temporal", "rotation"]]),
+        ("S&T", [["spatial"], ["temporal"]]),
+        ("S+R&T", [["spatial", "rotation"], ["temporal"]]),
+    ],
+)
+def test_tasks_are_joined_by_plus_and_ampersand(tasks: str, stages: list[list[str]]) -> None:
+    config = replace(demo(), tasks=tasks)
+    assert config.stages == tuple(map(tuple, stages))
+    assert set(config.task_names) == {name for stage in stages for name in stage}
+
+
+@pytest.mark.parametrize(
+    ("images", "videos", "stages"),
+    [
+        (None, None, (("spatial", "temporal"),)),
+        ("a", None, (("spatial",),)),
+        (None, "b", (("spatial", "temporal"),)),
+        ("a", "b", (("spatial", "temporal"),)),
+    ],
+)
+def test_auto_is_what_the_data_allows(images: str | None, videos: str | None, stages: Any) -> None:
+    assert replace(demo(), images=images, videos=videos).stages == stages
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_possible_and_named(name: Any) -> None:
+def test_every_preset_is_valid_and_named(name: Any) -> None:
     config = PRESETS[name]()
     assert config.preset == name
     check(config)
@@ -39,62 +70,70 @@ def test_every_preset_is_possible_and_named(name: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"shuffle": {"grid": 1}}, "shuffle.grid is 1"),
-        ({"shuffle": {"grid": 0}}, "shuffle.grid is 0"),
-        ({"shuffle": {"grid": -1}}, "shuffle.grid is -1"),
-        ({"shuffle": {"frames": 1}}, "shuffle.frames is 1"),
-        ({"shuffle": {"frames": -3}}, "shuffle.frames is -3"),
-        ({"shuffle": {"image_share": 0}}, "must be in"),
+        ({"tasks": "S+X"}, "'X' is no task"),
+        ({"tasks": "S+S"}, "only once"),
+        ({"tasks": ""}, "is no task"),
+        ({"tasks": "S&T", "optim": {"iterations": 1}}, "needs at least 2 iterations"),
+        ({"spatial": {"grid": 1}}, "spatial.grid is 1, but must be 2 or more"),
+        ({"spatial": {"grid": -1}}, "spatial.grid is -1"),
+        ({"temporal": {"frames": 1}}, "temporal.frames is 1, but must be 2 or more"),
+        ({"temporal": {"frames": -3}}, "temporal.frames is -3"),
+        ({"spatial": {"image_fraction": 0.0}}, "spatial.image_fraction is 0.0, but must be above 0 and at most 1"),
+        ({"spatial": {"batch_size": 1}}, "spatial.batch_size is 1, but batch normalisation needs 2 or more"),
+        ({"spatial": {"loss_weight": 0.0}}, "spatial.loss_weight is 0"),
         ({"optim": {"backbone": {"momentum": 1.5}}}, "momentum"),
-        ({"optim": {"spatial": {"weight_decay": -1}}}, "weight_decay"),
-        ({"shuffle": {"gamma": float("nan")}}, "gamma"),
-        ({"seed": 2**32}, "below 2"),
+        ({"spatial": {"optimiser": {"weight_decay": -1}}}, "weight_decay"),
+        ({"augmentation": {"gamma": float("nan")}}, "gamma"),
+        ({"seed": 2**32}, "below 4294967296"),
         ({"data": {"frame_every": 0}}, "frame_every"),
-        ({"shuffle": {"tile_share": 0.0}}, "tile_share|too small"),
-        ({"shuffle": {"tile_share": 1.1}}, "shuffle.tile_share is 1.1"),
-        ({"shuffle": {"frame_share": 0.0}}, "shuffle.frame_share is 0"),
-        ({"shuffle": {"frame_share": 1.5}}, "shuffle.frame_share is 1.5"),
-        ({"shuffle": {"grey": -0.1}}, "shuffle.grey is -0.1"),
-        ({"shuffle": {"grey": 1.1}}, "shuffle.grey is 1.1"),
+        ({"spatial": {"tile_fraction": 0.0}}, "spatial.tile_fraction is 0"),
+        ({"spatial": {"tile_fraction": 1.1}}, "spatial.tile_fraction is 1.1"),
+        ({"temporal": {"crop_fraction": 0.0}}, "temporal.crop_fraction is 0"),
+        ({"temporal": {"crop_fraction": 1.5}}, "temporal.crop_fraction is 1.5"),
+        ({"rotation": {"crop_fraction": 1.5}}, "rotation.crop_fraction is 1.5"),
+        ({"augmentation": {"grayscale": -0.1}}, "augmentation.grayscale is -0.1"),
+        ({"augmentation": {"grayscale": 1.1}}, "augmentation.grayscale is 1.1"),
+        ({"augmentation": {"hflip": 2.0}}, "augmentation.hflip is 2"),
         ({"data": {"val_size": 0}}, "data.val_size"),
-        ({"data": {"max_bad_share": 2.0}}, "data.max_bad_share is 2"),
+        ({"data": {"max_bad_fraction": 2.0}}, "data.max_bad_fraction is 2"),
         ({"optim": {"iterations": 0}}, "optim.iterations"),
         ({"optim": {"batch_size": 1}}, "optim.batch_size"),
         ({"optim": {"decay": 0.0}}, "optim.decay is 0"),
         ({"optim": {"decay": 1.5}}, "optim.decay is 1.5"),
         ({"optim": {"backbone": {"lr": 0.0}}}, "optim.backbone.lr is 0"),
-        ({"optim": {"spatial": {"lr": -1.0}}}, "optim.spatial.lr is -1"),
-        ({"optim": {"temporal": {"lr": float("nan")}}}, "optim.temporal.lr is nan"),
+        ({"spatial": {"optimiser": {"lr": -1.0}}}, "spatial.optimiser.lr is -1"),
+        ({"temporal": {"optimiser": {"lr": float("nan")}}}, "temporal.optimiser.lr is nan"),
         ({"permutations": {"per_sample": 0}}, "permutations.per_sample"),
-        ({"permutations": {"spatial": 1}}, "permutations.spatial is 1,"),
-        ({"permutations": {"temporal": 0}}, "permutations.temporal is 0,"),
-        ({"permutations": {"temporal": 720}}, "6 parts have only 719"),
-        ({"permutations": {"temporal": 721, "include_identity": True}}, "6 parts have only 720"),
-        ({"permutations": {"spatial": 24}, "shuffle": {"grid": 2}}, "4 parts have only 23"),
-        ({"model": {"spatial": {"dropout": 1.5}}}, "model.spatial.dropout is 1.5"),
-        ({"model": {"temporal": {"dropout": -0.5}}}, "model.temporal.dropout is -0.5"),
-        ({"model": {"spatial": {"fc6": 0}}}, "model.spatial: fc6 and hidden"),
-        ({"model": {"temporal": {"hidden": 0}}}, "model.temporal: fc6 and hidden"),
+        ({"spatial": {"permutations": 1}}, "spatial.permutations is 1,"),
+        ({"temporal": {"permutations": 0}}, "temporal.permutations is 0,"),
+        ({"temporal": {"permutations": 720}}, "6 parts have only 719"),
+        ({"temporal": {"permutations": 721}, "permutations": {"include_identity": True}}, "6 parts have only 720"),
+        ({"spatial": {"permutations": 24, "grid": 2}}, "4 parts have only 23"),
+        ({"spatial": {"head": {"dropout": 1.5}}}, "spatial.head.dropout is 1.5"),
+        ({"temporal": {"head": {"dropout": -0.5}}}, "temporal.head.dropout is -0.5"),
+        ({"spatial": {"head": {"fc6": 0}}}, "spatial.head.fc6 is 0"),
+        ({"temporal": {"head": {"hidden": 0}}}, "temporal.head.hidden is 0"),
         ({"monitor": {"gallery": "somewhere"}}, "go together"),
         ({"monitor": {"queries": "somewhere"}}, "go together"),
         ({"log": {"train_every": 0}}, "log.train_every"),
         ({"log": {"monitor_every": 0}}, "log.monitor_every"),
         ({"policy": {"batches": 4000}}, "but must be at least policy.batches"),
-        ({"policy": {"groups": 1}}, "a choice needs 2"),
-        ({"policy": {"reward": "trials", "discount": 0.9}}, "leave policy.discount at 0"),
-        ({"policy": {"grouped": "pairs", "action": "batch"}}, "leave policy.action at sample"),
+        ({"policy": {"num_groups": 1}}, "policy.num_groups is 1, but must be 2 or more"),
+        ({"policy": {"sampler": "rollouts", "discount": 0.9}}, "leave policy.discount at 0"),
+        ({"policy": {"sampler": "rollouts", "entropy_weight": 0.0}}, "needs a policy.entropy_weight above 0"),
+        ({"policy": {"sampler": "uniform", "inverse": True}}, "policy.inverse needs a sampler with a preference"),
+        ({"policy": {"grouping": "pairs", "action": "batch"}}, "leave policy.action at sample"),
         (
-            {"policy": {"grouped": "pairs", "candidates": 2, "groups": 17}},
-            "policy.groups is 17, but a sample has only policy.candidates times permutations.per_sample, 16,",
+            {"policy": {"grouping": "pairs", "candidates": 2, "num_groups": 17}},
+            "policy.num_groups is 17, but a sample has only policy.candidates times permutations.per_sample, 16,",
         ),
-        ({"policy": {"trial": 0}}, "policy.trial is 0"),
+        ({"policy": {"rollout_iterations": 0}}, "policy.rollout_iterations is 0"),
         ({"policy": {"candidates": 0}}, "policy.candidates is 0"),
-        ({"log": {"monitor_every": 0}}, "log.monitor_every"),
         ({"log": {"checkpoint_every": 0}}, "log.checkpoint_every"),
         ({"log": {"keep_checkpoints": 0}}, "log.keep_checkpoints"),
     ],
 )
-def test_the_impossible_is_refused(values: dict[str, Any], words: str) -> None:
+def test_impossible_configs_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         check(merge(demo(), values))
 
@@ -102,20 +141,21 @@ def test_the_impossible_is_refused(values: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"shuffle": {"grid": 2}, "permutations": {"spatial": 23}},
-        {"permutations": {"temporal": 719}},
-        {"permutations": {"temporal": 720, "include_identity": True}},
-        {"shuffle": {"tile_share": 1.0, "frame_share": 1.0, "grey": 0.0}},
+        {"spatial": {"grid": 2, "permutations": 23}},
+        {"temporal": {"permutations": 719}},
+        {"temporal": {"permutations": 720}, "permutations": {"include_identity": True}},
+        {"spatial": {"tile_fraction": 1.0}, "temporal": {"crop_fraction": 1.0}, "augmentation": {"grayscale": 0.0}},
         {"optim": {"batch_size": 2, "iterations": 1, "decay": 1.0}},
-        {"data": {"val_size": 1, "max_bad_share": 1.0}},
+        {"rotation": {"batch_size": 2, "loss_weight": 0.1}, "tasks": "R"},
+        {"data": {"val_size": 1, "max_bad_fraction": 1.0}},
         {"monitor": {"gallery": "one", "queries": "other"}},
-        {"policy": {"reward": "trials", "discount": 0.0, "trial": 1, "action": "batch"}},
-        {"policy": {"grouped": "pairs", "candidates": 2, "groups": 16, "discount": 0.9}},
-        {"policy": {"grouped": "pairs", "candidates": 1, "groups": 8}},
-        {"policy": {"candidates": 1, "groups": 10}},
+        {"policy": {"sampler": "rollouts", "discount": 0.0, "rollout_iterations": 1, "action": "batch"}},
+        {"policy": {"grouping": "pairs", "candidates": 2, "num_groups": 16, "discount": 0.9}},
+        {"policy": {"grouping": "pairs", "candidates": 1, "num_groups": 8}},
+        {"policy": {"candidates": 1, "num_groups": 10}},
     ],
 )
-def test_the_limits_themselves_are_possible(values: dict[str, Any]) -> None:
+def test_values_at_their_limits_are_accepted(values: dict[str, Any]) -> None:
     check(merge(demo(), values))
 
 
@@ -131,10 +171,118 @@ def test_configs_cannot_be_changed_in_place() -> None:
     check_frozen(Config())
 
 
+# files
+
+
+def read(text: str, folder: Path) -> Config:
+    (folder / "config.yaml").write_text(text)
+    return read_config(folder / "config.yaml")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_round_trip(name: Any, tmp_path: Path) -> None:
+    config = PRESETS[name]()
+    write_config(config, tmp_path / "config.yaml")
+    assert read_config(tmp_path / "config.yaml") == config
+
+
+def test_round_trip_of_paths_and_unusual_values(tmp_path: Path) -> None:
+    config = merge(
+        small(),
+        {
+            "images": "~/Bilder/ä b",
+            "out": "runs/x",
+            "tasks": "S&T",
+            "seed": 7,
+            "data": {"sibling_pattern": r"(v_.*_g\d+): 'c'", "max_bad_fraction": 1e-9},
+            "optim": {"milestones": [], "backbone": {"lr": 5e-4}},
+        },
+    )
+    write_config(config, tmp_path / "config.yaml")
+    again = read_config(tmp_path / "config.yaml")
+    assert again == config
+    assert again.images == "~/Bilder/ä b" and again.optim.milestones == () and again.videos is None
+
+
+def test_missing_keys_take_the_presets_values(tmp_path: Path) -> None:
+    assert read("preset: paper\n", tmp_path) == paper()
+    assert read("seed: 3\n", tmp_path) == replace(demo(), seed=3)
+    config = read("preset: small\noptim: {backbone: {lr: 0.5}}\n", tmp_path)
+    assert differences(small(), config) == ["optim.backbone.lr"] and config.optim.backbone.lr == 0.5
+
+
 @pytest.mark.parametrize(
-    ("reward", "sampler", "learns"),
-    [("trials", "policy", True), ("trials", "inverse", True), ("trials", "exp3", False), ("error", "policy", False)],
+    ("text", "words"),
+    [
+        ("sed: 1", r"unknown key sed \(did you mean seed\?\)"),
+        ("optim: {batchsize: 1}", r"unknown key optim\.batchsize \(did you mean optim\.batch_size\?\)"),
+        ("optim: {backbone: {rate_of_learning: 1}}", r"unknown key optim\.backbone\.rate_of_learning;"),
+        ("7: 1", "unknown key 7"),
+        ("seed: one", "seed is 'one', but must be a whole number"),
+        ("seed: 1.5", "seed is 1.5, but must be a whole number"),
+        ("seed: true", "seed is True, but must be a whole number"),
+        ("seed: null", "seed is None, but must be a whole number"),
+        ("optim: {backbone: {lr: fast}}", "optim.backbone.lr is 'fast', but must be a number"),
+        ("optim: {backbone: {lr: false}}", "optim.backbone.lr is False, but must be a number"),
+        ("temporal: {shared_crop: 1}", "temporal.shared_crop is 1, but must be true or false"),
+        ("shuffle: {grid: 3}", "unknown key shuffle.*; runs of older versions cannot be read: start a new one"),
+        ("device: 3", "device is 3, but must be text"),
+        ("images: 3", "images is 3, but must be text"),
+        ("init: 3", "init is 3, but must be a path"),
+        ("images: [a, b]", "images is .*, but must be text"),
+        ("tasks: 3", "tasks is 3, but must be text"),
+        ("optim: {backbone: {kind: adam}}", "optim.backbone.kind is 'adam', but must be one of sgd, adamw"),
+        ("optim: {precision: [fp32]}", "optim.precision is .*, but must be one of"),
+        ("optim: {milestones: 5}", "optim.milestones is 5, but must be a list"),
+        ("optim: {milestones: [5, x]}", "optim.milestones is 'x', but must be a whole number"),
+        ("optim: 5", "optim must hold keys and values"),
+        ("optim: null", "optim must hold keys and values"),
+        ("preset: huge", "there is no preset 'huge'; choose one of demo, small, paper"),
+        ("preset: [demo]", "there is no preset .*; choose one of demo, small, paper"),
+        ("just words", "must hold keys and values"),
+        ("", "must hold keys and values"),
+        ("a: [", "cannot be read as YAML"),
+    ],
 )
-def test_who_learns_by_trial(reward: str, sampler: str, learns: bool) -> None:
-    config = merge(demo(), {"policy": {"reward": reward, "sampler": sampler}})
-    assert config.policy.learns_by_trial == learns
+def test_wrong_keys_and_values_are_refused(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        read(text, tmp_path)
+    assert "config.yaml" in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no config file .*absent\.yaml"):
+        read_config(tmp_path / "absent.yaml")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_config(tmp_path)
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x81")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_config(tmp_path / "binary.yaml")
+
+
+@pytest.mark.parametrize(("text", "expected"), [("5e-4", 5e-4), ("1e3", 1000.0), ("1", 1.0), ("'0.25'", 0.25)])
+def test_numbers_in_every_notation(text: str, expected: float, tmp_path: Path) -> None:
+    lr = read(f"optim: {{backbone: {{lr: {text}}}}}", tmp_path).optim.backbone.lr
+    assert lr == expected and type(lr) is float
+
+
+def test_lists_become_tuples(tmp_path: Path) -> None:
+    assert read("optim: {milestones: [10, 20]}", tmp_path).optim.milestones == (10, 20)
+
+
+def test_null_clears_a_path(tmp_path: Path) -> None:
+    assert read("images: null", tmp_path).images is None
+    assert merge(replace(demo(), images="a"), {"images": None}).images is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["optim: {trunk: {lr: 0.1}}", "policy: {grouped: pairs}", "policy: {sampler: inverse}", "shuffle: {grid: 3}"],
+)
+def test_a_run_of_an_older_version_is_one_sentence(text: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"config.yaml: .*; runs of older versions cannot be read: start a new one"):
+        read(text, tmp_path)
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_config(tmp_path / "mine.yaml")
+    assert "older versions" not in str(caught.value), "a file of one's own is more likely misspelt"

@@ -34,6 +34,34 @@ def test_a_signal_waits_for_the_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_synced_file_is_flushed_before_it_replaces_the_old_one(
+    shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("old")
+    contents_at_sync: list[str] = []
+    monkeypatch.setattr("os.fsync", lambda descriptor: contents_at_sync.append(file.read_text()))
+    with atomic_write(file, sync=True, shared=shared) as draft:
+        draft.write_text("new")
+    folders = 0 if sys.platform == "win32" else 1
+    assert contents_at_sync == ["old"] + ["new"] * folders
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_processes_that_write_the_same_file_have_drafts_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.txt"
+    with atomic_write(file, shared=True) as first:
+        first.write_text("first")
+        monkeypatch.setattr("os.getpid", lambda: 1)
+        with atomic_write(file, shared=True) as second:
+            assert second != first
+            second.write_text("second")
+    assert file.read_text() == "first" and len(list(tmp_path.iterdir())) == 1
+
+
 def test_what_another_holds_is_refused_until_it_lets_go(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("kept")
@@ -71,13 +99,13 @@ def test_places_that_will_do(tmp_path: Path) -> None:
 
 def test_places_that_will_not(tmp_path: Path) -> None:
     (tmp_path / "old").touch()
-    with pytest.raises(UserError, match=r"is a folder, and --json must be a file"):
+    with pytest.raises(UserError, match=r"is a folder, but --json must be a file"):
         check_file(tmp_path, "--json")
     with pytest.raises(UserError, match=r"there is no folder .*no to write --json into"):
         check_file(tmp_path / "no" / "such.json", "--json")
     with pytest.raises(UserError, match=r"old exists: choose another --out"):
         check_new_file(tmp_path / "old", "--out")
-    with pytest.raises(UserError, match=r"is a file, and --out must be a folder"):
+    with pytest.raises(UserError, match=r"is a file, but --out must be a folder"):
         check_folder(tmp_path / "old", "--out")
     with pytest.raises(UserError, match=r"cannot write into .*old: choose another --out"):
         check_folder(tmp_path / "old" / "run", "--out")

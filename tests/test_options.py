@@ -1,91 +1,126 @@
-"""tyro's complaints as sentences; how the commands use them is tested with the command line."""
-
-import contextlib
-import io
-import sys
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 import pytest
-import tyro
+import yaml
+from annotated_types import Ge, Gt, Interval, Le, Len, Lt, MinLen
 
-from unshuffle.options import OPTIONAL, complaint, describe_sections, main_options
+from unshuffle.config import demo, paper
+from unshuffle.errors import UserError
+from unshuffle.options import check_bounds, differences, merge, plain_type, to_dict
+
+
+@dataclass(frozen=True)
+class Inner:
+    lr: Annotated[float, Gt(0)] = 0.1
+    momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.9
+    fraction: Annotated[float, Gt(0), Le(1)] = 0.5
+    free: float = 0.0
 
 
 @dataclass(frozen=True)
 class Section:
-    """Some more."""
-
-    rate: float = 0.1
-    """How fast."""
-    steps: tuple[int, ...] = (1,)
-    """When."""
+    batch_size: Annotated[int, Ge(2)] = 2
+    backbone: Inner = Inner()
+    milestones: tuple[Annotated[int, Ge(1)], ...] = (1,)
+    sizes: Annotated[tuple[int, ...], MinLen(1)] = (1,)
+    pair: Annotated[tuple[float, ...], Len(2, 2)] = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
-class Command:
-    """Does things."""
-
-    data: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
-    """What to do them with."""
-    count: int = 3
-    """How many."""
-    size: int | None = None
-    """How large."""
-    out: Path | None = None
-    """Where to."""
-    kind: Literal["one", "other"] = "one"
-    """Which."""
-    section: Section = field(default_factory=Section)
-
-
-def parse(*words: str) -> Command:
-    return tyro.cli(Command, args=list(words), registry=OPTIONAL, use_underscores=True)
-
-
-def test_optional_values() -> None:
-    command = parse("x", "--size", "7", "--out", "here")
-    assert (command.size, command.out) == (7, Path("here"))
-    assert parse("x", "--size", "none", "--out", "None") == parse("x")
+class Options:
+    limit: Annotated[int, Ge(1)] | None = None
+    depth: Annotated[int | None, Lt(5), "a note of another library"] = None
+    kind: Annotated[Literal["a", "b"], "note"] = "a"
+    optim: Section = field(default_factory=Section)
 
 
 @pytest.mark.parametrize(
-    ("line", "sentence"),
+    "values",
     [
-        ("", "still missing: DATA (what to do them with)"),
-        ("x --count", "--count needs a value"),
-        ("x --count many", "--count is 'many', but must be a whole number"),
-        ("x --size large", "--size is 'large', but must be a whole number"),
-        ("x --section.rate fast", "--section.rate is 'fast', but must be a number"),
-        ("x --section.steps 1 b", "--section.steps cannot be '1', 'b'"),
-        ("x --kind third", "--kind is 'third', but must be one of 'one', 'other'"),
-        ("x --cuont 3", "there is no option --cuont (did you mean --count?)"),
-        ("x --cuont=3", "there is no option --cuont (did you mean --count?)"),
-        ("x --rate 3", "there is no option --rate (did you mean --section.rate?)"),
-        ("x --colour 3", "there is no option --colour"),
-        ("x y", "'y' belongs to no option"),
+        {},
+        {"limit": 1, "depth": 4, "kind": "b"},
+        {"optim": {"batch_size": 2, "milestones": [], "sizes": [0], "pair": [1, -1]}},
+        {"optim": {"backbone": {"lr": 1e-9, "momentum": 0, "fraction": 1.0, "free": float("inf")}}},
     ],
 )
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_complaints(line: str, sentence: str, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
-    box = io.StringIO()
-    with contextlib.redirect_stderr(box), pytest.raises(SystemExit):
-        parse(*line.split())
-    assert complaint(box.getvalue(), Command) == sentence
+def test_values_within_their_bounds(values: dict[str, Any]) -> None:
+    check_bounds(merge(Options(), values))
 
 
-def test_what_cannot_be_understood_is_said_in_some_way() -> None:
-    assert complaint("", Command) == "the options cannot be read"
-    assert complaint("╭─ News ─╮\n│ A new complaint. │\n╰────────╯", Command) == "A new complaint"
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"limit": 0}, "limit is 0, but must be 1 or more"),
+        ({"depth": 5}, "depth is 5, but must be below 5"),
+        ({"optim": {"batch_size": 1}}, "optim.batch_size is 1, but must be 2 or more"),
+        ({"optim": {"backbone": {"lr": 0}}}, "optim.backbone.lr is 0.0, but must be above 0"),
+        ({"optim": {"backbone": {"lr": float("nan")}}}, "optim.backbone.lr is nan, but must be a finite number"),
+        ({"optim": {"backbone": {"lr": float("inf")}}}, "optim.backbone.lr is inf, but must be a finite number"),
+        ({"optim": {"backbone": {"momentum": 1}}}, "optim.backbone.momentum is 1.0, but must be 0 or more and below 1"),
+        (
+            {"optim": {"backbone": {"momentum": -0.1}}},
+            "optim.backbone.momentum is -0.1, but must be 0 or more and below",
+        ),
+        ({"optim": {"backbone": {"fraction": 0}}}, "optim.backbone.fraction is 0.0, but must be above 0 and at most 1"),
+        (
+            {"optim": {"backbone": {"fraction": 1.5}}},
+            "optim.backbone.fraction is 1.5, but must be above 0 and at most 1",
+        ),
+        ({"optim": {"milestones": [3, 0]}}, "optim.milestones is 0, but must be 1 or more"),
+        ({"optim": {"sizes": []}}, "optim.sizes has 0 values, but must have 1 or more"),
+        ({"optim": {"pair": [1]}}, "optim.pair has 1 value, but must have 2 or more and at most 2"),
+    ],
+)
+def test_values_out_of_their_bounds(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        check_bounds(merge(Options(), values))
+    assert str(caught.value).startswith(sentence)
 
 
-def test_the_short_help(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = main_options(Command(Path("x"), count=5))
-    with pytest.raises(SystemExit):
-        tyro.cli(type(shown), args=["--help"], default=shown, registry=OPTIONAL)
-    printed = capsys.readouterr().out
-    assert "Does things." in printed and "--size INT" in printed and "default: 5" in printed
-    assert "rate" not in printed and "None" not in printed
-    assert "--section.*" in describe_sections(Command) and "Some more." in describe_sections(Command)
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"limit": "x"}, "limit is 'x', but must be a whole number"),
+        ({"depth": 1.5}, "depth is 1.5, but must be a whole number"),
+        ({"kind": "c"}, "kind is 'c', but must be one of a, b"),
+        ({"optim": {"batch_size": None}}, "optim.batch_size is None, but must be a whole number"),
+        ({"optim": {"milestones": ["x"]}}, "optim.milestones is 'x', but must be a whole number"),
+    ],
+)
+def test_annotated_fields_have_types_too(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        merge(Options(), values)
+
+
+def test_plain_types() -> None:
+    assert plain_type(Annotated[int, Ge(1)] | None) == (int, True)
+    assert plain_type(Annotated[int | None, Ge(1)]) == (int, True)
+    assert plain_type(int) == (int, False)
+
+
+def test_the_dictionary_is_plain() -> None:
+    def plain(value: Any) -> bool:
+        if isinstance(value, dict):
+            return all(isinstance(key, str) and plain(entry) for key, entry in value.items())
+        if type(value) is list:
+            return all(plain(entry) for entry in value)
+        return value is None or type(value) in (str, int, float, bool)
+
+    values = to_dict(replace(paper(), images="a"))
+    assert plain(values)
+    assert values["images"] == "a" and values["optim"]["milestones"] == [200_000]
+    assert yaml.safe_load(yaml.safe_dump(values)) == values
+
+
+def test_merge_leaves_the_original() -> None:
+    config = demo()
+    merged = merge(config, {"optim": {"batch_size": 99}})
+    assert merged.optim.batch_size == 99 and config == demo()
+
+
+def test_differences() -> None:
+    assert differences(demo(), demo()) == []
+    changed = merge(demo(), {"seed": 1, "images": "x", "optim": {"milestones": [1], "backbone": {"lr": 9.0}}})
+    assert differences(demo(), changed) == ["images", "seed", "optim.milestones", "optim.backbone.lr"]
+    assert differences(changed, demo()) == ["images", "seed", "optim.milestones", "optim.backbone.lr"]

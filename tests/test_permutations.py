@@ -26,19 +26,19 @@ def distance(first, second):
 
 
 def reference_set(parts, count, criterion, seed, include_identity):
-    """The definition, word for word: every distance anew at every step."""
+    """The definition: at every step the distances of all candidates to all chosen permutations."""
     candidates = list(itertools.permutations(range(parts)))
     if not include_identity:
         candidates.remove(tuple(range(parts)))
     chosen = [candidates[np.random.default_rng(seed).integers(len(candidates))]]
 
-    def worth(candidate):
+    def criterion_value(candidate):
         distances = [distance(candidate, other) for other in chosen]
         return (min(distances), sum(distances)) if criterion == "maxmin" else (sum(distances),)
 
     while len(chosen) < count:
         # max() keeps the first of equals, and candidates are in lexicographic order
-        chosen.append(max((c for c in candidates if c not in chosen), key=worth))
+        chosen.append(max((c for c in candidates if c not in chosen), key=criterion_value))
     return chosen
 
 
@@ -64,25 +64,25 @@ def test_equals_the_reference(parts, count, criterion, seed, include_identity):
 @pytest.mark.parametrize("criterion", CRITERIA)
 @pytest.mark.parametrize("include_identity", [False, True])
 @pytest.mark.parametrize("parts", [2, 3, 4, 5, 6])
-def test_all_there_are(parts, criterion, include_identity):
+def test_a_set_of_all_permutations(parts, criterion, include_identity):
     count = math.factorial(parts) - (not include_identity)
-    everything = permutation_set(parts, count, criterion=criterion, include_identity=include_identity)
-    assert everything.shape == (count, parts)
-    assert are_distinct_permutations(everything)
-    assert has_identity(everything) == include_identity
+    permutations = permutation_set(parts, count, criterion=criterion, include_identity=include_identity)
+    assert permutations.shape == (count, parts)
+    assert are_distinct_permutations(permutations)
+    assert has_identity(permutations) == include_identity
 
 
 @given(
     parts=st.integers(3, 7),
-    share=st.floats(0, 1),
+    fraction=st.floats(0, 1),
     criterion=st.sampled_from(CRITERIA),
     seed=st.integers(0, 2**32),
     include_identity=st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
-def test_properties(parts, share, criterion, seed, include_identity):
+def test_properties(parts, fraction, criterion, seed, include_identity):
     available = math.factorial(parts) - (not include_identity)
-    count = max(1, round(share * min(available, 200)))
+    count = max(1, round(fraction * min(available, 200)))
     permutations = permutation_set(parts, count, criterion=criterion, seed=seed, include_identity=include_identity)
     assert permutations.shape == (count, parts)
     assert permutations.dtype == np.int64
@@ -91,18 +91,18 @@ def test_properties(parts, share, criterion, seed, include_identity):
 
 
 @pytest.mark.parametrize("parts", [7, 12])
-def test_seed_decides(parts):
+def test_the_seed_determines_the_set(parts):
     first = permutation_set(parts, 50, seed=3, pool_size=2000)
     np.testing.assert_array_equal(first, permutation_set(parts, 50, seed=3, pool_size=2000))
     assert not np.array_equal(first, permutation_set(parts, 50, seed=4, pool_size=2000))
 
 
-def test_first_is_any_of_the_candidates():
+def test_the_first_permutation_may_be_any_candidate():
     firsts = {tuple(permutation_set(3, 1, seed=seed)[0].tolist()) for seed in range(100)}
     assert firsts == set(itertools.permutations(range(3))) - {(0, 1, 2)}
 
 
-def test_thousand_of_nine_are_five_apart():
+def test_a_thousand_permutations_of_nine_parts_are_five_apart():
     permutations = permutation_set(9, 1000)
     assert are_distinct_permutations(permutations)
     statistics = hamming_statistics(permutations)
@@ -117,7 +117,7 @@ def test_the_mean_criterion_leaves_pairs_one_swap_apart():
 
 
 @pytest.mark.parametrize(("parts", "count", "minimum"), [(16, 100, 13), (16, 1000, 12), (25, 1000, 21)])
-def test_pool(parts, count, minimum):
+def test_a_pool_of_random_candidates(parts, count, minimum):
     permutations = permutation_set(parts, count)
     assert permutations.shape == (count, parts)
     assert are_distinct_permutations(permutations)
@@ -126,14 +126,14 @@ def test_pool(parts, count, minimum):
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)
-def test_pool_grows_with_the_count(criterion):
+def test_the_pool_grows_with_the_count(criterion):
     permutations = permutation_set(10, 300, criterion=criterion, pool_size=10)
     assert are_distinct_permutations(permutations)
-    # A pool of just 300 would leave no choice: a random 300 have a mean of about 9.
+    # A pool of only 300 would leave no choice: 300 random permutations have a mean of about 9.
     assert hamming_statistics(permutations).mean > 9.02
 
 
-def test_pool_as_large_as_all_there_are():
+def test_a_pool_of_all_permutations():
     permutations = permutation_set(10, 3, pool_size=10**9)
     assert hamming_statistics(permutations) == HammingStatistics(10, 10.0, 10)
 
@@ -157,7 +157,7 @@ def test_more_than_255_parts():
         ({"parts": 4, "count": 3, "seed": -1}, "seed must not be negative"),
     ],
 )
-def test_impossible_requests(arguments, message):
+def test_impossible_requests_are_user_errors(arguments, message):
     with pytest.raises(UserError, match=message):
         permutation_set(**arguments)
 
@@ -193,7 +193,7 @@ def test_statistics_of_one_permutation():
     assert hamming_statistics([[1, 0, 2]]) == HammingStatistics(3, 3.0, 3)
 
 
-def test_statistics_of_nothing():
+def test_statistics_of_an_empty_set_are_a_user_error():
     with pytest.raises(UserError, match="rows and columns"):
         hamming_statistics(np.zeros((0, 9), dtype=np.int64))
 
@@ -210,7 +210,7 @@ def test_round_trip_under_the_exact_name(tmp_path, name):
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint64, ">i4"])
 @pytest.mark.parametrize("base", [0, 1])
-def test_loads_any_integers_and_either_base(tmp_path, dtype, base):
+def test_any_integer_type_and_either_base_can_be_loaded(tmp_path, dtype, base):
     permutations = permutation_set(6, 50)
     np.save(tmp_path / "set.npy", np.asfortranarray(permutations + base).astype(dtype))
     loaded = load_permutations(tmp_path / "set.npy")
@@ -234,7 +234,7 @@ def test_loads_any_integers_and_either_base(tmp_path, dtype, base):
         (np.array([[0, 1], [1, 0], [0, 1]]), "duplicate rows"),
     ],
 )
-def test_bad_contents(tmp_path, rows, message):
+def test_invalid_sets_are_user_errors(tmp_path, rows, message):
     np.save(tmp_path / "set.npy", rows)
     with pytest.raises(UserError, match=message):
         load_permutations(tmp_path / "set.npy")
@@ -288,13 +288,13 @@ def write_huge_shape(path: Path):
         write_huge_shape,
     ],
 )
-def test_bad_files(tmp_path, write):
+def test_unreadable_files_are_user_errors(tmp_path, write):
     write(tmp_path / "set.npy")
     with pytest.raises(UserError, match=r"set\.npy is not a readable \.npy file"):
         load_permutations(tmp_path / "set.npy")
 
 
-def test_files_that_cannot_be_opened(tmp_path):
+def test_files_that_cannot_be_opened_are_user_errors(tmp_path):
     permutations = permutation_set(4, 3)
     with pytest.raises(UserError, match=r"cannot read .*absent\.npy"):
         load_permutations(tmp_path / "absent.npy")

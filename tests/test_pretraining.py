@@ -18,9 +18,10 @@ TINY = {
     "device": "cpu",
     "data": {"val_size": 4, "workers": 1},
     "synthetic": {"images": 16, "clips": 12, "gallery": 12, "queries": 6},
-    "permutations": {"spatial": 4, "temporal": 4},
+    "spatial": {"permutations": 4},
+    "temporal": {"permutations": 4},
     "optim": {"iterations": 2, "batch_size": 2},
-    "policy": {"groups": 2},
+    "policy": {"num_groups": 2},
     "log": {"pictures": False},
 }
 
@@ -55,7 +56,7 @@ def test_a_folder_of_images_trains_the_spatial_task_alone(tmp_path: Path) -> Non
 
 
 def test_resume_from_python(tmp_path: Path) -> None:
-    unshuffle.pretrain(out=tmp_path / "run", **TINY)
+    unshuffle.pretrain(out=tmp_path / "run", resume=True, **TINY)  # there is no run yet, so it starts
     run = unshuffle.pretrain(out=tmp_path / "run", resume=True)
     assert run.config.synthetic == SyntheticConfig(images=16, clips=12, gallery=12, queries=6)
     with pytest.raises(unshuffle.UserError, match="give out"):

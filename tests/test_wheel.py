@@ -45,10 +45,10 @@ def test_the_wheel_builds_and_runs_without_the_source_tree(tmp_path: Path) -> No
         "2",
         "--data.val_size",
         "4",
-        "--permutations.spatial",
+        "--spatial.permutations",
         "12",
     ]
     printed = python("-m", "unshuffle", "pretrain", *sizes, *steps, "--out", "run", "--device", "cpu")
-    assert "Open these:" in printed
+    assert "Results:" in printed
     assert (tmp_path / "run" / "backbone.safetensors").exists()
     assert (tmp_path / "run" / "report.html").exists()  # templates and all

@@ -1,4 +1,4 @@
-from unshuffle.wording import counted, did_you_mean
+from unshuffle.wording import counted, describe_concern, did_you_mean
 
 
 def test_counted() -> None:
@@ -10,3 +10,10 @@ def test_did_you_mean() -> None:
     assert did_you_mean("pretrian", known) == " (did you mean pretrain?)"
     assert did_you_mean("permutation", known, "--") == " (did you mean --permutations?)"
     assert did_you_mean("serve", known) == ""
+
+
+def test_describe_concern() -> None:
+    narrow = {"concern": "narrow_sampling", "entropy_fraction": 0.412}
+    assert describe_concern(narrow) == "the sampling has narrowed to 41 % of the entropy of uniform sampling"
+    dominant = {"concern": "dominant_group", "group": 3, "num_groups": 10, "fraction": 0.83}
+    assert describe_concern(dominant) == "group 3 of 10 gets 83 % of the samples"

@@ -14,25 +14,25 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 def find_chromium() -> str | None:
-    """Where it is installed."""
+    """Return the path of the installed browser, if there is one."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Page:
-    """A tab, what it complained about, and what it asked the network for."""
+    """A tab, with its console errors and its network requests."""
 
     def __init__(self, requests: int, answers: int) -> None:
         self._requests, self._answers = requests, answers
         self._number, self._rest, self._session = 0, b"", ""
-        self.complaints: list[str] = []
-        self.fetched: list[str] = []
+        self.problems: list[str] = []
+        self.requested: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Ask the browser for something and wait for the answer."""
+        """Call a method of the DevTools protocol and return its result."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -47,46 +47,46 @@ class Page:
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            some = os.read(self._answers, 1 << 16)
-            assert some, "the browser has gone"
-            self._rest += some
+            received = os.read(self._answers, 1 << 16)
+            assert received, "the browser has exited"
+            self._rest += received
         line, _, self._rest = self._rest.partition(b"\0")
         message: dict[str, Any] = json.loads(line)
-        self._note(message.get("method", ""), message.get("params", {}))
+        self._record(message.get("method", ""), message.get("params", {}))
         return message
 
-    def _note(self, method: str, parameters: dict[str, Any]) -> None:
+    def _record(self, method: str, parameters: dict[str, Any]) -> None:
         if method == "Runtime.exceptionThrown":
-            self.complaints.append(json.dumps(parameters["exceptionDetails"])[:600])
+            self.problems.append(json.dumps(parameters["exceptionDetails"])[:600])
         elif method == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning", "assert"):
-            self.complaints.append(json.dumps(parameters["args"])[:600])
+            self.problems.append(json.dumps(parameters["args"])[:600])
         elif method == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
-            self.complaints.append(parameters["entry"]["text"])
+            self.problems.append(parameters["entry"]["text"])
         elif method == "Network.requestWillBeSent":
-            self.fetched.append(parameters["request"]["url"])
+            self.requested.append(parameters["request"]["url"])
 
     def size(self, width: int, height: int, *, mobile: bool = False) -> None:
-        """Of the window; a phone has no scroll bars and minds the page's viewport."""
+        """Set the size of the window; a mobile one has no scroll bars and respects the page's viewport."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
 
     def scheme(self, name: str) -> None:
-        """Light or dark."""
+        """Set the colour scheme: light or dark."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 
     def open(self, path: Path) -> None:
-        """Load a file and wait until it is there."""
+        """Load a file and wait until it is complete."""
         self.call("Page.navigate", url=path.resolve().as_uri())
         while self.run("document.readyState") != "complete":
             pass
 
     def run(self, script: str) -> Any:
-        """The value of an expression; a promise is waited for."""
+        """Return the value of an expression, or of the promise that it is."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def middle(self, selector: str) -> tuple[float, float]:
-        """The middle of the first such element, scrolled into view."""
+    def centre(self, selector: str) -> tuple[float, float]:
+        """Scroll the first matching element into view, and return its centre."""
         x, y = self.run(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
             "e.scrollIntoView({block: 'center', behavior: 'instant'}); const b = e.getBoundingClientRect();"
@@ -95,29 +95,29 @@ class Page:
         return x, y
 
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
-        """An event of the mouse at a place of the window."""
+        """Dispatch a mouse event at a position in the window."""
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
     def click(self, selector: str) -> None:
-        """Press and release in the middle of an element."""
-        x, y = self.middle(selector)
+        """Press and release at the centre of an element."""
+        x, y = self.centre(selector)
         for kind in ("mousePressed", "mouseReleased"):
             self.mouse(kind, x, y, button="left", clickCount=1)
 
     def hover(self, selector: str) -> None:
-        """Move to the middle of an element."""
-        self.mouse("mouseMoved", *self.middle(selector))
+        """Move to the centre of an element."""
+        self.mouse("mouseMoved", *self.centre(selector))
 
     def drag(self, selector: str, by: float) -> None:
-        """Press in the middle of an element and release to the right of it."""
-        x, y = self.middle(selector)
+        """Press at the centre of an element and release `by` pixels to the right."""
+        x, y = self.centre(selector)
         self.mouse("mousePressed", x, y, button="left", clickCount=1)
         self.mouse("mouseMoved", x + by / 2, y, button="left")
         self.mouse("mouseMoved", x + by, y, button="left")
         self.mouse("mouseReleased", x + by, y, button="left", clickCount=1)
 
     def picture(self, left: float, top: float, width: float, height: float) -> bytes:
-        """A part of the page, also of what lies below the window, as PNG."""
+        """Return a part of the page, also below the window, as PNG."""
         clip = {"x": left, "y": top, "width": width, "height": height, "scale": 1}
         answer = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
         return base64.b64decode(answer["data"])
@@ -125,7 +125,7 @@ class Page:
 
 @contextlib.contextmanager
 def browse(chromium: str, profile: Path) -> Iterator[Page]:
-    """A fresh browser with one page."""
+    """Start a new browser with one page."""
     requests_out, requests_in = os.pipe()
     answers_out, answers_in = os.pipe()
     options = [
@@ -149,6 +149,6 @@ def browse(chromium: str, profile: Path) -> Iterator[Page]:
     try:
         yield Page(requests_in, answers_out)
     finally:
-        os.close(requests_in)  # it ends when nobody can ask it anything
+        os.close(requests_in)  # the browser exits when this pipe is closed
         process.wait(timeout=60)
         os.close(answers_out)

@@ -1,6 +1,6 @@
-"""The pictures of docs/gallery.md: parts of a demo run's report as a browser shows them.
+"""Draw the pictures of docs/gallery.md: parts of a demo run's report as a browser shows them.
 
-python tools/gallery.py [RUN]; without a run folder it makes a demo run first.
+python tools/gallery.py [RUN]; without a run folder it trains the preset `demo` first.
 """
 
 import io
@@ -13,7 +13,7 @@ from PIL import Image
 
 import unshuffle
 from unshuffle.report.page import write_report
-from unshuffle.report.subjects import find_subjects
+from unshuffle.runs.folders import find_runs
 
 OUT = Path(__file__).parents[1] / "docs" / "images" / "gallery"
 DESKTOP, PHONE = 1000, 390
@@ -25,18 +25,18 @@ PARTS = {
     "errors": ("#errors", "#errors .runs"),
     "neighbours": ("#neighbours", "#neighbours"),
 }
-"""From the top of the one element to the bottom of the other."""
+"""Each picture reaches from the top of the first element to the bottom of the second."""
 
 
 def main() -> None:
-    """Draw all of them."""
+    """Draw all pictures."""
     chromium = find_chromium()
     if chromium is None:
-        sys.exit("the gallery is drawn by chromium, and there is none")
+        sys.exit("chromium was not found: install it to draw the gallery")
     with tempfile.TemporaryDirectory() as folder:
         run = Path(sys.argv[1]) if len(sys.argv) > 1 else unshuffle.pretrain(out=Path(folder, "demo")).folder
         page_file = Path(folder, "report.html")
-        write_report(find_subjects([run]), page_file)
+        write_report(find_runs([run]), page_file)
         OUT.mkdir(parents=True, exist_ok=True)
         with browse(chromium, Path(folder, "profile")) as page:
             draw(page, page_file)
@@ -44,35 +44,35 @@ def main() -> None:
 
 
 def draw(page: Page, page_file: Path) -> None:
-    """The parts of the page on a desktop in light, and its beginning on a phone in dark."""
+    """Draw the parts of the page on a desktop with light colours, and two of its screens on a phone with dark ones."""
     page.size(DESKTOP, 800)
     page.scheme("light")
     page.open(page_file)
     for name, (first, last) in PARTS.items():
         top, bottom = (page.run(f"{box(selector)}.{edge}") for selector, edge in ((first, "top"), (last, "bottom")))
-        save(name, seen(page, top, DESKTOP, bottom - top + 8))
+        save(name, screenshot(page, top, DESKTOP, bottom - top + 8))
     page.size(PHONE, 800, mobile=True)
     page.scheme("dark")
     page.open(page_file)
     policy = page.run(f"{box('#policy')}.top") + 20
     pair = Image.new("RGB", (2 * PHONE + 24, 844), "white")
     for number, top in enumerate((0, policy)):
-        pair.paste(seen(page, top, PHONE, 844), (number * (PHONE + 24), 0))
+        pair.paste(screenshot(page, top, PHONE, 844), (number * (PHONE + 24), 0))
     save("phone", pair)
 
 
-def seen(page: Page, top: float, width: int, height: float) -> Image.Image:
-    """What a reader sees there."""
+def screenshot(page: Page, top: float, width: int, height: float) -> Image.Image:
+    """Return a part of the page as an image."""
     return Image.open(io.BytesIO(page.picture(0, top, width, height)))
 
 
 def box(selector: str) -> str:
-    """Where an element lies on a page that has not been scrolled."""
+    """Return the script for the rectangle of an element, on a page that has not been scrolled."""
     return f"document.querySelector('{selector}').getBoundingClientRect()"
 
 
 def save(name: str, picture: Image.Image) -> None:
-    """As WebP: a quarter of a PNG, and fewer colours would be the wrong ones."""
+    """Save as WebP, a quarter of the size of a PNG."""
     picture.convert("RGB").save(OUT / f"{name}.webp", quality=84, method=6)
 
 

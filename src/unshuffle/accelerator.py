@@ -1,4 +1,4 @@
-"""The device: which one it is, and what it can do beyond plain torch."""
+"""The device that computes: which one, at which precision, and whether our kernels run on it."""
 
 import os
 from collections.abc import Iterator
@@ -13,60 +13,65 @@ from unshuffle.errors import UserError
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that the config names; auto is the GPU if there is one, and each process has its own."""
+    """Return the device of that name; auto is a GPU if there is one, and each process uses its own GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.split(":")[0] not in ("cpu", "cuda", "mps", "xpu"):
-        raise UserError(f"device {name} cannot be used; there are auto, cpu, cuda, cuda:1 ..., mps and xpu")
-    name = own_device(name)
+        raise UserError(f"device {name} cannot be used: choose auto, cpu, cuda, cuda:1 ..., mps or xpu")
+    name = local_device(name)
     try:
-        device = torch.zeros(1, device=name).device  # with its number: cuda:0 is another name than cuda
+        device = torch.zeros(1, device=name).device  # with its index: cuda becomes cuda:0
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # kernels and recordings go to the current one
+            torch.cuda.set_device(device)  # kernels and CUDA graphs use the current device
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device {name} cannot be used: {str(error).splitlines()[0]}") from None
     return device
 
 
-def own_device(name: str) -> str:
-    """A GPU of its own for each process of a machine; other devices as they are named."""
+def local_device(name: str) -> str:
+    """Return the name of this process's own GPU where several processes use GPUs; other names are unchanged."""
     processes = dist.get_world_size() if dist.is_initialized() else 1
     if processes == 1 or name.split(":")[0] != "cuda":
         return name
     if name != "cuda":
-        raise UserError(f"device {name} is one GPU for {processes} processes: name it cuda, and each takes its own")
+        raise UserError(f"device {name} is one GPU for {processes} processes: choose cuda, so that each uses its own")
     return f"cuda:{local_rank()}"
 
 
 def local_rank() -> int:
-    """The number of this process among those that a launcher has started on this machine."""
+    """Index of this process among those that a launcher has started on this machine."""
     return int(os.environ.get("LOCAL_RANK", "0")) if dist.is_initialized() and dist.get_world_size() > 1 else 0
+
+
+def local_world_size() -> int:
+    """Return the number of processes that a launcher has started on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 @lru_cache
 def has_kernels(device: torch.device) -> bool:
-    """Whether our Triton kernels run there: on NVIDIA GPUs that know bf16, where Triton is installed."""
+    """Whether our Triton kernels run on the device: an NVIDIA GPU with bf16, and Triton is installed."""
     if device.type != "cuda" or torch.version.hip is not None or find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def choose_precision(name: str, device: torch.device) -> str:
-    """fp32 or bf16; auto is bf16 where it pays."""
+    """Return fp32 or bf16; auto is bf16 where our kernels run, which is where it is faster."""
     if name != "auto":
         return name
     return "bf16" if has_kernels(device) else "fp32"
 
 
 def prefer_speed() -> None:
-    """Let the libraries search for their fastest ways, for training in bf16 on a GPU."""
+    """Let cuDNN search for its fastest algorithms and allow TF32, for training in bf16 on a GPU."""
     torch.backends.cudnn.benchmark = True
-    torch.set_float32_matmul_precision("high")  # for the validations, which stay in fp32
+    torch.set_float32_matmul_precision("high")  # for validation, which stays in fp32
 
 
 @contextmanager
 def settings_restored() -> Iterator[None]:
-    """Undo `prefer_speed` afterwards: what comes next in this process should compute as it would in a new one."""
+    """Undo `prefer_speed` at the end of the block, so that later work computes as in a new process."""
     benchmark, precision = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
     try:
         yield
@@ -76,6 +81,6 @@ def settings_restored() -> Iterator[None]:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done all that was asked of it."""
+    """Wait until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

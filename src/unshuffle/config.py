@@ -8,285 +8,343 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Interval
 
 from unshuffle.errors import UserError
+from unshuffle.options import check_bounds, merge, read_yaml
 from unshuffle.permutations import Criterion
 
 Preset = Literal["demo", "small", "paper", "paper-literal"]
-Tasks = Literal["auto", "S", "T", "S+T", "S&T"]
+TaskName = Literal["spatial", "temporal", "rotation"]
+TASK_SYMBOLS: dict[str, str] = {"S": "spatial", "T": "temporal", "R": "rotation"}
+"""What `--tasks` calls each task."""
+
+Count = Annotated[int, Ge(1)]
+NonNegative = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+Fraction = Annotated[float, Interval(gt=0, le=1)]
+Probability = Annotated[float, Interval(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where samples come from and which of them are held back."""
+    """Where samples come from, how they are stored, and which are held out for validation."""
 
-    val_size: int = 100
-    """|X_val|: samples per task drawn from the training samples and excluded from training; at most a fifth of them."""
+    val_size: Count = 100
+    """|X_val|: samples of each task held out for validation, at most a fifth; more make the reward less noisy."""
     val_images: str | None = None
-    """Take X_val of the spatial task from here instead: a folder, a store or shards that are not trained on."""
+    """Images to validate on instead (folder, packed store or tar shards); nothing is held out of --images then."""
     val_videos: str | None = None
-    """Take X_val of the temporal task from here instead, and of the spatial one if there are no images."""
+    """Videos to validate on instead; also for tasks on images when no images are given."""
     sibling_pattern: str = ""
-    """Regular expression; files whose match (or first group) is equal stay on one side. UCF-101: '(v_.*_g[0-9]+)_c'."""
-    max_bad_share: float = 0.1
-    """Stop before training when more than this share of the files cannot be used."""
-    image_short_side: int = 256
-    """Images are stored at this short side."""
-    frame_short_side: int = 128
-    """Frames are stored at this short side."""
-    frame_every: int = 1
-    """Keep every n-th frame of a video when packing."""
-    frame_span: int = 0
-    """Draw a sample's frames from a random window of so many frames; 0: from the whole video, as in the paper."""
+    """Regular expression: files with the same match (or first group) stay on one side of the split. For UCF-101, whose
+    clips are cut from common scenes: '(v_.*_g[0-9]+)_c'."""
+    max_bad_fraction: Probability = 0.1
+    """Stop before training if a larger fraction of the files cannot be used; raise it for scraped data."""
+    image_short_side: Count = 256
+    """Short side in pixels at which images are stored."""
+    frame_short_side: Count = 128
+    """Short side in pixels at which video frames are stored."""
+    frame_every: Count = 1
+    """Store every n-th frame of a video; raise it for long videos or high frame rates."""
     encoding: Literal["raw", "jpeg"] = "raw"
-    """How a folder is packed into the cache: raw is fast, jpeg is small."""
+    """How a folder is packed into the cache: raw is fastest to read, jpeg takes about a tenth of the space."""
     cache: Path = Path("~/.cache/unshuffle")
-    """Where folders are packed to, and what is known of shards is kept."""
-    shard_window: int = 8
-    """Tar shards that an epoch mixes at a time; more mix better, and need more of the cache when they are remote."""
-    shard_cache_gb: float = 20.0
-    """Disk space in data.cache for copies of remote shards, for images and for videos; 0: no copies."""
-    workers: int = 2
-    """Threads that prepare batches ahead of the training."""
-    gpu_share: float = 0.5
-    """Keep the packed data on the GPU when it takes no more than this share of its free memory; 0: never."""
+    """Folder for packed data and for the indices of tar shards; may be deleted at any time."""
+    shard_window: Count = 8
+    """Tar shards that an epoch mixes at a time; more mix better and need more of the cache if they are remote."""
+    shard_cache_gb: NonNegative = 20.0
+    """Disk space in GB for copies of remote shards, for images and for videos each; 0 keeps no copies."""
+    workers: Count = 2
+    """Threads that prepare batches ahead of the training; raise it when the log shows that it waits for data."""
+    gpu_memory_fraction: Probability = 0.5
+    """Keep the packed data on the GPU if it takes no more than this fraction of the free memory; 0 never does."""
 
 
 @dataclass(frozen=True)
 class SyntheticConfig:
-    """The world that is drawn when no data is given."""
+    """The synthetic world that stands in when no data is given."""
 
     version: Literal[1] = 1
-    """Version of the drawing: a run of another one would not see the same world again."""
-    images: int = 1500
+    """Version of the renderer: runs of different versions do not see the same world."""
+    images: Count = 1500
     """Number of images."""
-    clips: int = 600
+    clips: Count = 600
     """Number of clips."""
-    image_size: int = 96
+    image_size: Count = 96
     """Side of an image in pixels."""
-    frame_size: int = 32
+    frame_size: Count = 32
     """Side of a frame in pixels."""
-    clip_frames: int = 16
+    clip_frames: Count = 16
     """Frames of a clip."""
-    gallery: int = 600
-    """Labelled images that the monitor retrieves from."""
-    queries: int = 300
-    """Labelled images that it retrieves for."""
+    gallery: Count = 600
+    """Labelled images in the monitor's gallery."""
+    queries: Count = 300
+    """Labelled images that the monitor uses as queries."""
 
 
 @dataclass(frozen=True)
 class PermutationConfig:
-    """The permutation sets Ψ, one for each task."""
+    """How the permutation sets Ψ of the ordering tasks are chosen and used."""
 
-    spatial: int = 1000
-    """|Ψ| of the spatial task."""
-    temporal: int = 1000
-    """|Ψ| of the temporal task."""
     criterion: Criterion = "maxmin"
-    """maxmin: largest minimum Hamming distance; mean: largest mean distance, the paper's words."""
+    """maxmin: largest minimum Hamming distance; mean: largest mean distance, as the paper states."""
     include_identity: bool = False
-    """Let the unshuffled order be one of the permutations."""
-    spatial_file: Path | None = None
-    """Take the spatial set from this .npy instead, as `unshuffle permutations` writes it."""
-    temporal_file: Path | None = None
-    """Take the temporal set from this .npy instead."""
-    per_sample: int = 1
-    """M: permutations of each sample that share one backbone pass; the paper uses 1."""
+    """Let the unshuffled sample be one of the classes."""
+    per_sample: Count = 1
+    """M: permutations of each sample that share one backbone pass; the paper uses 1. More are nearly free."""
 
 
 @dataclass(frozen=True)
-class ShuffleConfig:
-    """How a sample becomes shuffled crops, all of it on the device."""
+class AugmentationConfig:
+    """Random changes of a sample in training, computed on the device; names as in torchvision."""
 
-    grid: int = 3
-    """m: an image is cut into m x m tiles."""
-    frames: int = 8
-    """u: frames of a clip."""
-    crop_size: int = 75
-    """Side in pixels of a tile or frame as the network sees it."""
-    image_share: float = 255 / 256
-    """Side of the square that is cut out of an image before it is tiled, as a share of its short side."""
-    tile_share: float = 64 / 85
-    """Side of the random crop in a cell, as a share of the cell."""
-    frame_share: float = 224 / 256
-    """Side of the random crop in a frame, as a share of its short side."""
-    shared_crop: bool = False
-    """One crop and one jitter for all frames of a clip instead of one for each; the paper draws one for each."""
-    mirror: bool = False
-    """Mirror half of the images and clips, each as a whole; the paper does not say."""
-    reverse: bool = False
-    """Play half of the clips backwards; the paper does not say."""
-    grey: float = 0.3
-    """Share of the images that turn grey; from the author's public jigsaw, the paper does not say."""
-    gamma: float = 0.3
-    """Jitter: largest change of the logarithm of the exponent that lightens or darkens."""
-    saturation: float = 0.3
-    """Jitter: largest change of the saturation."""
-    hue: float = 0.05
-    """Jitter: largest turn of the hue, as a share of the colour circle."""
-    frame_jitter: bool = True
-    """Jitter the colours of frames too."""
-
-    @property
-    def tiles(self) -> int:
-        """Number of tiles of an image."""
-        return self.grid * self.grid
+    hflip: Probability = 0.0
+    """Probability that an image or clip is flipped horizontally as a whole; the paper does not say."""
+    grayscale: Probability = 0.3
+    """Probability that an image becomes grayscale; from the author's public jigsaw code, the paper does not say."""
+    gamma: NonNegative = 0.3
+    """Colour jitter: largest change of the logarithm of the exponent that brightens or darkens."""
+    saturation: NonNegative = 0.3
+    """Colour jitter: largest change of the saturation."""
+    hue: NonNegative = 0.05
+    """Colour jitter: largest rotation of the hue, as a fraction of the colour circle."""
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What turns the backbone's features of a sample's parts into one of |Ψ| classes."""
+    """The classifier of permutations on top of the backbone's features of a sample's parts."""
 
     kind: Literal["concat", "lstm"]
-    """concat: fc6 of all parts side by side, then fc7; lstm: fc6 of the parts in turn, then the last state."""
-    fc6: int
-    """Width of fc6, for each part."""
-    hidden: int
+    """concat: fc6 of all parts concatenated, then fc7; lstm: fc6 of the parts as a sequence, then the last state."""
+    fc6: Count
+    """Width of fc6, which embeds each part."""
+    hidden: Count
     """Width of fc7 or of the LSTM's state."""
-    dropout: float = 0.0
-    """Dropout after fc6 and after the hidden layer; the paper names none."""
+    dropout: Probability = 0.0
+    """Dropout after fc6 and after the hidden layer; the paper names none, and 0.5 delays leaving chance."""
     centre: bool = True
-    """Subtract a sample's mean from its fc6 vectors and divide by their rms; the LSTM hardly learns without it."""
+    """Subtract a sample's mean from its fc6 embeddings and divide by their rms; the LSTM hardly learns without it."""
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """The network: a backbone that is kept and two heads that are thrown away."""
+class OptimiserConfig:
+    """The optimiser of one group of parameters."""
 
-    backbone: str = "caffenet"
-    """caffenet, caffenet-lrn, alexnet, tiny, resnet18, resnet50, torchvision:NAME or timm:NAME."""
-    sync_bn: bool = False
-    """With several processes, batch normalisation over the batch of all instead of each process's share."""
-    spatial: HeadConfig = HeadConfig("concat", fc6=1024, hidden=4096)
-    """Head of the spatial task."""
-    temporal: HeadConfig = HeadConfig("lstm", fc6=512, hidden=256)
-    """Head of the temporal task."""
-
-
-@dataclass(frozen=True)
-class GroupConfig:
-    """How one group of weights is updated."""
-
-    optimiser: Literal["sgd", "adamw"] = "sgd"
-    """sgd has momentum; adamw has decoupled weight decay."""
-    lr: float = 0.001
-    """Learning rate before the schedule."""
-    momentum: float = 0.9
+    kind: Literal["sgd", "adamw"] = "sgd"
+    """sgd: with momentum, as in the paper; adamw: with decoupled weight decay, learns faster from little data."""
+    lr: Positive = 0.001
+    """Learning rate before warm-up and decay."""
+    momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.9
     """Momentum of sgd; the first beta of adamw."""
-    weight_decay: float = 5e-4
+    weight_decay: NonNegative = 5e-4
     """Weight decay."""
 
 
 @dataclass(frozen=True)
-class OptimConfig:
-    """Length, batches and rates of the training."""
+class TaskConfig:
+    """What every task has."""
 
-    iterations: int = 350_000
+    crop_size: Count = 75
+    """Side in pixels of a crop as the backbone sees it."""
+    batch_size: Annotated[int, Ge(0)] = 0
+    """Samples of this task in a step, over all processes; 0 is optim.batch_size."""
+    loss_weight: Positive = 1.0
+    """Weight of the task's loss in the sum over all tasks."""
+    optimiser: OptimiserConfig = OptimiserConfig()
+    """Optimiser of the task's head."""
+
+
+@dataclass(frozen=True)
+class OrderingConfig(TaskConfig):
+    """What every ordering task has."""
+
+    head: HeadConfig = HeadConfig("concat", fc6=1024, hidden=4096)
+    """Classifier of permutations."""
+    permutations: Annotated[int, Ge(2)] = 1000
+    """|Ψ|: number of permutations, the classes to tell apart; fewer are learned sooner."""
+    permutation_file: Path | None = None
+    """Read Ψ from this .npy file, as `unshuffle permutations` writes it, instead of choosing it."""
+
+    @property
+    def parts(self) -> int:
+        """Number of parts of a sample, which are shuffled."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SpatialConfig(OrderingConfig):
+    """Spatial task (S): put the shuffled tiles of an image back in order."""
+
+    grid: Annotated[int, Ge(2)] = 3
+    """m: an image is divided into m x m tiles."""
+    image_fraction: Fraction = 255 / 256
+    """Side of the square that is cropped from an image before it is tiled, as a fraction of its short side."""
+    tile_fraction: Fraction = 64 / 85
+    """Side of the random crop in a cell of the grid, as a fraction of the cell; smaller ones leave wider gaps."""
+
+    @property
+    def parts(self) -> int:
+        """Number of tiles."""
+        return self.grid * self.grid
+
+
+@dataclass(frozen=True)
+class TemporalConfig(OrderingConfig):
+    """Temporal task (T): put the shuffled frames of a clip back in order."""
+
+    head: HeadConfig = HeadConfig("lstm", fc6=512, hidden=256)
+    """Classifier of permutations."""
+    frames: Annotated[int, Ge(2)] = 8
+    """u: frames sampled from a clip."""
+    frame_span: Annotated[int, Ge(0)] = 0
+    """Sample the frames from a random window of so many frames; 0 is the whole clip, as in the paper."""
+    crop_fraction: Fraction = 224 / 256
+    """Side of the random crop of a frame, as a fraction of its short side."""
+    shared_crop: bool = False
+    """Use one crop and one colour jitter for all frames of a clip; makes the task easier and the features worse."""
+    colour_jitter: bool = True
+    """Apply colour jitter to frames too."""
+    reverse: bool = False
+    """Play half of the clips backwards; the paper does not say."""
+
+    @property
+    def parts(self) -> int:
+        """Number of frames."""
+        return self.frames
+
+
+@dataclass(frozen=True)
+class RotationConfig(TaskConfig):
+    """Rotation prediction (R): tell which of four rotations an image has (Gidaris et al. 2018)."""
+
+    crop_size: Count = 112
+    """Side in pixels of a crop as the backbone sees it."""
+    crop_fraction: Fraction = 0.7
+    """Side of the random crop of an image, as a fraction of its short side."""
+    hidden: Count = 1024
+    """Width of the head's hidden layer."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The backbone, which is kept; the tasks' heads are discarded after training."""
+
+    backbone: str = "caffenet"
+    """caffenet, caffenet-lrn, alexnet, tiny, resnet18, resnet50, torchvision:NAME or timm:NAME."""
+    sync_bn: bool = False
+    """Compute batch normalisation over the whole batch instead of over each process's slice of it."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """Length of the training, batch size and learning-rate schedule."""
+
+    iterations: Count = 350_000
     """Training steps in all."""
-    batch_size: int = 128
-    """Samples of each task in one step, over all processes."""
-    warmup: int = 0
-    """Iterations over which the rates rise linearly from zero."""
+    batch_size: Annotated[int, Ge(2)] = 128
+    """Samples of each task in a step, over all processes."""
+    warmup: Annotated[int, Ge(0)] = 0
+    """Iterations over which the learning rates rise linearly from zero."""
     milestones: tuple[int, ...] = (200_000,)
-    """Iterations at which the rates drop."""
-    decay: float = 0.1
-    """Factor of a drop."""
-    backbone: GroupConfig = GroupConfig()
-    """The backbone."""
-    spatial: GroupConfig = GroupConfig()
-    """The spatial head."""
-    temporal: GroupConfig = GroupConfig()
-    """The temporal head."""
+    """Iterations at which the learning rates are multiplied by optim.decay."""
+    decay: Fraction = 0.1
+    """Factor at each milestone."""
+    backbone: OptimiserConfig = OptimiserConfig()
+    """Optimiser of the backbone; each task's section has that of its head."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16: the forward pass in bfloat16, and fused kernels where there are some; auto: on GPUs that have it."""
+    """bf16: forward pass in bfloat16, with fused kernels where there are some; auto: bf16 on GPUs that support it."""
 
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """Who proposes the permutations, and how the policy learns to."""
+    """The sampler of permutations of the ordering tasks, and how it learns."""
 
-    sampler: Literal["uniform", "policy", "inverse", "hard-first", "easy-first", "exp3"] = "policy"
-    """uniform: every permutation equally often; policy: the paper's; the others are its controls and rivals."""
-    reward: Literal["error", "trials"] = "error"
-    """error: the paper's, one for all; trials: for each group, the error after a short training that prefers it."""
-    trial: int = 40
-    """Iterations of a trial, which are undone; there is one for each group at the end of each episode."""
-    interval: int = 3888
-    """Iterations from the end of one episode to the end of the next; the paper's 90 episodes in 350,000."""
-    batches: int = 100
-    """K: batches of an episode, the last ones of the interval; the paper does not say how many."""
+    sampler: Literal["uniform", "reinforce", "rollouts", "exp3", "hard-first", "easy-first"] = "reinforce"
+    """uniform: all permutations alike; reinforce: the paper's policy; rollouts: compare the groups by short rollouts;
+    exp3: a bandit; hard-first, easy-first: fixed preferences. All but uniform and reinforce are ours."""
+    inverse: bool = False
+    """Sample what the sampler would avoid: the control of appendix F."""
+    grouping: Literal["permutations", "pairs"] = "permutations"
+    """permutations: by difficulty over all samples, as in the paper; pairs: (sample, permutation) pairs, by difficulty
+    for each sample."""
+    num_groups: Annotated[int, Ge(2)] = 10
+    """|C|: number of groups; at most |Ψ|."""
+    candidates: Count = 4
+    """With pairs: permutations classified for each one trained on; more sharpen the preference and cost head time."""
+    interval: Count = 3888
+    """Iterations from the end of one episode to the end of the next, and between validations of all tasks. The
+    paper has 90 episodes in 350,000 iterations, that is 3888."""
+    batches: Count = 100
+    """K: batches of an episode, the last ones of the interval; the paper does not give it."""
     action: Literal["sample", "batch"] = "sample"
-    """Inside an episode, a group for each sample, or one for each batch as Algorithm 1 has it."""
-    groups: int = 10
-    """|C|: groups of what is equally hard."""
-    grouped: Literal["permutations", "pairs"] = "permutations"
-    """permutations: by how hard each is for all samples together, as in the paper; pairs: for each sample by itself."""
-    candidates: int = 4
-    """With pairs: permutations that are looked at for each that is trained on; the backbone is passed once for all."""
-    lr: float = 0.01
-    """Adam's rate for the policy."""
-    entropy_weight: float = 0.2
-    """Weight of the entropy in the objective; the paper does not give it."""
-    average_decay: float = 0.9
-    """Decay of the moving average that is subtracted from the reward."""
+    """Inside an episode choose a group for each sample, or one for each batch as in Algorithm 1."""
+    rollout_iterations: Count = 40
+    """Iterations of a rollout; each episode ends with one rollout per group, and they are undone afterwards."""
+    lr: NonNegative = 0.01
+    """Learning rate of Adam for the policy network."""
+    entropy_weight: NonNegative = 0.2
+    """Weight of the entropy in the objective; larger values keep the sampling closer to uniform. The paper
+    adds the entropy without giving its weight."""
+    reward_average_decay: Probability = 0.9
+    """Decay of the moving average that is subtracted from the reward; closer to 1 averages over more episodes."""
     scale_reward: bool = True
-    """Divide what is left of the reward by its moving deviation, so that the entropy keeps its proportion to it."""
-    least_deviation: float = 1e-3
-    """Floor of that deviation: smaller rewards count as noise."""
-    discount: float = 0.0
-    """γ: weight of later rewards in the return of an episode; 0 is the one-step form."""
-    horizon: int = 3
-    """With a discount, rewards that make a return; the update waits for them."""
+    """Divide the centred reward by its moving mean absolute deviation, to keep its proportion to the entropy term."""
+    min_reward_std: Fraction = 1e-3
+    """Lower bound of that divisor: smaller rewards count as noise."""
+    discount: Probability = 0.0
+    """γ: each reward also updates earlier episodes, weighted by γ per episode; 0 updates the last episode only."""
     size_prior: bool = True
-    """A new policy draws every permutation equally often; off: every group, whatever its size."""
-    start_below: float = 0.9
-    """The policy starts once the error is below this share of chance; before, groups mean nothing. 2: at once."""
+    """A new policy samples every permutation equally often; off: every group, whatever its size."""
+    start_below: NonNegative = 0.9
+    """Sample uniformly while the error exceeds this fraction of chance: groups mean nothing there. 2 starts at once."""
     prior_correction: bool = True
-    """Add log q(ψ) to the training logits, so that the network does not learn how often it is asked what."""
-    prior_floor: float = 0.1
-    """Floor of q in that correction, as a share of 1/|Ψ|."""
-    exploration: float = 0.1
-    """Share of the draws that stay uniform over Ψ."""
-    inverse_floor: float = 0.02
-    """The inverse policy takes π for at least this."""
-    least_spread: float = 0.5
-    """Say so when the entropy of the draws falls below this share of that of uniform ones."""
-    largest_share: float = 0.8
-    """Say so when one group takes more than this share of the draws beyond its own size."""
+    """Add log q(ψ) to the training logits, so that the classifier is not biased by the sampling distribution."""
+    prior_floor: Fraction = 0.1
+    """Lower bound of q in that correction, as a fraction of 1/|Ψ|."""
+    exploration: Probability = 0.1
+    """Fraction of the samples that stay uniform over Ψ."""
+    inverse_floor: Fraction = 0.02
+    """With inverse: lower bound of a group's probability before it is inverted."""
+    min_entropy_fraction: Probability = 0.5
+    """Warn when the entropy of the sampling distribution falls below this fraction of that of uniform sampling."""
+    max_group_fraction: Probability = 0.8
+    """Warn when one group gets more than this fraction of the samples beyond its own size."""
 
     @property
-    def learns_by_trial(self) -> bool:
-        """Does the policy learn from trials, and not from its rewards? Its rivals never do."""
-        return self.reward == "trials" and self.sampler in ("policy", "inverse")
+    def name(self) -> str:
+        """The sampler's name in tables and figures, such as `inverse reinforce`."""
+        return f"inverse {self.sampler}" if self.inverse else self.sampler
 
 
 @dataclass(frozen=True)
 class MonitorConfig:
-    """Nearest-neighbour retrieval while training: on the synthetic world, or on two folders by class."""
+    """Nearest-neighbour retrieval during training: on the synthetic world, or on labelled data."""
 
-    gallery: Path | None = None
-    """Folder with one subfolder of images per class, to retrieve from."""
-    queries: Path | None = None
-    """Folder with the same subfolders, to retrieve for."""
-    limit: int = 2000
-    """At most so many images of each, evenly over the classes."""
+    gallery: str | None = None
+    """Labelled images to retrieve from: class folders, a packed store, tar shards, or another source of `evaluate`."""
+    queries: str | None = None
+    """Labelled query images, with the same classes."""
+    limit: Count = 2000
+    """Largest number of images of each, evenly over the classes."""
 
 
 @dataclass(frozen=True)
 class LogConfig:
-    """How often a run reports and saves, in iterations."""
+    """How often a run logs and saves, in iterations."""
 
-    train_every: int = 50
-    """Losses and accuracies to metrics.jsonl and TensorBoard."""
-    monitor_every: int = 5000
-    """Retrieval of the monitor."""
-    checkpoint_every: int = 1000
-    """Checkpoints; one is also written at the end and when stopped."""
-    keep_checkpoints: int = 2
-    """Older ones are deleted."""
+    train_every: Count = 50
+    """Iterations between losses and accuracies in metrics.jsonl and TensorBoard."""
+    monitor_every: Count = 5000
+    """Iterations between retrievals of the monitor."""
+    checkpoint_every: Count = 1000
+    """Iterations between checkpoints; one is also written at the end and when interrupted."""
+    keep_checkpoints: Count = 2
+    """Number of checkpoints to keep; older ones are deleted."""
     pictures: bool = True
-    """Draw pictures and write report.html at the end of the run, and keep some held-out samples for that."""
+    """Keep some held-out samples, and draw pictures and write report.html at the end of the run."""
 
 
 @dataclass(frozen=True)
@@ -294,43 +352,84 @@ class Config:
     """Everything that decides a run."""
 
     preset: Preset = "demo"
-    """demo: 2 CPU cores, minutes. small: one GPU, minutes. paper: its numbers. paper-literal: its words."""
+    """demo: 2 CPU cores, minutes. small: one GPU, minutes, the best recipe for little data, with rollouts; the others
+    use REINFORCE. paper: the published hyper-parameters with the few changes that make it learn. paper-literal: exactly
+    what the paper states."""
     images: str | None = None
-    """Folder of images (any, nested, no labels), a packed store, or tar shards: 's3://bucket/img-{000..123}.tar'."""
+    """Images without labels: a folder, flat or nested, a packed store, or tar shards such as
+    's3://bucket/img-{000..123}.tar'."""
     videos: str | None = None
-    """Folder of videos, a packed store, or tar shards of videos or of frames."""
+    """Videos: a folder, a packed store, tar shards of videos or frames, or an official split list such as
+    trainlist01.txt of UCF-101, for its training videos alone."""
     out: Path | None = None
     """The run folder; by default the next free runs/PRESET-N."""
     init: Path | None = None
-    """Start the backbone from these weights: a backbone.safetensors or a run folder."""
-    tasks: Tasks = "auto"
-    """S: tiles; T: frames; S+T: both in each step; S&T: tiles first, then frames; auto: what the data allows."""
-    seed: int = 0
+    """Initialise the backbone from these weights: a backbone.safetensors or a run folder."""
+    tasks: str = "auto"
+    """S: spatial, T: temporal, R: rotation. Joined by +, they are trained jointly (S+T+R); by &, one after the other
+    for equal numbers of iterations (S&T). auto: S+T, or S if there are no videos."""
+    seed: Annotated[int, Interval(ge=0, lt=2**32)] = 0
     """Seed of everything random."""
     device: str = "auto"
     """auto: the GPU if there is one; or cpu, cuda, cuda:1 ..."""
     data: DataConfig = field(default_factory=DataConfig)
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
-    permutations: PermutationConfig = field(default_factory=PermutationConfig)
-    shuffle: ShuffleConfig = field(default_factory=ShuffleConfig)
+    augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    spatial: SpatialConfig = field(default_factory=SpatialConfig)
+    temporal: TemporalConfig = field(default_factory=TemporalConfig)
+    rotation: RotationConfig = field(default_factory=RotationConfig)
+    permutations: PermutationConfig = field(default_factory=PermutationConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
+    @property
+    def stages(self) -> tuple[tuple[str, ...], ...]:
+        """The tasks that are trained jointly, for each stage of the training in turn."""
+        if self.tasks == "auto":
+            return (("spatial",),) if self.images is not None and self.videos is None else (("spatial", "temporal"),)
+        stages = tuple(tuple(_task(symbol, self.tasks) for symbol in text.split("+")) for text in self.tasks.split("&"))
+        names = [name for stage in stages for name in stage]
+        if len(set(names)) < len(names):
+            raise UserError(f"tasks is '{self.tasks}', but a task can occur only once")
+        return stages
+
+    @property
+    def task_names(self) -> list[str]:
+        """All tasks of the run, in the order of the config's sections."""
+        chosen = {name for stage in self.stages for name in stage}
+        return [name for name in TASK_SYMBOLS.values() if name in chosen]
+
+    def section(self, task: str) -> TaskConfig:
+        """The section of a task."""
+        section: TaskConfig = getattr(self, task)
+        return section
+
+    def batch_size(self, task: str) -> int:
+        """Samples of a task in a step, over all processes."""
+        return self.section(task).batch_size or self.optim.batch_size
+
+
+def _task(symbol: str, tasks: str) -> str:
+    if symbol not in TASK_SYMBOLS:
+        known = ", ".join(f"{symbol} ({name})" for symbol, name in TASK_SYMBOLS.items())
+        raise UserError(f"tasks is '{tasks}', but '{symbol}' is no task: join {known} by + or &, or use auto")
+    return TASK_SYMBOLS[symbol]
+
 
 def paper() -> Config:
-    """The paper's numbers, from section 4.1 and appendix B.
+    """The published hyper-parameters, from section 4.1 and appendix B, with the few changes that make it learn.
 
-    Ours where the paper is silent: fc6 vectors are centred, momentum and weight decay, the max-min criterion, the crop
-    of a tile as a share of its cell, grey images, the strength of the colour jitter.
+    Ours where the paper is silent: fc6 embeddings are centred, momentum and weight decay, the max-min criterion, the
+    crop of a tile as a fraction of its cell, grayscale images, the strength of the colour jitter.
     """
     return Config(preset="paper")
 
 
 def paper_literal() -> Config:
-    """The paper to the letter where it speaks of the policy: one group for a batch, from the start, uncorrected."""
+    """Exactly what the paper states about the policy: one group per batch, from the start, without corrections."""
     policy = PolicyConfig(
         action="batch",
         size_prior=False,
@@ -344,30 +443,36 @@ def paper_literal() -> Config:
 
 
 def small() -> Config:
-    """One GPU, minutes, a few thousand real images and videos: what was found to learn best from so little."""
-    head = GroupConfig("adamw", lr=5e-4, weight_decay=0.01)
+    """One GPU, minutes, a few thousand real images and videos: the recipe that learned best from so little."""
+    optimiser = OptimiserConfig("adamw", lr=5e-4, weight_decay=0.01)
     return Config(
         preset="small",
         data=DataConfig(workers=8),
-        permutations=PermutationConfig(spatial=100, temporal=100, per_sample=32),
-        shuffle=ShuffleConfig(mirror=True, reverse=True, frame_share=0.7),
-        model=ModelConfig(temporal=HeadConfig("concat", fc6=512, hidden=1024)),
+        augmentation=AugmentationConfig(hflip=0.5),
         optim=OptimConfig(
             iterations=20_000,
             warmup=500,
             milestones=(14_000, 18_000),
-            backbone=GroupConfig("adamw", lr=1e-3, weight_decay=0.05),
-            spatial=head,
-            temporal=head,
+            backbone=OptimiserConfig("adamw", lr=1e-3, weight_decay=0.05),
         ),
+        spatial=SpatialConfig(permutations=100, optimiser=optimiser),
+        temporal=TemporalConfig(
+            permutations=100,
+            optimiser=optimiser,
+            head=HeadConfig("concat", fc6=512, hidden=1024),
+            crop_fraction=0.7,
+            reverse=True,
+        ),
+        rotation=RotationConfig(optimiser=optimiser),
+        permutations=PermutationConfig(per_sample=32),
         policy=PolicyConfig(
+            sampler="rollouts",
+            grouping="pairs",
+            num_groups=4,
             interval=1000,
             batches=1000,
-            groups=4,
-            grouped="pairs",
-            reward="trials",
+            rollout_iterations=20,
             entropy_weight=0.5,
-            trial=20,
         ),
         log=LogConfig(monitor_every=2000),
     )
@@ -375,31 +480,25 @@ def small() -> Config:
 
 def demo() -> Config:
     """Two CPU cores, a few minutes, the synthetic world."""
+    optimiser = OptimiserConfig("adamw", lr=2e-3, weight_decay=0.01)
+    head = HeadConfig("concat", fc6=128, hidden=512)
     return Config(
         preset="demo",
         data=DataConfig(image_short_side=96, frame_short_side=32),
-        permutations=PermutationConfig(spatial=100, temporal=100, per_sample=8),
-        shuffle=ShuffleConfig(frames=6, crop_size=24, image_share=1.0, frame_jitter=False),
-        model=ModelConfig(
-            backbone="tiny",
-            spatial=HeadConfig("concat", fc6=128, hidden=512),
-            temporal=HeadConfig("concat", fc6=128, hidden=512),
+        model=ModelConfig(backbone="tiny"),
+        optim=OptimConfig(iterations=400, batch_size=32, warmup=50, milestones=(300,), backbone=optimiser),
+        spatial=SpatialConfig(crop_size=24, permutations=100, image_fraction=1.0, head=head, optimiser=optimiser),
+        temporal=TemporalConfig(
+            crop_size=24, permutations=100, frames=6, colour_jitter=False, head=head, optimiser=optimiser
         ),
-        optim=OptimConfig(
-            iterations=400,
-            batch_size=32,
-            warmup=50,
-            milestones=(300,),
-            backbone=GroupConfig("adamw", lr=2e-3, weight_decay=0.01),
-            spatial=GroupConfig("adamw", lr=2e-3, weight_decay=0.01),
-            temporal=GroupConfig("adamw", lr=2e-3, weight_decay=0.01),
-        ),
+        rotation=RotationConfig(crop_size=48, hidden=256, optimiser=optimiser),
+        permutations=PermutationConfig(per_sample=8),
         policy=PolicyConfig(interval=25, batches=25),
         log=LogConfig(train_every=10, monitor_every=200, checkpoint_every=200),
     )
 
 
-PRESETS: dict[Preset, Callable[[], Config]] = {
+PRESETS: dict[str, Callable[[], Config]] = {
     "demo": demo,
     "small": small,
     "paper": paper,
@@ -408,140 +507,64 @@ PRESETS: dict[Preset, Callable[[], Config]] = {
 
 
 def preset_config(name: str) -> Config:
-    """The preset of that name."""
-    for preset, build in PRESETS.items():
-        if preset == name:
-            return build()
-    raise UserError(f"there is no preset '{name}'; there are {', '.join(PRESETS)}")
+    """Return the preset of that name."""
+    if name not in list(PRESETS):  # in a YAML file it may be anything
+        raise UserError(f"there is no preset '{name}'; choose one of {', '.join(PRESETS)}")
+    return PRESETS[name]()
 
 
 def check(config: Config) -> None:
-    """Refuse what cannot work, in one sentence."""
-    for problem, sentence in [*_problems(config), *_impossible_sets(config), *_out_of_range(config)]:
-        if problem:
-            raise UserError(sentence)
-
-
-def _problems(config: Config) -> list[tuple[bool, str]]:
-    shuffle, monitor, policy = config.shuffle, config.monitor, config.policy
-    heads = (("spatial", config.model.spatial), ("temporal", config.model.temporal))
-    return [
-        (shuffle.grid < 2, f"shuffle.grid is {shuffle.grid}, but a puzzle needs a grid of 2 or more"),
-        (policy.groups < 2, f"policy.groups is {policy.groups}, but a choice needs 2 or more"),
-        (shuffle.frames < 2, f"shuffle.frames is {shuffle.frames}, but an order needs 2 frames or more"),
-        (config.optim.batch_size < 2, "optim.batch_size must be 2 or more: batch normalisation needs it"),
-        (
-            (monitor.gallery is None) != (monitor.queries is None),
-            "monitor.gallery and monitor.queries go together: give both or neither",
-        ),
-        (
-            policy.batches > policy.interval,
-            f"policy.interval is {policy.interval}, but must be at least policy.batches, which is {policy.batches}",
-        ),
-        (
-            policy.reward == "trials" and policy.discount > 0,
-            "policy.reward trials looks at one episode alone: leave policy.discount at 0",
-        ),
-        (
-            policy.grouped == "pairs" and policy.action == "batch",
-            "policy.grouped pairs chooses for each sample: leave policy.action at sample",
-        ),
-        (
-            policy.grouped == "pairs" and policy.groups > policy.candidates * config.permutations.per_sample,
-            f"policy.groups is {policy.groups}, but a sample has only policy.candidates times permutations.per_sample, "
-            f"{policy.candidates * config.permutations.per_sample}, candidates",
-        ),
-        *((min(head.fc6, head.hidden) < 1, f"model.{task}: fc6 and hidden must be 1 or more") for task, head in heads),
-    ]
-
-
-def _impossible_sets(config: Config) -> list[tuple[bool, str]]:
-    permutations, shuffle = config.permutations, config.shuffle
-    found = []
-    for task, count, parts in (
-        ("spatial", permutations.spatial, shuffle.tiles),
-        ("temporal", permutations.temporal, shuffle.frames),
-    ):
-        existing = math.factorial(max(parts, 0)) - (not permutations.include_identity)
-        found.append((count < 2, f"permutations.{task} is {count}, but a choice needs 2 or more"))
-        found.append(
-            (count > existing, f"permutations.{task} is {count}, but {parts} parts have only {existing} permutations")
+    """Raise a UserError for values that are out of bounds or do not fit together."""
+    check_bounds(config)
+    iterations, stages = config.optim.iterations, len(config.stages)
+    if stages > iterations:
+        raise UserError(
+            f"tasks {config.tasks} needs at least {stages} iterations, but optim.iterations is {iterations}"
         )
-    return found
+    if (config.monitor.gallery is None) != (config.monitor.queries is None):
+        raise UserError("monitor.gallery and monitor.queries go together: give both or neither")
+    _check_policy(config.policy, config.permutations.per_sample)
+    for name in config.task_names:
+        section = config.section(name)
+        if section.batch_size == 1:
+            raise UserError(f"{name}.batch_size is 1, but batch normalisation needs 2 or more")
+        if isinstance(section, OrderingConfig):
+            existing = math.factorial(section.parts) - (not config.permutations.include_identity)
+            if section.permutations > existing:
+                wanted = f"{name}.permutations is {section.permutations}"
+                raise UserError(f"{wanted}, but {section.parts} parts have only {existing}")
 
 
-def _out_of_range(config: Config) -> list[tuple[bool, str]]:
-    found = [(value < 1, f"{name} is {value}, but must be 1 or more") for name, value in _counts(config).items()]
-    for name, value in _amounts(config).items():
-        found.append((not 0 <= value < math.inf, f"{name} is {value}, but must be 0 or more"))
-    for name, value in _shares(config).items():
-        found.append((not 0 < value <= 1, f"{name} is {value}, but must be in (0, 1]"))
-    for name, value in _probabilities(config).items():
-        found.append((not 0 <= value <= 1, f"{name} is {value}, but must be in [0, 1]"))
-    for name, group in _rates(config).items():
-        found.append((not 0 < group.lr < math.inf, f"optim.{name}.lr is {group.lr}, but must be above 0"))
-        found.append((not 0 <= group.momentum < 1, f"optim.{name}.momentum is {group.momentum}, but must be in [0, 1)"))
-    found.append((config.seed >= 2**32, f"seed is {config.seed}, but must be below 2 to the power of 32"))
-    return found
+def _check_policy(policy: PolicyConfig, per_sample: int) -> None:
+    if policy.batches > policy.interval:
+        raise UserError(
+            f"policy.interval is {policy.interval}, but must be at least policy.batches, which is {policy.batches}"
+        )
+    if policy.sampler == "rollouts" and policy.discount > 0:
+        raise UserError("policy.sampler rollouts compares the groups of one episode: leave policy.discount at 0")
+    if policy.sampler == "rollouts" and policy.entropy_weight == 0:
+        raise UserError(
+            "policy.sampler rollouts needs a policy.entropy_weight above 0: it divides the advantages by it"
+        )
+    if policy.sampler == "uniform" and policy.inverse:
+        raise UserError(
+            "policy.inverse needs a sampler with a preference, but policy.sampler is uniform: change one of the two"
+        )
+    if policy.grouping == "pairs" and policy.action == "batch":
+        raise UserError("policy.grouping pairs chooses a group for each sample: leave policy.action at sample")
+    candidates = policy.candidates * per_sample
+    if policy.grouping == "pairs" and policy.num_groups > candidates:
+        raise UserError(
+            f"policy.num_groups is {policy.num_groups}, but a sample has only policy.candidates times "
+            f"permutations.per_sample, {candidates}, candidates"
+        )
 
 
-def _rates(config: Config) -> dict[str, GroupConfig]:
-    return {"backbone": config.optim.backbone, "spatial": config.optim.spatial, "temporal": config.optim.temporal}
-
-
-def _amounts(config: Config) -> dict[str, float]:
-    return {
-        "seed": config.seed,
-        "optim.warmup": config.optim.warmup,
-        "policy.lr": config.policy.lr,
-        "policy.entropy_weight": config.policy.entropy_weight,
-        "policy.start_below": config.policy.start_below,
-        "data.frame_span": config.data.frame_span,
-        "data.shard_cache_gb": config.data.shard_cache_gb,
-        **{f"shuffle.{name}": getattr(config.shuffle, name) for name in ("gamma", "saturation", "hue")},
-        **{f"optim.{name}.weight_decay": group.weight_decay for name, group in _rates(config).items()},
-    }
-
-
-FLOORS = ("prior_floor", "inverse_floor", "least_deviation")
-
-
-def _shares(config: Config) -> dict[str, float]:
-    return {
-        "optim.decay": config.optim.decay,
-        **{f"policy.{name}": getattr(config.policy, name) for name in FLOORS},
-        **{f"shuffle.{name}": getattr(config.shuffle, name) for name in ("image_share", "tile_share", "frame_share")},
-    }
-
-
-POLICY_SHARES = ("exploration", "discount", "average_decay", "least_spread", "largest_share")
-
-
-def _probabilities(config: Config) -> dict[str, float]:
-    return {
-        "shuffle.grey": config.shuffle.grey,
-        "data.max_bad_share": config.data.max_bad_share,
-        "data.gpu_share": config.data.gpu_share,
-        **{f"policy.{name}": getattr(config.policy, name) for name in POLICY_SHARES},
-        "model.spatial.dropout": config.model.spatial.dropout,
-        "model.temporal.dropout": config.model.temporal.dropout,
-    }
-
-
-def _counts(config: Config) -> dict[str, int]:
-    return {
-        "data.val_size": config.data.val_size,
-        "data.workers": config.data.workers,
-        "data.frame_every": config.data.frame_every,
-        "data.shard_window": config.data.shard_window,
-        "permutations.per_sample": config.permutations.per_sample,
-        **{
-            f"policy.{name}": getattr(config.policy, name)
-            for name in ("interval", "batches", "horizon", "trial", "candidates")
-        },
-        "optim.iterations": config.optim.iterations,
-        "shuffle.crop_size": config.shuffle.crop_size,
-        "monitor.limit": config.monitor.limit,
-        **{f"synthetic.{name}": value for name, value in vars(config.synthetic).items()},
-        **{f"log.{name}": value for name, value in vars(config.log).items() if name != "pictures"},
-    }
+def read_config(path: Path) -> Config:
+    """Read a config that a run or a person wrote; missing keys take the values of its preset."""
+    values = read_yaml(path, "config")
+    try:
+        return merge(preset_config(values.get("preset", "demo")), values)
+    except UserError as error:
+        hint = "; runs of older versions cannot be read: start a new one, CHANGELOG.md lists the new names"
+        raise UserError(f"{path}: {error}{hint if path.name == 'config.yaml' else ''}") from None

@@ -8,7 +8,18 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column, Table
+from rich.text import Text
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -27,6 +38,14 @@ def say(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+def plain_table(*columns: str) -> Table:
+    """Return a table without lines: names in the first column, figures in the others."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    return table
+
+
 class Advance(Protocol):
     """Reports the progress of a known amount of work."""
 
@@ -34,20 +53,26 @@ class Advance(Protocol):
         """Show how much is done, with a short note beside it."""
 
 
+class _ThroughputColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.finished_speed or task.speed or 0:.1f}/s")
+
+
 @contextmanager
-def progress(console: Console, title: str, total: int) -> Iterator[Advance]:
-    """Show the progress of work with a known length."""
+def progress(console: Console, title: str, total: int, done: int = 0) -> Iterator[Advance]:
+    """Show the progress of work with a known length, `done` of which was completed earlier."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        _ThroughputColumn(Column(no_wrap=True)),
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[note]}"),
     )
     last = time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=total, note="")
+        task = bar.add_task(title, total=total, completed=done, note="")
 
         def advance(done: int, note: str = "") -> None:
             nonlocal last

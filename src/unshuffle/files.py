@@ -14,15 +14,32 @@ from unshuffle.stopping import signals_deferred
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that replaces `path` on success; neither an error nor a signal leaves half a file."""
-    draft = path.with_name(f"{path.name}.tmp")
+def atomic_write(path: Path, *, sync: bool = False, shared: bool = False) -> Iterator[Path]:
+    """Yield a temporary path that replaces `path` on success; neither an error nor a signal leaves half a file.
+
+    With `sync` the file is on the disk afterwards and survives a power cut. With `shared` several processes may write
+    the same file at the same time: each has a temporary path of its own, and the last one to finish wins.
+    """
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp" if shared else f"{path.name}.tmp")
     with signals_deferred():
         try:
             yield draft
+            if sync:
+                _sync(draft)
             draft.replace(path)
+            if sync and os.name == "posix":  # other systems cannot open a folder
+                _sync(path.parent)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_file(file: Path, option: str) -> None:

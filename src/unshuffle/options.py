@@ -1,125 +1,179 @@
-"""What the command line adds to tyro: plain names of optional values, a short help, complaints of one sentence."""
+"""Dataclass trees as options: plain values, YAML files, types and ranges of fields, differences."""
 
 import dataclasses
-import re
+import math
+import operator
+import types
 import typing
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+import yaml
+from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen
 
-from unshuffle.wording import did_you_mean
+from unshuffle.errors import UserError
+from unshuffle.files import atomic_write
+from unshuffle.wording import counted, did_you_mean
 
-OPTIONAL = ConstructorRegistry()
-"""Writes `PATH` where tyro would write `{None}|PATH`."""
-_METAVARS: dict[type, str] = {str: "STR", int: "INT", Path: "PATH"}
-
-
-@OPTIONAL.primitive_rule
-def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    kind = next((kind for kind in _METAVARS if info.type == kind | None), None)
-    if kind is None:
-        return None
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=_METAVARS[kind],
-        instance_from_str=lambda words: None if words[0] in ("none", "None") else kind(words[0]),
-        is_instance=lambda value: value is None or isinstance(value, kind),
-        str_from_instance=lambda value: ["none" if value is None else str(value)],
-    )
+T = TypeVar("T")
+_LIMITS = {
+    Ge: (operator.ge, "{} or more"),
+    Gt: (operator.gt, "above {}"),
+    Le: (operator.le, "at most {}"),
+    Lt: (operator.lt, "below {}"),
+    MinLen: (operator.ge, "{} or more"),
+    MaxLen: (operator.le, "at most {}"),
+}
+"""The annotations that bound a number or the length of a tuple."""
+_TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
 
 
-def main_options(command: Any) -> Any:
-    """The same values in a class whose help leaves the sections out."""
-    hidden = [
-        (name, Annotated[section, tyro.conf.Suppress], dataclasses.field(default=getattr(command, name)))
-        for name, section in _sections(type(command)).items()
-    ]
-    kind = type(command)
-    namespace = {"__doc__": kind.__doc__}
-    return dataclasses.make_dataclass(kind.__name__, hidden, bases=(kind,), namespace=namespace, frozen=True)(
-        **vars(command)
-    )
+def field_types(options: Any) -> dict[str, Any]:
+    """Return the type hint of each field of a dataclass or of its instance, with its annotations."""
+    hints = typing.get_type_hints(options if isinstance(options, type) else type(options), include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(options)}
 
 
-def describe_sections(command: type) -> str:
-    """What the short help has left out."""
-    lines = [f"  --{name + '.*':16}{section.__doc__}" for name, section in _sections(command).items()]
-    return "\n".join(["More options, all of them listed by --help_all:", "", *lines])
-
-
-def _sections(command: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(command)
-    return {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
-
-
-def _names(command: type) -> Iterator[str]:
-    """Every option by its full name."""
-    for name, hint in typing.get_type_hints(command).items():
-        if dataclasses.is_dataclass(hint):
-            yield from (f"{name}.{inner}" for inner in _names(typing.cast(type, hint)))
+def plain_type(hint: Any) -> tuple[Any, bool]:
+    """Return a type hint without annotations and without `| None`, and whether None was allowed."""
+    optional = False
+    while True:
+        if get_origin(hint) is Annotated:
+            hint = get_args(hint)[0]
+        elif get_origin(hint) in (Union, types.UnionType):
+            (hint,) = [member for member in get_args(hint) if member is not type(None)]
+            optional = True
         else:
-            yield from (name, f"no_{name}") if hint is bool else (name,)
+            return hint, optional
 
 
-# tyro's words and ours; what is not here is said in tyro's
-_SENTENCES = (
-    (r"Missing value for argument [('\"]*([\w.-]+).*", r"\1 needs a value"),
-    (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", r"\1 is \2, but must be a whole number"),
-    (r"Error parsing (\S+): could not convert string to float: (.*)", r"\1 is \2, but must be a number"),
-    (r"Error parsing (\S+): Could not find valid parse for arguments: \[(.*)\]", r"\1 cannot be \2"),
-    (r"[Ii]nvalid choice '(.*)' for argument '(.*)'\. Expected one of \((.*)\)", r"\2 is '\1', but must be one of \3"),
-    (r"Unrecognized options: ([^-].*)", r"'\1' belongs to no option"),
-)
+def to_dict(options: Any) -> dict[str, Any]:
+    """Return a dataclass as plain values that YAML and JSON can hold."""
+    return {field.name: _plain(getattr(options, field.name)) for field in dataclasses.fields(options)}
 
 
-def complaint(box: str, command: type) -> str:
-    """What tyro complains of in a box, as one sentence.
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
 
-    The box has paragraphs between lines; its title stands in the frame, or in plain ASCII is the first paragraph.
+
+def differences(before: Any, after: Any, where: str = "") -> list[str]:
+    """Return the dotted names of the fields in which two trees of the same class differ."""
+    names = []
+    for field in dataclasses.fields(before):
+        old, new = getattr(before, field.name), getattr(after, field.name)
+        if dataclasses.is_dataclass(old):
+            names += differences(old, new, f"{where}{field.name}.")
+        elif _plain(old) != _plain(new):
+            names.append(f"{where}{field.name}")
+    return names
+
+
+def write_config(config: Any, path: Path) -> None:
+    """Write a dataclass tree as YAML, with every field."""
+    write_yaml(path, to_dict(config))
+
+
+def write_yaml(path: Path, values: dict[str, Any]) -> None:
+    """Write plain values as YAML; an interruption leaves the old file or the new one, never half of one."""
+    with atomic_write(path) as draft:
+        draft.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def read_yaml(path: Path, kind: str) -> dict[str, Any]:
+    """Read the keys and values of a YAML file; `kind` names it in the error if it does not exist."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no {kind} file {path}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} must hold keys and values")
+    return values
+
+
+def merge(options: T, values: dict[str, Any], where: str = "") -> T:
+    """Return the dataclass with the given values in place of its own, each checked against its field's type."""
+    hints = field_types(options)
+    changes = {}
+    for key, value in values.items():
+        if key not in hints:
+            raise UserError(f"unknown key {where}{key}{did_you_mean(str(key), hints, where)}")
+        changes[key] = typed(value, hints[key], f"{where}{key}", getattr(options, key))
+    return dataclasses.replace(options, **changes)  # type: ignore[type-var]
+
+
+def typed(value: Any, hint: Any, name: str, current: Any = None) -> Any:
+    """Return a value of YAML as a field's type wants it, or raise a UserError that names the field.
+
+    `current` is the field's present value, into which the values of a section are merged.
     """
-    rows = [line.strip().strip("│").strip() for line in box.splitlines()]
-    rows = [row for row in rows if row and not row.startswith(("╭", "╰"))]
-    paragraphs: list[list[str]] = [[]]
-    for row in rows:
-        if set(row) <= set("─-"):
-            paragraphs.append([])
-        else:
-            paragraphs[-1].append(row)
-    first = (paragraphs if "╭" in box else paragraphs[1:])[:1]
-    if not first or not first[0]:
-        return "the options cannot be read"
-    if first[0][0].startswith("Missing from"):
-        return f"still missing: {', '.join(_required(first[0][1:]))}"
-    sentence = " ".join(first[0]).rstrip(". ")
-    unknown = re.match(r"Unrecognized options: --([^\s,=]+)", sentence)
-    if unknown:
-        return f"there is no option --{unknown[1]}{_nearest(unknown[1], command)}"
-    for theirs, ours in _SENTENCES:
-        if re.fullmatch(theirs, sentence):
-            return re.sub(theirs, ours, sentence)
-    return sentence
+    hint, optional = plain_type(hint)
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise UserError(f"{name} must hold keys and values")
+        return merge(current, value, f"{name}.")
+    if value is None and optional:
+        return None
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise UserError(f"{name} is {value!r}, but must be one of {', '.join(map(str, get_args(hint)))}")
+        return value
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise UserError(f"{name} is {value!r}, but must be a list")
+        return tuple(typed(entry, get_args(hint)[0], name) for entry in value)
+    return _scalar(value, hint, name)
 
 
-def _required(rows: list[str]) -> Iterator[str]:
-    """Each missing argument with its help, which ends with `(required)` and may take several rows."""
-    entry: list[str] = []
-    for row in rows:
-        entry.append(row)
-        if row.endswith("(required)"):
-            words = " ".join(entry[1:]).removesuffix("(required)").strip().rstrip(".")
-            yield f"{entry[0]} ({words[:1].lower()}{words[1:]})"
-            entry = []
+def _scalar(value: Any, hint: type, name: str) -> Any:
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if hint is float and isinstance(value, int | str) and not isinstance(value, bool):  # YAML reads 5e-4 as a string
+        with suppress(ValueError):
+            return float(value)
+    if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
+        return value
+    raise UserError(f"{name} is {value!r}, but must be {_TYPE_NAMES[hint]}")
 
 
-def _nearest(option: str, command: type) -> str:
-    """The option that may be meant; its section can be left out."""
-    full = {name: name for name in _names(command)}
-    short = {name.rpartition(".")[2]: name for name in full}
-    names = {**short, **full}
-    wanted = option.replace("-", "_")
-    if wanted in full:  # it is known to the class, but not offered
-        return ""
-    return f" (did you mean --{names[wanted]}?)" if wanted in names else did_you_mean(wanted, full, "--")
+def check_bounds(options: Any, where: str = "") -> None:
+    """Raise a UserError for the first field outside the range that it is annotated with, such as `Ge(1)`."""
+    for name, hint in field_types(options).items():
+        _check_field(getattr(options, name), hint, f"{where}{name}")
+
+
+def _check_field(value: Any, hint: Any, name: str) -> None:
+    if dataclasses.is_dataclass(value):
+        check_bounds(value, f"{name}.")
+    elif isinstance(value, tuple):
+        _check_range(len(value), f"has {counted(len(value), 'values')}", "have", _bounds(hint), name)
+        for entry in value:
+            _check_field(entry, get_args(plain_type(hint)[0])[0], name)
+    elif value is not None:
+        _check_range(value, f"is {value}", "be", _bounds(hint), name)
+
+
+def _check_range(number: Any, shown: str, verb: str, bounds: list[Any], name: str) -> None:
+    if bounds and isinstance(number, float) and not math.isfinite(number):
+        raise UserError(f"{name} {shown}, but must {verb} a finite number")
+    limits = [(*_LIMITS[type(bound)], *dataclasses.astuple(bound)) for bound in bounds]
+    if not all(holds(number, limit) for holds, _, limit in limits):
+        allowed = " and ".join(text.format(limit) for _, text, limit in limits)
+        raise UserError(f"{name} {shown}, but must {verb} {allowed}")
+
+
+def _bounds(hint: Any) -> list[Any]:
+    """Return the bounds that a hint is annotated with, outside and inside of `| None`."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return [bound for member in get_args(hint) for bound in _bounds(member)]
+    if get_origin(hint) is not Annotated:
+        return []
+    inner, *annotations = get_args(hint)
+    groups = [annotation if isinstance(annotation, GroupedMetadata) else [annotation] for annotation in annotations]
+    return [bound for group in groups for bound in group if type(bound) in _LIMITS] + _bounds(inner)

@@ -1,4 +1,4 @@
-"""Sets of permutations that lie far apart, so that telling them apart is a task worth learning.
+"""Permutation sets Ψ: permutations that are far apart in Hamming distance, to be told apart by the network.
 
 A permutation ψ is a row of 0-based part numbers, read as in the paper: ψ(x) = (x_ψ1, x_ψ2, …), that is,
 position t of the shuffled sequence holds source part ψ[t].
@@ -18,7 +18,7 @@ Criterion = Literal["maxmin", "mean"]
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 
 EXACT_PARTS = 9  # up to here all n! permutations are candidates; 10! would take ten times as long
-POOL_PER_CHOICE = 4  # a smaller random pool would leave the last choices next to no choice
+POOL_FACTOR = 4  # candidates per permutation of the set: with fewer the last ones would hardly be chosen
 
 
 @dataclass(frozen=True)
@@ -41,24 +41,23 @@ def permutation_set(
 ) -> npt.NDArray[np.int64]:
     """Choose `count` distinct permutations of `parts` parts greedily, far from one another.
 
-    The first is drawn uniformly from the candidates; then, again and again, the best candidate against all
-    those chosen so far is taken (Noroozi and Favaro, 2016):
+    The first is sampled uniformly from the candidates; each further one is the candidate that is best with respect to
+    all those chosen so far (Noroozi and Favaro, 2016):
 
-    - `maxmin`: the largest minimum Hamming distance, among those the largest mean distance;
+    - `maxmin`: the largest minimum Hamming distance, ties broken by the largest mean distance;
     - `mean`: the largest mean Hamming distance. This is the paper's criterion, but it leaves pairs that are
       only one swap apart.
 
-    Candidates stand in lexicographic order, and what is still tied goes to the first of them. Up to nine
-    parts they are all permutations; above that, a seeded pool of `pool_size` random ones (enlarged to four
-    times `count` where that is more). `include_identity` lets the identity be a candidate; it does not force
-    it into the set.
+    Remaining ties go to the lexicographically first candidate. Up to nine parts all permutations are candidates; above
+    that, a seeded pool of `pool_size` random ones (at least four times `count`). `include_identity` makes the identity
+    a candidate; it does not force it into the set.
 
-    Returns 0-based rows of shape (count, parts), in the order of choice.
+    Returns 0-based rows of shape (count, parts), in the order in which they were chosen.
     """
     available = _check_request(parts, count, criterion, seed, include_identity)
     rng = np.random.default_rng(seed)
-    size = min(max(pool_size, POOL_PER_CHOICE * count), available)
-    # Drawing distinct permutations at random stalls once most are taken: then list them all instead.
+    size = min(max(pool_size, POOL_FACTOR * count), available)
+    # Sampling distinct permutations stalls once most of them are in the pool: then list them all instead.
     if parts <= EXACT_PARTS or 2 * size > available:
         candidates = _all_permutations(parts)
         if not include_identity:
@@ -77,7 +76,7 @@ def inverse(permutations: npt.ArrayLike) -> npt.NDArray[np.int64]:
 def hamming_statistics(permutations: npt.ArrayLike) -> HammingStatistics:
     """Minimum, mean and maximum Hamming distance over all pairs of rows.
 
-    A single permutation has no pair: it counts as perfectly separated, at distance `parts` throughout.
+    A single permutation has no pair; its distances are defined as `parts`, the maximum.
     """
     rows = np.asarray(permutations)
     if rows.ndim != 2 or 0 in rows.shape:
@@ -85,7 +84,7 @@ def hamming_statistics(permutations: npt.ArrayLike) -> HammingStatistics:
     count, parts = rows.shape
     if count == 1:
         return HammingStatistics(parts, float(parts), parts)
-    columns = np.ascontiguousarray(rows.T, dtype=_small_type(parts))
+    columns = np.ascontiguousarray(rows.T, dtype=np.min_scalar_type(parts))
     # One row against all later ones at a time: memory stays linear in the number of rows.
     agreements = (_agreements(columns[:, i + 1 :], columns[:, i]) for i in range(count - 1))
     extremes_and_sums = [(int(a.min()), int(a.max()), int(a.sum(dtype=np.int64))) for a in agreements]
@@ -94,13 +93,13 @@ def hamming_statistics(permutations: npt.ArrayLike) -> HammingStatistics:
 
 
 def save_permutations(path: str | Path, permutations: npt.ArrayLike) -> None:
-    """Write a permutation set as .npy under exactly this file name; the folder must exist."""
+    """Write a permutation set in the .npy format under exactly this file name; the folder must exist."""
     path = Path(path)
     rows = _validated(np.asarray(permutations), "the permutation set")
     if not path.parent.is_dir():
         raise UserError(f"cannot write {path}: the folder {path.parent} does not exist")
     try:
-        # An open file, because np.save appends ".npy" to a name that lacks it.
+        # An open file, as np.save appends ".npy" to a name that lacks it.
         with path.open("wb") as file:
             np.save(file, rows, allow_pickle=False)
     except OSError as error:
@@ -108,7 +107,7 @@ def save_permutations(path: str | Path, permutations: npt.ArrayLike) -> None:
 
 
 def load_permutations(path: str | Path) -> npt.NDArray[np.int64]:
-    """Read a permutation set from .npy; a 1-based file, as some public ones are, comes back 0-based."""
+    """Read a permutation set from a .npy file; a 1-based set, as some public ones are, is converted to 0-based."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -117,12 +116,14 @@ def load_permutations(path: str | Path) -> npt.NDArray[np.int64]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, MemoryError, OverflowError) as error:
-        raise UserError(f"{path} is not a readable .npy file of numbers") from error
+        raise UserError(
+            f"{path} is not a readable .npy file of numbers: create it with unshuffle permutations"
+        ) from error
     return _validated(rows, str(path))
 
 
 def _check_request(parts: int, count: int, criterion: str, seed: int, include_identity: bool) -> int:
-    """Raise for what cannot be done; return how many permutations there are to choose from."""
+    """Raise a UserError for an impossible request; return the number of permutations to choose from."""
     if parts < 2:
         raise UserError(f"a permutation needs at least 2 parts, not {parts}")
     if count < 1:
@@ -138,28 +139,26 @@ def _check_request(parts: int, count: int, criterion: str, seed: int, include_id
     return available
 
 
-def _small_type(largest: int) -> np.dtype[Any]:
-    """The smallest unsigned type that holds `largest`: the search is bound by memory traffic."""
-    return np.min_scalar_type(largest)
-
-
 def _all_permutations(parts: int) -> IntArray:
-    """All permutations in lexicographic order, as columns of an array (parts, parts!)."""
-    columns: IntArray = np.zeros((1, 1), dtype=_small_type(parts))
+    """All permutations in lexicographic order, as columns of an array (parts, parts!).
+
+    They have the smallest type that holds them, as the search is bound by memory bandwidth.
+    """
+    columns: IntArray = np.zeros((1, 1), dtype=np.min_scalar_type(parts))
     for size in range(2, parts + 1):
-        # Behind each first value come all shorter permutations, renumbered to skip that value.
-        blocks = [np.vstack([np.full_like(columns[:1], v), columns + (columns >= v)]) for v in range(size)]
+        # Each first value is followed by all shorter permutations, renumbered to skip that value.
+        blocks = [np.vstack([np.full_like(columns[:1], first), columns + (columns >= first)]) for first in range(size)]
         columns = np.hstack(blocks)
     return columns
 
 
 def _random_permutations(parts: int, size: int, include_identity: bool, rng: np.random.Generator) -> IntArray:
     """`size` distinct random permutations in lexicographic order, as columns of an array (parts, size)."""
-    identity = np.arange(parts, dtype=_small_type(parts))
+    identity = np.arange(parts, dtype=np.min_scalar_type(parts))
     rows = identity[:0].repeat(parts).reshape(0, parts)
     while len(rows) < size:
-        drawn = rng.permuted(np.tile(identity, (size - len(rows), 1)), axis=1)
-        rows = np.unique(np.vstack([rows, drawn]), axis=0)
+        sampled = rng.permuted(np.tile(identity, (size - len(rows), 1)), axis=1)
+        rows = np.unique(np.vstack([rows, sampled]), axis=0)
         if not include_identity and np.array_equal(rows[0], identity):
             rows = rows[1:]
     return np.ascontiguousarray(rows.T)
@@ -168,21 +167,21 @@ def _random_permutations(parts: int, size: int, include_identity: bool, rng: np.
 def _choose(candidates: IntArray, count: int, criterion: str, first: int) -> npt.NDArray[np.intp]:
     """Indices of the greedily chosen candidates (columns).
 
-    Works on agreements, positions where two permutations are equal: the distance is `parts` less those, so
-    the farthest candidate has the fewest, and integers tie exactly where float means might not.
+    Works on agreements, the number of positions where two permutations are equal: the distance is `parts` minus the
+    agreements, so the farthest candidate has the fewest, and integers tie exactly where float means might not.
     """
     parts, available = candidates.shape
-    most = np.zeros(available, dtype=candidates.dtype)  # agreements with the nearest of the chosen
-    total = np.zeros(available, dtype=_small_type(parts * count))  # agreements with all of the chosen
+    most = np.zeros(available, dtype=candidates.dtype)  # agreements with the nearest chosen permutation
+    total = np.zeros(available, dtype=np.min_scalar_type(parts * count))  # agreements with all chosen permutations
     chosen = np.full(count, first, dtype=np.intp)
     for step in range(1, count):
         agreements = _agreements(candidates, candidates[:, chosen[step - 1]])
         total += agreements
         if criterion == "mean":
-            total[chosen[:step]] = np.iinfo(total.dtype).max  # never again
+            total[chosen[:step]] = np.iinfo(total.dtype).max  # never chosen again
             chosen[step] = total.argmin()
         else:
-            # A chosen one agrees with itself everywhere, so `most` alone rules it out.
+            # A chosen permutation agrees with itself everywhere, so `most` alone rules it out.
             np.maximum(most, agreements, out=most)
             tied = np.flatnonzero(most == most.min())
             chosen[step] = tied[total[tied].argmin()]
@@ -193,12 +192,12 @@ def _agreements(columns: IntArray, permutation: IntArray) -> IntArray:
     """For each column, the number of positions where it equals the permutation."""
     agreements = np.zeros(columns.shape[1], dtype=columns.dtype)
     for position, value in zip(columns, permutation, strict=True):
-        agreements += (position == value).view(np.uint8)  # as integers, or numpy would convert by blocks
+        agreements += (position == value).view(np.uint8)  # as integers, or numpy would convert block by block
     return agreements
 
 
 def _validated(rows: npt.NDArray[Any], name: str) -> npt.NDArray[np.int64]:
-    """The rows as 0-based int64, or a UserError that says what is wrong with them."""
+    """Return the rows as 0-based int64; raise a UserError if they are not distinct permutations."""
     if rows.ndim != 2 or not np.issubdtype(rows.dtype, np.integer):
         raise UserError(f"{name} must be a 2-D array of integers, not {rows.ndim}-D of {rows.dtype}")
     if rows.shape[0] < 1 or rows.shape[1] < 2:
@@ -207,9 +206,9 @@ def _validated(rows: npt.NDArray[Any], name: str) -> npt.NDArray[np.int64]:
     if rows.min() == 1:
         rows = rows - 1
     parts = rows.shape[1]
-    wrong = np.flatnonzero((np.sort(rows, axis=1) != np.arange(parts)).any(axis=1))
-    if wrong.size:
-        raise UserError(f"row {wrong[0]} of {name} is not a permutation of 0..{parts - 1} (or 1..{parts})")
+    invalid = np.flatnonzero((np.sort(rows, axis=1) != np.arange(parts)).any(axis=1))
+    if invalid.size:
+        raise UserError(f"row {invalid[0]} of {name} is not a permutation of 0..{parts - 1} (or 1..{parts})")
     if len(np.unique(rows, axis=0)) < len(rows):
         raise UserError(f"{name} has duplicate rows")
     return rows

@@ -1,15 +1,61 @@
-"""Small words of the sentences that people read."""
+"""Sentences for the user, made of facts."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
-def counted(number: int, things: str) -> str:
-    """`1 image`, `2 images`: the number and its things, which are given in the plural."""
-    return f"{number} {things.removesuffix('s') if number == 1 else things}"
+def counted(number: int, nouns: str) -> str:
+    """Return `1 image` or `2 images`: the number with its noun, which is given in the plural."""
+    return f"{number} {nouns.removesuffix('s') if number == 1 else nouns}"
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """` (did you mean ...?)` with the known name nearest to a misspelt one, or nothing if none is near."""
+    """Return ` (did you mean ...?)` with the known name closest to a misspelt one; empty if none is close."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f" (did you mean {prefix}{close[0]}?)" if close else ""
+
+
+def describe_concern(concern: Mapping[str, Any]) -> str:
+    """Return the sentence for a sampler's concern, as a `warning` entry of metrics.jsonl holds it."""
+    if concern["concern"] == "narrow_sampling":
+        percent = 100 * concern["entropy_fraction"]
+        return f"the sampling has narrowed to {percent:.0f} % of the entropy of uniform sampling"
+    return f"group {concern['group']} of {concern['num_groups']} gets {100 * concern['fraction']:.0f} % of the samples"
+
+
+def plus_minus(mean: float | None, std: float | None, decimals: int = 1) -> str:
+    """`55.0 ± 7.1`: a mean and its standard deviation, as far as there are such."""
+    if mean is None:
+        return "-"
+    return f"{mean:.{decimals}f}" if std is None else f"{mean:.{decimals}f} ± {std:.{decimals}f}"
+
+
+def source_sentence(source: Mapping[str, Any]) -> str:
+    """Return how many items a data source has, where they are and how they are stored; an entry of `sources`."""
+    if source["storage"] == "synthetic":
+        items = counted(source["items"], "images" if source["medium"] == "images" else "clips")
+        return f"{items} of the synthetic world, {source['short_side']} px"
+    skipped = f", {counted(source['skipped'], 'files')} skipped" if source["skipped"] else ""
+    if source["storage"] == "shards":
+        storage = f"read from {counted(source['shards'], 'shards')} at short side {source['short_side']} px"
+    else:
+        storage = f"packed at short side {source['short_side']} px in {source['path']}"
+    return f"{counted(source['items'], source['medium'])} in {source['address']}{skipped}; {storage}"
+
+
+def split_sentence(task: str, split: Mapping[str, Any], medium: str | None = None) -> str | None:
+    """Return what is unexpected about the samples of a task; None if nothing is.
+
+    `split` is an entry of `splits`, and `medium` what the task is made for ("images", "videos").
+    """
+    remarks = []
+    if medium == "images" and split["source"] == "videos":
+        remarks.append("no images were given, so the frames of the videos are used")
+    if split["validation"] < split["requested"]:
+        samples = counted(split["training"] + split["validation"], "samples")
+        remarks.append(
+            f"only {split['validation']} of {samples} are held out for validation (data.val_size is "
+            f"{split['requested']}), as most of so few must be trained on"
+        )
+    return f"{task} task: {'; '.join(remarks)}" if remarks else None

@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 from unshuffle import cli
-from unshuffle.analysis.activations import OUTLINE, conv5, outlined, selectivities, telling_units
-from unshuffle.analysis.result import Analysis
-from unshuffle.data.images import read_image
-from unshuffle.evaluation.backbones import find_backbone
+from unshuffle.analysis.activations import OUTLINE, conv5, outlined, selective_units, selectivities
+from unshuffle.analysis.analysis import AnalysisResult
+from unshuffle.data.media import read_image
+from unshuffle.evaluation.features import find_backbone
 
-Ask = Callable[..., Analysis]
+Analyse = Callable[..., AnalysisResult]
 
 
 @pytest.fixture
@@ -48,15 +48,15 @@ def write_video(path: Path) -> None:
 def test_selectivity_by_hand() -> None:
     values = [1.0, 5.0, 2.0, 4.0]
     maxima = torch.tensor([[value, 7.0] for value in values])
-    found = selectivities(maxima, 2)
-    assert found[0] == pytest.approx((4.5 - mean(values)) / pstdev(values)) and found[1] == 0
+    selectivity = selectivities(maxima, 2)
+    assert selectivity[0] == pytest.approx((4.5 - mean(values)) / pstdev(values)) and selectivity[1] == 0
     assert selectivities(torch.tensor([[3.0]]), 2).tolist() == [0]
 
 
 def test_units_are_judged_where_they_are_least_selective() -> None:
-    one = torch.tensor([[9.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    varied = torch.tensor([[9.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     flat = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 3.0], [1.0, 4.0, 0.0]])
-    assert sorted(telling_units([one, flat], 2, 1)) == [1, 2], "unit 0 does nothing in the second"
+    assert sorted(selective_units([varied, flat], 2, 1)) == [1, 2], "unit 0 does nothing in the second"
 
 
 def test_units_with_the_same_images_wait() -> None:
@@ -66,9 +66,9 @@ def test_units_with_the_same_images_wait() -> None:
         torch.tensor([5.0, 4.5]),
         torch.tensor([2.0, 1.0]),
     )
-    order = telling_units([maxima], 3, 2)
+    order = selective_units([maxima], 3, 2)
     assert order.index(2) == 1 and sorted(order) == [0, 1, 2]
-    assert len(telling_units([maxima], 2, 2)) == 2
+    assert len(selective_units([maxima], 2, 2)) == 2
 
 
 def test_outline_goes_around_the_excited_part() -> None:
@@ -83,8 +83,8 @@ def test_outline_goes_around_the_excited_part() -> None:
     assert np.array_equal(lines, wanted) and (pixels == 0).all()
 
 
-def test_highest_activations_one_image_at_a_time(folders: list[Path], ask: Ask) -> None:
-    analysis = ask(
+def test_highest_activations_one_image_at_a_time(folders: list[Path], analyse: Analyse) -> None:
+    analysis = analyse(
         "activations", weights="random:tiny", data=tuple(folders), units=(3, 50), top=2, device="cpu", workers=1
     )
     assert "2 of 96 units" in analysis.statement and "5 of one, 5 of two" in analysis.statement
@@ -99,12 +99,14 @@ def test_highest_activations_one_image_at_a_time(folders: list[Path], ask: Ask) 
     assert len(analysis.figure().axes) == 8
 
 
-def test_units_are_chosen_and_videos_are_seen(folders: list[Path], ask: Ask, tmp_path: Path) -> None:
+def test_units_are_chosen_and_videos_are_seen(folders: list[Path], analyse: Analyse, tmp_path: Path) -> None:
     (tmp_path / "clips").mkdir()
     for name in ("a.mp4", "b.mp4"):
         write_video(tmp_path / "clips" / name)
     data = (folders[0], tmp_path / "clips")
-    analysis = ask("activations", weights="random:tiny", data=data, count=2, top=3, limit=4, device="cpu", workers=1)
+    analysis = analyse(
+        "activations", weights="random:tiny", data=data, count=2, top=3, limit=4, device="cpu", workers=1
+    )
     assert len({row["unit"] for row in analysis.rows}) == 2
     assert [row["rank"] for row in analysis.rows if row["dataset"] == "clips"] == [1, 2, 1, 2]
     paths = analysis.write(tmp_path / "out")
@@ -114,19 +116,19 @@ def test_units_are_chosen_and_videos_are_seen(folders: list[Path], ask: Ask, tmp
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"units": (96,)}, "units go from 0 to 95"),
+        ({"units": (96,)}, "units must be from 0 to 95"),
         ({"top": 0}, "top and count must be 1 or more"),
         ({"data": ()}, "give one or more"),
         ({"data": (Path("nowhere"),)}, "nowhere does not exist"),
     ],
 )
-def test_what_cannot_be_done(folders: list[Path], ask: Ask, options: dict[str, object], sentence: str) -> None:
+def test_what_cannot_be_done(folders: list[Path], analyse: Analyse, options: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        ask("activations", **{"weights": "random:tiny", "data": tuple(folders), "device": "cpu", **options})
+        analyse("activations", **{"weights": "random:tiny", "data": tuple(folders), "device": "cpu", **options})
 
 
 def test_names_are_printed_as_they_are(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = folders[0].rename(tmp_path / "a[b]c"), tmp_path / "o[u]t"
     assert cli.run(["analyze", "activations", "random:tiny", str(data), "--device", "cpu", "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert "5 of a[b]c" in said and f"{out}/activations.png" in said
+    printed = capsys.readouterr().out
+    assert "5 of a[b]c" in printed and f"{out}/activations.png" in printed

@@ -2,10 +2,10 @@ from collections.abc import Callable
 
 import pytest
 
+from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.analysis.baseline import baseline_rows, extrapolate, reward_statistics
-from unshuffle.analysis.result import Analysis
-from unshuffle.config_file import merge, write_config
-from unshuffle.run import Run
+from unshuffle.options import merge, write_config
+from unshuffle.runs.run import Run
 
 
 def test_the_line_through_two_errors() -> None:
@@ -14,7 +14,7 @@ def test_the_line_through_two_errors() -> None:
     assert [row["reward"] for row in rows] == [None, None, pytest.approx(0.1), pytest.approx(-0.3)]
 
 
-def test_a_drop_of_the_rate_begins_another_line() -> None:
+def test_a_learning_rate_drop_restarts_the_extrapolation() -> None:
     rows = extrapolate([(0, 0.9), (10, 0.8), (20, 0.6), (30, 0.5), (40, 0.4)], [10])
     assert [row["baseline"] for row in rows] == [None, None, None, None, pytest.approx(0.4)]
 
@@ -32,30 +32,34 @@ def test_statistics() -> None:
 
 def test_the_rewards_are_those_that_the_policy_had(run: Run) -> None:
     for task in ("spatial", "temporal"):
-        mine = {row["episode"]: row for row in baseline_rows(run, task) if row["episode"] is not None}
+        by_episode = {row["episode"]: row for row in baseline_rows(run, task) if row["episode"] is not None}
         logged = [entry for entry in run.metrics("episode") if entry["task"] == task]
-        assert len(mine) == len(logged) == 6
-        assert any(entry["reward"] is None for entry in logged[1:])  # after the rate has dropped
+        assert len(by_episode) == len(logged) == 6
+        assert any(entry["reward"] is None for entry in logged[1:])  # after the learning-rate drop
         for entry in logged:
-            assert (mine[entry["episode"]]["baseline"], mine[entry["episode"]]["reward"]) == (
+            assert (by_episode[entry["episode"]]["baseline"], by_episode[entry["episode"]]["reward"]) == (
                 entry["baseline"],
                 entry["reward"],
             )
 
 
-def test_of_runs(run: Run, uniform_run: Run, ask: Callable[..., Analysis]) -> None:
-    analysis = ask("baseline", run=run.folder)
+def test_rewards_of_runs(run: Run, uniform_run: Run, analyse: Callable[..., AnalysisResult]) -> None:
+    analysis = analyse("baseline", run=run.folder)
     assert analysis.metrics["spatial"]["episodes"] == 6 and len(analysis.rows) == 14
-    without = ask("baseline", run=uniform_run.folder, task="temporal")
+    without = analyse("baseline", run=uniform_run.folder, task="temporal")
     assert without.metrics["temporal"]["episodes"] == 0 and without.metrics["temporal"]["rewards"] == 3
     assert len(analysis.figure().axes) == 4 and len(without.figure().axes) == 2
 
 
-def test_a_policy_that_learns_otherwise_is_told(run: Run, pair_run: Run, ask: Callable[..., Analysis]) -> None:
-    assert "learns from what a draw" not in ask("baseline", run=run.folder).statement
-    assert "learns from what a draw of each group is worth" in ask("baseline", run=pair_run.folder).statement
+def test_the_statement_mentions_learning_from_rollouts(
+    run: Run, pair_run: Run, analyse: Callable[..., AnalysisResult]
+) -> None:
+    assert "learns from the advantages" not in analyse("baseline", run=run.folder).statement
+    assert "learns from the advantages of rollouts" in analyse("baseline", run=pair_run.folder).statement
 
 
-def test_a_sampler_that_never_learns_learns_from_no_trial(copied: Run, ask: Callable[..., Analysis]) -> None:
-    write_config(merge(copied.config, {"policy": {"reward": "trials", "sampler": "hard-first"}}), copied.config_file)
-    assert "learns from" not in ask("baseline", run=copied.folder).statement
+def test_a_sampler_that_does_not_learn_is_not_said_to_learn_from_rollouts(
+    copied: Run, analyse: Callable[..., AnalysisResult]
+) -> None:
+    write_config(merge(copied.config, {"policy": {"sampler": "hard-first"}}), copied.config_file)
+    assert "learns from" not in analyse("baseline", run=copied.folder).statement

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.analysis.convergence import first_reached, speed
-from unshuffle.analysis.result import Analysis
-from unshuffle.assembly import build_monitor
 from unshuffle.config import MonitorConfig
-from unshuffle.run import Run
+from unshuffle.evaluation.retrieval import build_monitor
+from unshuffle.models.weights import load_backbone
+from unshuffle.runs.run import Run
 
 
 def test_where_a_curve_reaches_a_level() -> None:
@@ -28,38 +29,38 @@ def test_speed_is_measured_at_what_all_reach() -> None:
             for n, score in enumerate(top1)
         ]
 
-    found = speed({"fast": curve(10, 30, 20, cost=100), "slow": curve(10, 15, 20, cost=20)})
-    assert found["fast"]["level"] == found["slow"]["level"] == 20
-    assert (found["fast"]["iteration_to_level"], found["slow"]["iteration_to_level"]) == (5, 20)
-    assert (found["fast"]["forward_passes_to_level"], found["slow"]["forward_passes_to_level"]) == (50, 40)
-    assert (found["fast"]["best_top1"], found["fast"]["last_top1"], found["fast"]["mean_top1"]) == (30, 20, 20)
+    speeds = speed({"fast": curve(10, 30, 20, cost=100), "slow": curve(10, 15, 20, cost=20)})
+    assert speeds["fast"]["level"] == speeds["slow"]["level"] == 20
+    assert (speeds["fast"]["iteration_to_level"], speeds["slow"]["iteration_to_level"]) == (5, 20)
+    assert (speeds["fast"]["forward_passes_to_level"], speeds["slow"]["forward_passes_to_level"]) == (50, 40)
+    assert (speeds["fast"]["best_top1"], speeds["fast"]["last_top1"], speeds["fast"]["mean_top1"]) == (30, 20, 20)
 
 
-def test_of_the_monitor(run: Run, uniform_run: Run, ask: Callable[..., Analysis]) -> None:
-    analysis = ask("convergence", runs=(run.folder, uniform_run.folder))
-    mine = [row for row in analysis.rows if row["run"] == "policy"]
-    assert [row["iteration"] for row in mine] == [0, 6, 12]
-    assert [row["top1"] for row in mine] == [entry["top1"] for entry in run.metrics("monitor")]
-    assert mine[-1]["forward_passes"] == 24 + 7 * 6 * (6 + 5) / 4
+def test_of_the_monitor(run: Run, uniform_run: Run, analyse: Callable[..., AnalysisResult]) -> None:
+    analysis = analyse("convergence", runs=(run.folder, uniform_run.folder))
+    with_policy = [row for row in analysis.rows if row["run"] == "policy (reinforce)"]
+    assert [row["iteration"] for row in with_policy] == [0, 6, 12]
+    assert [row["top1"] for row in with_policy] == [entry["top1"] for entry in run.metrics("monitor")]
+    assert with_policy[-1]["forward_passes"] == 24 + 7 * 6 * (6 + 5) / 4
     assert analysis.rows[-1]["forward_passes"] == 24
     assert len(analysis.figure().axes) == 3
 
 
-def test_trials_count_as_the_policys_cost(pair_run: Run, ask: Callable[..., Analysis]) -> None:
-    analysis = ask("convergence", runs=(pair_run.folder,))
-    # up to iteration 6: 12 batches of training, 3 times 3 trials of 2 iterations on 2 tasks, 4 + 9 validations
+def test_rollouts_count_as_the_policys_cost(pair_run: Run, analyse: Callable[..., AnalysisResult]) -> None:
+    analysis = analyse("convergence", runs=(pair_run.folder,))
+    # up to iteration 6: 12 batches of training, 3 times 3 rollouts of 2 iterations on 2 tasks, 4 + 9 validations
     assert analysis.rows[1]["forward_passes"] == 12 + 36 + 13 * 6 * (6 + 5) / 4
     assert analysis.rows[1]["forward_passes_shared_backbone"] == 12 + 36 + 13 * 6 * 2 / 4
-    assert "validations and trials included" in analysis.statement
+    assert "including those of the policy's validations and rollouts" in analysis.statement
 
 
-def test_a_folder_may_be_called_anything(copied: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:
+def test_a_folder_may_be_called_anything(copied: Run, analyse: Callable[..., AnalysisResult], tmp_path: Path) -> None:
     folder = copied.folder.rename(tmp_path / "a $\\frac$ \udcff")
-    paths = ask("convergence", runs=(folder,)).write(tmp_path / "out")
-    assert r"a $\frac$ \udcff (policy)" in paths[2].read_text(encoding="utf-8")
+    paths = analyse("convergence", runs=(folder,)).write(tmp_path / "out")
+    assert r"a $\frac$ \udcff (reinforce)" in paths[2].read_text(encoding="utf-8")
 
 
-def test_of_checkpoints(run: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:
+def test_of_checkpoints(run: Run, analyse: Callable[..., AnalysisResult], tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for side in ("gallery", "queries"):
         for name in ("a", "b"):
@@ -68,17 +69,17 @@ def test_of_checkpoints(run: Run, ask: Callable[..., Analysis], tmp_path: Path) 
                 pixels = rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(tmp_path / side / name / f"{number}.png")
     folders = {"gallery": tmp_path / "gallery", "queries": tmp_path / "queries"}
-    analysis = ask("convergence", runs=(run.folder,), device="cpu", **folders)
+    analysis = analyse("convergence", runs=(run.folder,), device="cpu", **folders)
     assert [row["iteration"] for row in analysis.rows] == [4, 8, 12]
     trained = build_monitor(replace(run.config, monitor=MonitorConfig(**folders)))
-    assert trained is not None and analysis.rows[-1]["top1"] == trained(run.backbone())["top1"]
+    assert trained is not None and analysis.rows[-1]["top1"] == trained(load_backbone(run.folder))["top1"]
     analysis.figure()
 
 
-def test_mistakes(copied: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="go together"):
-        ask("convergence", runs=(copied.folder,), gallery=tmp_path)
+def test_mistakes(copied: Run, analyse: Callable[..., AnalysisResult], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must be given together"):
+        analyse("convergence", runs=(copied.folder,), gallery=tmp_path)
     kept = [line for line in copied.metrics_file.read_text().splitlines() if '"monitor"' not in line]
     copied.metrics_file.write_text("\n".join(kept) + "\n")
-    with pytest.raises(ValueError, match="has no monitor: give labelled images"):
-        ask("convergence", runs=(copied.folder,))
+    with pytest.raises(ValueError, match="has no monitor: give class folders"):
+        analyse("convergence", runs=(copied.folder,))

@@ -5,19 +5,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.analysis.difficulty import (
     CLASSES,
     Division,
-    chosen_shares,
     difficulty_classes,
     difficulty_rows,
     group_names,
     pair_rows,
+    sampled_fractions,
 )
-from unshuffle.analysis.history import History
-from unshuffle.analysis.result import Analysis
-from unshuffle.config_file import merge, write_config
-from unshuffle.run import Run
+from unshuffle.options import merge, write_config
+from unshuffle.runs.history import History
+from unshuffle.runs.run import Run
 
 
 def test_quarters_the_hardest_first() -> None:
@@ -25,8 +25,8 @@ def test_quarters_the_hardest_first() -> None:
     assert difficulty_classes(errors).tolist() == [3, 0, 1, 1, 2, 0, 2, 3]
 
 
-def test_shares() -> None:
-    assert chosen_shares(np.array([1.0, 2, 3, 2]), np.array([0, 3, 3, 1])).tolist() == [0.125, 0.25, 0, 0.625]
+def test_sampled_fractions() -> None:
+    assert sampled_fractions(np.array([1.0, 2, 3, 2]), np.array([0, 3, 3, 1])).tolist() == [0.125, 0.25, 0, 0.625]
 
 
 def test_rows_divide_by_the_validation_before() -> None:
@@ -35,7 +35,7 @@ def test_rows_divide_by_the_validation_before() -> None:
         np.array([[1.0, 0.75, 0.5, 0.25], [0.0, 0.25, 0.5, 0.75], [1.0, 1, 1, 1], [0.5, 0.5, 0.5, 0.5]]),
         np.array([[0.0, 0, 0, 0], [4, 3, 2, 1], [4, 3, 2, 1], [0, 0, 0, 0]]),
     )
-    first, second = difficulty_rows(history, "spatial")  # nothing was drawn in the third stretch
+    first, second = difficulty_rows(history, "spatial")  # nothing was sampled in the third period
     percents = [[row[f"quarter_{number}_percent"] for number in (1, 2, 3, 4)] for row in (first, second)]
     np.testing.assert_allclose(percents, [[40, 30, 20, 10], [10, 20, 30, 40]])
     assert (first["iteration"], first["error"], first["quarter_1_error"]) == (5, 0.625, 1.0)
@@ -51,8 +51,8 @@ def test_fewer_permutations_than_quarters() -> None:
 
 
 def test_rows_of_pairs_are_those_of_the_episodes() -> None:
-    def episode(task: str, iteration: int, drawn: list[float]) -> dict[str, Any]:
-        return {"task": task, "iteration": iteration, "drawn": drawn, "group_median": [0.7, 1.0, 1.5]}
+    def episode(task: str, iteration: int, sampled: list[float]) -> dict[str, Any]:
+        return {"task": task, "iteration": iteration, "sampled": sampled, "group_median": [0.7, 1.0, 1.5]}
 
     episodes = [episode("spatial", 5, [6, 3, 1]), episode("temporal", 5, [9, 0, 0]), episode("spatial", 10, [0, 1, 3])]
     first, second = pair_rows(episodes, "spatial")
@@ -72,52 +72,54 @@ def test_names_of_two_groups() -> None:
     assert group_names(2) == ["hardest group", "easiest group"]
 
 
-def test_of_a_run_that_chose_among_pairs(pair_run: Run, ask: Callable[..., Analysis]) -> None:
-    analysis = ask("difficulty", run=pair_run.folder)
-    drawn = {e["iteration"]: e["drawn"] for e in pair_run.metrics("episode") if e["task"] == "temporal"}
-    mine = [row for row in analysis.rows if row["task"] == "temporal"]
-    assert [row["iteration"] for row in mine] == [2, 4, 6, 8, 10, 12] == list(drawn)
-    for row in mine:
-        counts = drawn[row["iteration"]]
+def test_difficulty_of_a_run_that_grouped_pairs(pair_run: Run, analyse: Callable[..., AnalysisResult]) -> None:
+    analysis = analyse("difficulty", run=pair_run.folder)
+    sampled = {e["iteration"]: e["sampled"] for e in pair_run.metrics("episode") if e["task"] == "temporal"}
+    temporal = [row for row in analysis.rows if row["task"] == "temporal"]
+    assert [row["iteration"] for row in temporal] == [2, 4, 6, 8, 10, 12] == list(sampled)
+    for row in temporal:
+        counts = sampled[row["iteration"]]
         assert sum(counts) == 2 * 4 * 2, "iterations, samples, permutations of each"
         for number, count in enumerate(counts, start=1):
             assert row[f"group_{number}_percent"] == pytest.approx(100 * count / 16)
-    assert analysis.statement.startswith("pairs drawn by") and "33.3 % each" in analysis.statement
+    assert analysis.statement.startswith("pairs sampled by") and "33.3 % each" in analysis.statement
     assert list(analysis.metrics["spatial"]["percent"]) == ["hardest group", "group 2", "easiest group"]
     assert len(analysis.figure().axes) == 2
 
 
-def test_a_policy_that_has_ended_no_episode(copied: Run, ask: Callable[..., Analysis]) -> None:
-    write_config(merge(copied.config, {"policy": {"grouped": "pairs"}}), copied.config_file)
+def test_a_policy_without_a_finished_episode(copied: Run, analyse: Callable[..., AnalysisResult]) -> None:
+    write_config(merge(copied.config, {"policy": {"grouping": "pairs"}}), copied.config_file)
     kept = [line for line in copied.metrics_file.read_text().splitlines() if '"episode"' not in line]
     copied.metrics_file.write_text("\n".join(kept) + "\n")
-    with pytest.raises(ValueError, match="has drawn nothing in the policy's episodes yet"):
-        ask("difficulty", run=copied.folder)
+    with pytest.raises(ValueError, match="has sampled nothing in the policy's episodes yet"):
+        analyse("difficulty", run=copied.folder)
 
 
-def test_of_a_run(run: Run, ask: Callable[..., Analysis]) -> None:
-    analysis = ask("difficulty", run=run.folder)
+def test_difficulty_of_a_run(run: Run, analyse: Callable[..., AnalysisResult]) -> None:
+    analysis = analyse("difficulty", run=run.folder)
     assert [row["iteration"] for row in analysis.rows if row["task"] == "spatial"] == [2, 4, 6, 8, 10, 12]
     for row in analysis.rows:
         assert sum(row[f"quarter_{number}_percent"] for number in (1, 2, 3, 4)) == pytest.approx(100)
     assert len(analysis.figure().axes) == 2
 
 
-def test_a_new_policy_on_a_checkpoint(run: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:
-    analysis = ask("difficulty", run=run.folder, checkpoint=4, episodes=3, out=tmp_path, device="cpu", task="spatial")
+def test_a_new_policy_on_a_checkpoint(run: Run, analyse: Callable[..., AnalysisResult], tmp_path: Path) -> None:
+    analysis = analyse(
+        "difficulty", run=run.folder, checkpoint=4, episodes=3, out=tmp_path, device="cpu", task="spatial"
+    )
     assert [row["iteration"] for row in analysis.rows] == [6, 8, 10]
     branch = Run.open(tmp_path / "difficulty-00000004")
     assert [entry["episode"] for entry in branch.metrics("episode") if entry["task"] == "spatial"] == [1, 2, 3]
 
 
-def test_a_new_policy_that_chooses_among_pairs(pair_run: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:
-    analysis = ask("difficulty", run=pair_run.folder, checkpoint=8, episodes=2, out=tmp_path, device="cpu")
+def test_a_new_policy_that_groups_pairs(pair_run: Run, analyse: Callable[..., AnalysisResult], tmp_path: Path) -> None:
+    analysis = analyse("difficulty", run=pair_run.folder, checkpoint=8, episodes=2, out=tmp_path, device="cpu")
     assert [row["iteration"] for row in analysis.rows if row["task"] == "temporal"] == [10, 12]
     assert sum(analysis.metrics["temporal"]["percent"].values()) == pytest.approx(100)
 
 
-def test_mistakes(run: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:
+def test_mistakes(run: Run, analyse: Callable[..., AnalysisResult], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no checkpoint at iteration 5; there are: 4, 8, 12"):
-        ask("difficulty", run=run.folder, checkpoint=5, out=tmp_path)
+        analyse("difficulty", run=run.folder, checkpoint=5, out=tmp_path)
     with pytest.raises(ValueError, match="episodes is 0"):
-        ask("difficulty", run=run.folder, checkpoint=4, episodes=0, out=tmp_path)
+        analyse("difficulty", run=run.folder, checkpoint=4, episodes=0, out=tmp_path)

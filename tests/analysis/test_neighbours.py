@@ -8,12 +8,12 @@ from PIL import Image
 from rich.console import Console
 
 from unshuffle import cli
+from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.analysis.neighbours import rows
-from unshuffle.analysis.result import Analysis
-from unshuffle.evaluation.labelled import LabelledImages, Neighbours
-from unshuffle.evaluation.retrieval import Retrieval
+from unshuffle.data.dataset import LabelledImages
+from unshuffle.evaluation.retrieval import Neighbours, Retrieval
 
-Ask = Callable[..., Analysis]
+Analyse = Callable[..., AnalysisResult]
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def sides(tmp_path: Path) -> dict[str, Path]:
 def test_rows_by_hand() -> None:
     pixels = np.zeros((4, 8, 8, 3), np.uint8)
     queries = LabelledImages(pixels[:2], torch.tensor([1, 0]), ("a", "b"), ("q0", "q1"))
-    found = LabelledImages(pixels, torch.tensor([1, 0, 0, 0]), ("a", "b"), ("f0", "f1", "f2", "f3"))
-    lines = [tuple(row.values()) for row in rows({"m": Neighbours(queries, found)})]
+    neighbours = LabelledImages(pixels, torch.tensor([1, 0, 0, 0]), ("a", "b"), ("f0", "f1", "f2", "f3"))
+    lines = [tuple(row.values()) for row in rows({"m": Neighbours(queries, neighbours)})]
     assert lines == [
         ("q0", "b", "m", 1, "f0", "b"),
         ("q0", "b", "m", 2, "f1", "a"),
@@ -43,10 +43,10 @@ def test_rows_by_hand() -> None:
     ]
 
 
-def test_each_model_is_a_retrieval(sides: dict[str, Path], ask: Ask) -> None:
+def test_each_model_is_a_retrieval(sides: dict[str, Path], analyse: Analyse) -> None:
     options = {**sides, "device": "cpu", "workers": 1}
     models = ("random:tiny", "random:resnet18")
-    analysis = ask("neighbours", weights=models, count=1, **options)
+    analysis = analyse("neighbours", weights=models, count=1, **options)
     assert [*analysis.metrics] == [*models]
     alone = Retrieval(weights="random:tiny", **options).run(Console(quiet=True))
     assert analysis.metrics["random:tiny"] == alone.metrics
@@ -73,5 +73,5 @@ def test_the_command(sides: dict[str, Path], tmp_path: Path, capsys: pytest.Capt
     assert "2 of 4 queries" in capsys.readouterr().out
     assert "blue $x$" in (tmp_path / "o" / "neighbours.svg").read_text()
     assert cli.run(["analyze", "neighbours", "random:tiny"]) == 2
-    assert "say what to retrieve" in capsys.readouterr().err
+    assert "there is nothing to retrieve" in capsys.readouterr().err
     assert cli.run(["analyze", *line, "--count", "0"]) == 2

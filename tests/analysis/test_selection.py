@@ -2,81 +2,49 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from unshuffle.analysis.branch import Stem
-from unshuffle.analysis.result import Analysis
+from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.analysis.selection import relative_accuracy, relative_rows
-from unshuffle.run import Run
-
-QUIET = Console(quiet=True)
-
-
-def errors(run: Run, first: int, last: int) -> list[tuple[int, str, float]]:
-    entries = run.metrics("validation")
-    return [(e["iteration"], e["task"], e["error"]) for e in entries if first <= e["iteration"] <= last]
+from unshuffle.runs.run import Run
 
 
 def test_relative_accuracy() -> None:
     rows = [
-        *relative_rows(4, {"policy": {"spatial": 60.0}, "random": {"spatial": 50.0}, "inverse": {"spatial": 40.0}}),
-        *relative_rows(8, {"policy": {"spatial": 80.0}, "random": {"spatial": 80.0}, "inverse": {"spatial": 20.0}}),
+        *relative_rows(4, {"policy": {"spatial": 60.0}, "uniform": {"spatial": 50.0}, "inverse": {"spatial": 40.0}}),
+        *relative_rows(8, {"policy": {"spatial": 80.0}, "uniform": {"spatial": 80.0}, "inverse": {"spatial": 20.0}}),
     ]
     assert [row["relative_percent"] for row in rows] == [120, 100, 80, 100, 100, 25]
-    found = relative_accuracy(rows)
-    assert found["policy"] == {"mean": 110, "std": pytest.approx(20 / 2**0.5), "repetitions": 2}
-    assert found["inverse"]["mean"] == 52.5
+    accuracies = relative_accuracy(rows)
+    assert accuracies["policy"] == {"mean": 110, "std": pytest.approx(20 / 2**0.5), "repetitions": 2}
+    assert accuracies["inverse"]["mean"] == 52.5
     assert relative_accuracy(rows[:3])["policy"]["std"] is None
 
 
-def test_random_draws_that_recognise_nothing() -> None:
-    rows = relative_rows(4, {"policy": {"spatial": 1.0}, "random": {"spatial": 0.0}, "inverse": {"spatial": 0.0}})
+def test_uniform_sampling_with_an_accuracy_of_zero() -> None:
+    rows = relative_rows(4, {"policy": {"spatial": 1.0}, "uniform": {"spatial": 0.0}, "inverse": {"spatial": 0.0}})
     assert relative_accuracy(rows)["policy"] == {"mean": None, "std": None, "repetitions": 0}
 
 
-def test_the_policys_branch_is_the_run_itself(run: Run, tmp_path: Path) -> None:
-    branch = Stem.open(run, "cpu").branch(4, "policy", 6, tmp_path / "branch", QUIET, keep_policy=True)
-    assert errors(branch, 0, 99) == errors(run, 4, 10)
-    rewards = [[e["reward"] for e in one.metrics("episode") if 4 < e["iteration"] <= 10] for one in (branch, run)]
-    assert rewards[0] == rewards[1] and rewards[0]
-
-
-def test_a_branch_is_not_trained_twice(run: Run, copied: Run, tmp_path: Path) -> None:
-    folder = tmp_path / "branch"
-    first = Stem.open(run, "cpu").branch(4, "inverse", 2, folder, QUIET, keep_policy=True)
-    written = first.metrics_file.stat().st_mtime_ns
-    again = Stem.open(run, "cpu").branch(4, "inverse", 2, folder, QUIET, keep_policy=True)
-    assert again.metrics_file.stat().st_mtime_ns == written
-    another = Stem.open(copied, "cpu").branch(4, "inverse", 2, folder, QUIET, keep_policy=True)
-    assert another.metrics_file.stat().st_mtime_ns != written
-
-
-def test_the_inverse_policy_draws_differently_at_once(run: Run, tmp_path: Path) -> None:
-    stem = Stem.open(run, "cpu")
-    policy = stem.branch(8, "policy", 2, tmp_path / "policy", QUIET, keep_policy=True)
-    inverse = stem.branch(8, "inverse", 2, tmp_path / "inverse", QUIET, keep_policy=True)
-    mine, other = ([e["probability"] for e in one.metrics("episode")] for one in (policy, inverse))
-    assert len(mine) == len(other) == 2 and mine != other
-
-
 @pytest.mark.parametrize("name", ["run", "uniform_run"])
-def test_of_a_run(name: str, request: pytest.FixtureRequest, ask: Callable[..., Analysis], tmp_path: Path) -> None:
-    one: Run = request.getfixturevalue(name)
-    analysis = ask("selection", run=one.folder, checkpoints=(4, 8), iterations=2, out=tmp_path, device="cpu")
+def test_selection_of_a_run(
+    name: str, request: pytest.FixtureRequest, analyse: Callable[..., AnalysisResult], tmp_path: Path
+) -> None:
+    chosen: Run = request.getfixturevalue(name)
+    analysis = analyse("selection", run=chosen.folder, checkpoints=(4, 8), iterations=2, out=tmp_path, device="cpu")
     assert len(analysis.rows) == 2 * 3 * 2 and "2 iterations" in analysis.statement
     assert ("new ones" in analysis.statement) == (name == "uniform_run")
-    branch = Run.open(tmp_path / "selection" / "00000008-random")
+    branch = Run.open(tmp_path / "selection" / "00000008-uniform")
     last = {entry["task"]: entry["error"] for entry in branch.metrics("validation")}
-    (row,) = [r for r in analysis.rows if (r["checkpoint"], r["method"], r["task"]) == (8, "random", "spatial")]
+    (row,) = [r for r in analysis.rows if (r["checkpoint"], r["method"], r["task"]) == (8, "uniform", "spatial")]
     assert row["accuracy_percent"] == pytest.approx(100 * (1 - last["spatial"]))
     assert not branch.checkpoints.exists()
     analysis.figure()
 
 
-def test_mistakes(copied: Run, ask: Callable[..., Analysis], tmp_path: Path) -> None:
+def test_mistakes(copied: Run, analyse: Callable[..., AnalysisResult], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="iterations is 0"):
-        ask("selection", run=copied.folder, iterations=0, out=tmp_path)
+        analyse("selection", run=copied.folder, iterations=0, out=tmp_path)
     for file in copied.checkpoints.iterdir():
         file.unlink()
-    with pytest.raises(ValueError, match="has no checkpoint to begin at yet"):
-        ask("selection", run=copied.folder, out=tmp_path)
+    with pytest.raises(ValueError, match="has no checkpoint to start from yet"):
+        analyse("selection", run=copied.folder, out=tmp_path)

@@ -1,7 +1,6 @@
-"""Small folders of images and clips, made on the spot."""
+"""Small folders of images and clips, written for each test."""
 
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -10,31 +9,9 @@ from PIL import Image
 
 
 def photo(width: int = 48, height: int = 32, seed: int = 0) -> Image.Image:
-    """A smooth random colour picture, which lossy codecs keep well."""
+    """A smooth random image, which lossy codecs preserve well."""
     coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-
-
-def counter_frame(number: int, width: int = 64, height: int = 48) -> np.ndarray:
-    """A frame whose grey level tells its number."""
-    return np.full((height, width, 3), 20 + 9 * number, np.uint8)
-
-
-def make_video(
-    path: Path, frames: int = 20, codec: str = "mpeg4", size: tuple[int, int] = (64, 48), **options: str
-) -> Path:
-    av = pytest.importorskip("av")  # a machine that only reads clips may do with OpenCV
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with av.open(str(path), "w", options=options) as container:
-        stream = container.add_stream(codec, rate=25)
-        stream.width, stream.height = size
-        stream.pix_fmt = {"gif": "rgb8", "mjpeg": "yuvj420p"}.get(codec, "yuv420p")
-        for number in range(frames):
-            frame = av.VideoFrame.from_ndarray(counter_frame(number, *size), format="rgb24")
-            frame.pts, frame.time_base = number, Fraction(1, 25)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    return path
 
 
 @pytest.fixture
@@ -50,14 +27,10 @@ def image_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def video_folder(tmp_path: Path) -> Path:
+def video_folder(tmp_path: Path, write_video: Callable[..., Path]) -> Path:
+    """Three good clips and a bad one."""
     folder = tmp_path / "clips"
     for number in range(3):
-        make_video(folder / f"clip{number}.mp4", frames=4 + number)
+        write_video(folder / f"clip{number}.mp4", frames=4 + number)
     (folder / "clip1b.mp4").write_text("not a video")
     return folder
-
-
-@pytest.fixture
-def write_video() -> Callable[..., Path]:
-    return make_video

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unshuffle.data.batches import BatchStream, Prefetcher, Samples, choose_frames, spaced_frames
-from unshuffle.data.share import Share
-from unshuffle.data.squares import Squares
+from unshuffle.data.squares import RankSlice, Squares
 
 
 class CodedSource:
@@ -110,9 +109,9 @@ def test_spaced_frames_are_distinct_and_even(data: st.DataObject, available: int
         assert chosen[-1] - chosen[0] + 1 == (min(available, max(span, count)) if span else available)
 
 
-def test_a_drawn_sample_is_one_square_of_ordered_frames() -> None:
-    drawn, corners = samples(3, frames=4, side=8), set()
-    for clip in drawn.read(drawn.draw(np.full(300, 5), np.random.default_rng(0))).numpy():
+def test_a_random_sample_is_one_square_of_ordered_frames() -> None:
+    clips, corners = samples(3, frames=4, side=8), set()
+    for clip in clips.read(clips.random_windows(np.full(300, 5), np.random.default_rng(0))).numpy():
         assert clip.shape == (4, 8, 8, 3)
         assert (clip[..., 0] == 5).all()
         numbers = clip[:, 0, 0, 1]
@@ -133,19 +132,19 @@ def test_centres() -> None:
 
 
 def test_span_reaches_the_frames() -> None:
-    frames = samples(1, frames=3, span=4).draw(np.full(50, 2), np.random.default_rng(0)).frames
+    frames = samples(1, frames=3, span=4).random_windows(np.full(50, 2), np.random.default_rng(0)).frames
     assert max(numbers[-1] - numbers[0] for numbers in frames) == 3
 
 
 def test_half_of_the_clips_may_play_backwards_in_training_alone() -> None:
     forwards, both = samples(3, frames=4), replace(samples(3, frames=4), reverse=True)
     items = np.full(400, 2)
-    frames = both.draw(items, np.random.default_rng(0)).frames
+    frames = both.random_windows(items, np.random.default_rng(0)).frames
     backwards = frames[:, 0] > frames[:, -1]
     assert 150 < backwards.sum() < 250
     frames[backwards] = frames[backwards, ::-1]
-    np.testing.assert_array_equal(frames, forwards.draw(items, np.random.default_rng(0)).frames)
-    np.testing.assert_array_equal(both.centre(items).frames, forwards.centre(items).frames)
+    np.testing.assert_array_equal(frames, forwards.random_windows(items, np.random.default_rng(0)).frames)
+    np.testing.assert_array_equal(both.centre_windows(items).frames, forwards.centre_windows(items).frames)
 
 
 @pytest.mark.parametrize(("total", "batch_size"), [(10, 5), (10, 3), (10, 10), (3, 8), (1, 4), (7, 2)])
@@ -180,9 +179,9 @@ def test_a_share_is_cut_from_the_same_batch_and_reads_nothing_else(monkeypatch: 
         return read(self, item, frames)
 
     monkeypatch.setattr(CodedSource, "read", recorded)
-    share = batches.batch(3, Share(1, 3))
-    assert isinstance(share, Squares)
-    assert torch.equal(share.pixels(), whole.pixels()[6:12])
+    part = batches.batch(3, RankSlice(1, 3))
+    assert isinstance(part, Squares)
+    assert torch.equal(part.pixels(), whole.pixels()[6:12])
     assert items == batches.items(3)[2:4].tolist()
 
 

@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from unshuffle.data.batches import Samples
-from unshuffle.data.held_out import HeldOut, decode_jpeg, encode_jpeg, load_held_out, save_held_out
+from unshuffle.data.held_out import HeldOut, load_held_out, save_held_out
+from unshuffle.data.media import decode_jpeg, encode_jpeg
 from unshuffle.data.synthetic import synthetic_images
 from unshuffle.errors import UserError
 
@@ -18,12 +19,12 @@ def test_samples_come_back_with_their_names_and_nearly_their_pixels(tmp_path) ->
     clips = HeldOut(smooth(2, 3, 32), ["a/<b>.mp4", "c\udcff.mp4"])
     images = HeldOut(smooth(4, 1, 16), ["1", "2", "3", "4"])
     save_held_out(tmp_path / "held_out.npz", {"spatial": images, "temporal": clips})
-    found = load_held_out(tmp_path / "held_out.npz")
-    assert list(found) == ["spatial", "temporal"]
+    loaded = load_held_out(tmp_path / "held_out.npz")
+    assert list(loaded) == ["spatial", "temporal"]
     for task, kept in (("spatial", images), ("temporal", clips)):
-        assert list(found[task].names) == list(kept.names)
-        assert found[task].pixels.shape == kept.pixels.shape and found[task].pixels.dtype == torch.uint8
-        difference = (found[task].pixels.float() - kept.pixels.float()).abs()
+        assert list(loaded[task].names) == list(kept.names)
+        assert loaded[task].pixels.shape == kept.pixels.shape and loaded[task].pixels.dtype == torch.uint8
+        difference = (loaded[task].pixels.float() - kept.pixels.float()).abs()
         assert difference.mean() < 4
     assert [path.name for path in tmp_path.iterdir()] == ["held_out.npz"]
 

@@ -19,7 +19,7 @@ from PIL import Image
 import unshuffle.data.pack
 from unshuffle.data.media import BadMedia
 from unshuffle.data.pack import cached_store, pack
-from unshuffle.data.store import Record, Store
+from unshuffle.data.store import Record, Store, Writer
 from unshuffle.errors import UserError
 
 OPTIONS: dict[str, Any] = {"short_side": 16, "progress": False, "workers": 2}
@@ -29,7 +29,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def pretend_unfinished(store: Path) -> None:
+def mark_incomplete(store: Path) -> None:
     header = json.loads((store / "store.json").read_text())
     (store / "store.json").write_text(json.dumps(header | {"complete": False}, indent=1))
 
@@ -47,7 +47,7 @@ def read_failing_at(name: str, error: BaseException) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("encoding", ["raw", "jpeg"])
 @pytest.mark.parametrize("kind", ["images", "videos"])
-def test_the_number_of_workers_does_not_matter(
+def test_the_bytes_do_not_depend_on_the_number_of_workers(
     kind: str, encoding: str, image_folder: Path, video_folder: Path, tmp_path: Path
 ) -> None:
     src = image_folder if kind == "images" else video_folder
@@ -89,7 +89,7 @@ def test_resuming_after_a_kill_at_any_point_gives_the_same_bytes(
         ]:
             for skipped_size in (0, 40, None):
                 shutil.copytree(tmp_path / "whole", out)
-                pretend_unfinished(out)
+                mark_incomplete(out)
                 (out / "data.bin").write_bytes(whole["data.bin"][:data_size])
                 (out / "index.jsonl").write_bytes(index + tail)
                 (out / "skipped.jsonl").write_bytes(whole["skipped.jsonl"][:skipped_size])
@@ -98,11 +98,11 @@ def test_resuming_after_a_kill_at_any_point_gives_the_same_bytes(
                 shutil.rmtree(out)
 
 
-def test_index_lines_whose_bytes_were_lost_are_packed_again(image_folder: Path, tmp_path: Path) -> None:
+def test_items_whose_bytes_were_lost_are_packed_again(image_folder: Path, tmp_path: Path) -> None:
     out = pack("images", image_folder, tmp_path / "out", **OPTIONS).path
     whole = contents(out)
     for size in range(0, len(whole["data.bin"]), 777):
-        pretend_unfinished(out)
+        mark_incomplete(out)
         os.truncate(out / "data.bin", size)
         pack("images", image_folder, out, **OPTIONS)
         assert contents(out) == whole
@@ -125,7 +125,7 @@ def test_an_interrupted_pack_can_be_finished(
     assert contents(out) == contents(tmp_path / "whole")
 
 
-def test_an_interruption_leaves_no_thread_behind(
+def test_no_thread_survives_an_interruption(
     image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object) -> None:
@@ -160,31 +160,35 @@ def test_resuming_tries_neither_packed_nor_skipped_files_again(
     assert tried == ["f.png", "g.png", "h.png"]
 
 
-def test_only_a_few_files_are_under_way_at_a_time(
+def test_only_a_few_files_are_in_progress_at_a_time(
     tmp_path: Path, image_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(30):
         shutil.copy(image_folder / "a.png", image_folder / f"copy{number:02}.png")
     started = 0
     outstanding = []
-    real_read, real_put = unshuffle.data.pack.read_image, unshuffle.data.pack._put
+    real_read = unshuffle.data.pack.read_image
 
     def read(path: Path, short_side: int | None = None) -> Any:
         nonlocal started
         started += 1
         return real_read(path, short_side)
 
-    def put(*arguments: Any) -> None:
-        outstanding.append(started - len(outstanding))
-        real_put(*arguments)
+    def counting(real: Callable[..., None]) -> Callable[..., None]:
+        def write(*arguments: Any) -> None:
+            outstanding.append(started - len(outstanding))
+            real(*arguments)
+
+        return write
 
     monkeypatch.setattr("unshuffle.data.pack.read_image", read)
-    monkeypatch.setattr("unshuffle.data.pack._put", put)
+    monkeypatch.setattr(Writer, "add", counting(Writer.add))
+    monkeypatch.setattr(Writer, "skip", counting(Writer.skip))
     pack("images", image_folder, tmp_path / "out", **OPTIONS)
     assert len(outstanding) == 38 and max(outstanding) <= 4
 
 
-def test_a_finished_store_is_returned_without_reading_any_file(
+def test_a_complete_store_is_returned_without_reading_any_file(
     image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pack("images", image_folder, tmp_path / "out", **OPTIONS)
@@ -200,14 +204,14 @@ def test_a_finished_store_is_returned_without_reading_any_file(
         ({"encoding": "raw"}, "encoding jpeg, not raw"),
     ],
 )
-@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("complete", [True, False])
 def test_other_options_are_refused_by_name(
-    option: dict[str, Any], words: str, finished: bool, image_folder: Path, tmp_path: Path
+    option: dict[str, Any], words: str, complete: bool, image_folder: Path, tmp_path: Path
 ) -> None:
     options = OPTIONS | {"encoding": "jpeg"}
     out = pack("images", image_folder, tmp_path / "out", **options).path
-    if not finished:
-        pretend_unfinished(out)
+    if not complete:
+        mark_incomplete(out)
     before = contents(out)
     with pytest.raises(UserError, match=f"{words}.*delete"):
         pack("images", image_folder, out, **options | option)
@@ -218,7 +222,7 @@ def test_every_is_an_option_of_videos_only(video_folder: Path, tmp_path: Path) -
     pack("videos", video_folder, tmp_path / "out", **OPTIONS)
     with pytest.raises(UserError, match="every 1, not 2"):
         pack("videos", video_folder, tmp_path / "out", every=2, **OPTIONS)
-    store = pack("videos", video_folder, tmp_path / "thinned", every=2, **OPTIONS)
+    store = pack("videos", video_folder, tmp_path / "every_second", every=2, **OPTIONS)
     assert [store.num_frames(item) for item in range(3)] == [2, 3, 3]
 
 
@@ -229,11 +233,11 @@ def test_a_changed_source_is_refused(image_folder: Path, tmp_path: Path) -> None
         pack("images", image_folder, tmp_path / "out", **OPTIONS)
 
 
-def test_a_folder_of_somebody_else_is_left_alone(image_folder: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_left_unchanged(image_folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.tex").write_text("precious")
-    with pytest.raises(UserError, match="holds other files"):
+    with pytest.raises(UserError, match="contains other files"):
         pack("images", image_folder, other, **OPTIONS)
     with pytest.raises(UserError, match="is a file"):
         pack("images", image_folder, other / "thesis.tex", **OPTIONS)
@@ -241,7 +245,7 @@ def test_a_folder_of_somebody_else_is_left_alone(image_folder: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["images", "videos"])
-def test_nothing_readable_is_a_user_error_that_gives_a_reason(kind: str, tmp_path: Path) -> None:
+def test_no_readable_file_is_a_user_error_with_the_first_reason(kind: str, tmp_path: Path) -> None:
     src = tmp_path / "src"
     src.mkdir()
     for name in ("a.gif", "b.gif", "c.gif"):
@@ -252,15 +256,15 @@ def test_nothing_readable_is_a_user_error_that_gives_a_reason(kind: str, tmp_pat
 
 
 @pytest.mark.parametrize(("kind", "suffix"), [("images", r"\.jpg"), ("videos", r"\.mkv")])
-def test_no_candidate_is_a_user_error_that_names_the_suffixes(kind: str, suffix: str, tmp_path: Path) -> None:
+def test_no_file_of_the_kind_is_a_user_error_that_lists_the_suffixes(kind: str, suffix: str, tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
-    with pytest.raises(UserError, match=rf"no {kind} in .*src .*{suffix}"):
+    with pytest.raises(UserError, match=rf"no {kind} found in .*src .*{suffix}.*check the path, or use pack"):
         pack(kind, tmp_path / "src", tmp_path / "out", **OPTIONS)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("option", [{"short_side": 8}, {"quality": 0}, {"every": 0}, {"workers": 0}])
-def test_senseless_options_are_user_errors(option: dict[str, int], image_folder: Path, tmp_path: Path) -> None:
+def test_options_out_of_range_are_user_errors(option: dict[str, int], image_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError):
         pack("images", image_folder, tmp_path / "out", **OPTIONS | option)
     assert not (tmp_path / "out").exists()
@@ -274,7 +278,7 @@ def test_a_user_error_while_reading_is_not_a_skipped_file(
         pack("images", image_folder, tmp_path / "out", **OPTIONS)
 
 
-def test_two_packers_of_one_store_do_not_disturb_each_other(image_folder: Path, tmp_path: Path) -> None:
+def test_concurrent_packings_of_one_store_do_not_interfere(image_folder: Path, tmp_path: Path) -> None:
     stores: list[Store] = []
 
     def work() -> None:
@@ -290,16 +294,17 @@ def test_two_packers_of_one_store_do_not_disturb_each_other(image_folder: Path, 
 
 
 def test_progress_goes_to_the_error_stream(
-    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("unshuffle.console.SECONDS_BETWEEN_LINES", -1.0)
     pack("images", image_folder, tmp_path / "loud", **OPTIONS | {"progress": True})
     loud = capsys.readouterr()
-    assert "8/8" in loud.err and "2 skipped" in loud.err and not loud.out
+    assert "packing images 8/8 2 skipped" in loud.err and not loud.out
     pack("images", image_folder, tmp_path / "quiet", **OPTIONS)
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_cache_keeps_a_store_per_folder_options_and_state(image_folder: Path, tmp_path: Path) -> None:
+def test_the_cache_has_a_store_for_each_folder_options_and_state(image_folder: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     first = cached_store("images", image_folder, cache, **OPTIONS)
     assert first.path.parent == cache and first.path.name.startswith("pictures-images-")
@@ -349,7 +354,7 @@ def test_a_long_video_is_not_held_in_memory(
 
 
 @pytest.mark.parametrize("encoding", ["raw", "jpeg"])
-def test_frames_that_wait_on_the_disk_give_the_same_bytes(
+def test_frames_spooled_to_disk_give_the_same_bytes(
     encoding: str, video_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = OPTIONS | {"encoding": encoding}
@@ -369,7 +374,7 @@ def test_frames_that_wait_on_the_disk_give_the_same_bytes(
     assert on_disk == in_memory
 
 
-def test_a_kill_with_frames_waiting_on_the_disk_leaves_nothing_behind(video_folder: Path, tmp_path: Path) -> None:
+def test_a_kill_leaves_no_spooled_frames(video_folder: Path, tmp_path: Path) -> None:
     killed = """
 import os, signal, sys
 from pathlib import Path
@@ -394,7 +399,7 @@ def set_free_space(monkeypatch: pytest.MonkeyPatch, free: Callable[[], int]) -> 
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free()))
 
 
-def command_line_pack(kind: str, src: Path, out: Path, **options: Any) -> Store:
+def pack_to_folder(kind: str, src: Path, out: Path, **options: Any) -> Store:
     return pack(kind, src, out, **OPTIONS | options)
 
 
@@ -403,19 +408,19 @@ def pack_into_cache(kind: str, src: Path, out: Path, **options: Any) -> Store:
 
 
 @pytest.mark.parametrize(
-    ("kind", "packer", "encoding", "remedies"),
+    ("kind", "packer", "encoding", "advice"),
     [
-        ("images", command_line_pack, "raw", "--encoding jpeg, a smaller --short_side or an output folder"),
-        ("images", command_line_pack, "jpeg", "choose a smaller --short_side or an output folder"),
+        ("images", pack_to_folder, "raw", "--encoding jpeg, a smaller --short_side or an output folder"),
+        ("images", pack_to_folder, "jpeg", "choose a smaller --short_side or an output folder"),
         ("images", pack_into_cache, "raw", "--data.encoding jpeg, a smaller --data.image_short_side or a --data.cache"),
         ("videos", pack_into_cache, "jpeg", "choose a smaller --data.frame_short_side or a --data.cache"),
     ],
 )
-def test_a_store_that_will_not_fit_stops_early_and_can_be_finished(
+def test_packing_stops_early_without_enough_space_and_can_be_finished(
     kind: str,
     packer: Callable[..., Store],
     encoding: str,
-    remedies: str,
+    advice: str,
     image_folder: Path,
     video_folder: Path,
     tmp_path: Path,
@@ -431,7 +436,7 @@ def test_a_store_that_will_not_fit_stops_early_and_can_be_finished(
         set_free_space(patch, lambda: size // 2)
         with pytest.raises(UserError, match=r"needs about [\d.]+ kB as a store .* only [\d.]+ kB are free") as caught:
             packer(kind, src, tmp_path / "out", encoding=encoding)
-    assert remedies in str(caught.value)
+    assert advice in str(caught.value)
     out = tmp_path / "out" / (whole.name if packer is pack_into_cache else "")
     assert str(out) in str(caught.value)
     assert 0 < (out / "data.bin").stat().st_size < size // 2
@@ -439,16 +444,14 @@ def test_a_store_that_will_not_fit_stops_early_and_can_be_finished(
     assert contents(out) == contents(whole)
 
 
-def test_room_made_while_packing_counts(image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_space_freed_while_packing_counts(image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = iter([100, 10**9])
     set_free_space(monkeypatch, lambda: next(free))
     assert len(pack("images", image_folder, tmp_path / "out", **OPTIONS)) == 6
     assert not list(free)
 
 
-def test_a_store_that_just_about_fits_is_packed(
-    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_just_fits_is_packed(image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = (pack("images", image_folder, tmp_path / "first", **OPTIONS).path / "data.bin").stat().st_size
     set_free_space(monkeypatch, lambda: size)
     assert len(pack("images", image_folder, tmp_path / "second", **OPTIONS)) == 6
@@ -473,14 +476,14 @@ def test_a_full_disk_is_a_user_error_and_the_store_can_be_finished(
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(Record, method, write)
-        with pytest.raises(UserError, match=r"no space left .*out: make room .* or delete .*out and choose --encoding"):
+        with pytest.raises(UserError, match=r"no space left .*out: free .* or delete .*out and choose --encoding"):
             pack("images", image_folder, out, **OPTIONS)
     pack("images", image_folder, out, **OPTIONS)
     pack("images", image_folder, tmp_path / "whole", **OPTIONS)
     assert contents(out) == contents(tmp_path / "whole")
 
 
-def test_other_errors_of_the_disk_are_left_as_they_are(
+def test_other_disk_errors_are_raised_unchanged(
     image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write(*_: object) -> None:
@@ -491,10 +494,10 @@ def test_other_errors_of_the_disk_are_left_as_they_are(
         pack("images", image_folder, tmp_path / "out", **OPTIONS)
 
 
-def test_the_bar_shows_the_expected_size(
+def test_the_progress_shows_the_expected_size(
     image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("unshuffle.console.SECONDS_BETWEEN_LINES", -1.0)
     store = pack("images", image_folder, tmp_path / "out", **OPTIONS | {"progress": True})
     size = (store.path / "data.bin").stat().st_size
     assert f"2 skipped, about {size / 1000:.1f} kB" in capsys.readouterr().err
@@ -503,9 +506,9 @@ def test_the_bar_shows_the_expected_size(
 ODD_NAMES = [os.fsdecode(name) for name in (b"a\nb", b"\r\n", b"caf\xe9 \xff", "\u2028 \x85".encode(), b'"\\')]
 
 
-@pytest.mark.parametrize("packer", [command_line_pack, pack_into_cache])
+@pytest.mark.parametrize("packer", [pack_to_folder, pack_into_cache])
 @pytest.mark.parametrize("kind", ["images", "videos"])
-def test_any_name_that_the_system_allows_comes_back(
+def test_every_file_name_of_the_system_is_preserved(
     kind: str,
     packer: Callable[..., Store],
     tmp_path: Path,
@@ -526,13 +529,13 @@ def test_any_name_that_the_system_allows_comes_back(
     assert set(store.names) == {f"{name}/{name}{good.suffix}" for name in ODD_NAMES}
     assert {name for name, _ in store.skipped} == {f"{name}/{name} bad{good.suffix}" for name in ODD_NAMES}
     whole = contents(store.path)
-    pretend_unfinished(store.path)
+    mark_incomplete(store.path)
     os.truncate(store.path / "data.bin", len(whole["data.bin"]) // 2)
     packer(kind, src, tmp_path / "out")
     assert contents(store.path) == whole
 
 
 def test_only_the_named_files_are_packed(image_folder: Path, tmp_path: Path) -> None:
-    some = cached_store("images", image_folder, tmp_path / "cache", only=["e.png", "b/c.png"], **OPTIONS)
-    assert some.names == ["b/c.png", "e.png"] and some.skipped == []
+    store = cached_store("images", image_folder, tmp_path / "cache", only=["e.png", "b/c.png"], **OPTIONS)
+    assert store.names == ["b/c.png", "e.png"] and store.skipped == []
     assert len(cached_store("images", image_folder, tmp_path / "cache", **OPTIONS)) == 6

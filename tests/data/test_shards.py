@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from unshuffle import cli
-from unshuffle.config import Config, DataConfig, ShuffleConfig
-from unshuffle.data import addresses
+from unshuffle.config import Config, DataConfig, TemporalConfig
+from unshuffle.data import shard_files
 from unshuffle.data.batches import BatchStream, Samples
 from unshuffle.data.decode import EncodedSquares
 from unshuffle.data.pack import pack
-from unshuffle.data.prepare import prepare
-from unshuffle.data.shard_cache import _last_use_and_size
-from unshuffle.data.shards import ShardOptions, ShardSource, open_shards, owners, windowed_order
-from unshuffle.data.share import Share
+from unshuffle.data.shard_files import _last_use_and_size
+from unshuffle.data.shards import ShardOptions, ShardSource, assign_ranks, open_shards, windowed_order
+from unshuffle.data.squares import RankSlice
 from unshuffle.errors import UserError
+from unshuffle.tasks.prepare import prepare
 
 SIDE = 32
 Members = dict[str, bytes]
@@ -75,7 +75,7 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def memory() -> Iterator[Any]:
-    """A file system with no disk behind it, which counts what is asked of it."""
+    """A remote file system in memory."""
     fs = fsspec.filesystem("memory")
     yield fs
     fs.rm("/", recursive=True)
@@ -83,30 +83,30 @@ def memory() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(cache: Path) -> Callable[..., ShardSource]:
-    def open_them(address: Any, kind: Any = "images", **options: Any) -> ShardSource:
+    def open_source(address: Any, kind: Any = "images", **options: Any) -> ShardSource:
         return open_shards(str(address), ShardOptions(kind, SIDE, **options), cache, progress=False)
 
-    return open_them
+    return open_source
 
 
 def pixels_by_name(source: Any) -> dict[str, Any]:
-    found = {}
+    by_name = {}
     for item, name in enumerate(source.names):
         pixels = source.read(item, range(source.num_frames(item)))
         assert pixels.shape == (source.num_frames(item), *source.size(item), 3) and pixels.dtype == np.uint8
-        found[name] = pixels
-    return found
+        by_name[name] = pixels
+    return by_name
 
 
 def assert_same_pixels(shards: ShardSource, store: Any) -> None:
-    ours = {name.partition(".tar/")[2]: pixels for name, pixels in pixels_by_name(shards).items()}
-    theirs = pixels_by_name(store)
-    assert ours.keys() == theirs.keys()
-    for name, pixels in theirs.items():
-        np.testing.assert_array_equal(ours[name], pixels, err_msg=name)
+    in_shards = {name.partition(".tar/")[2]: pixels for name, pixels in pixels_by_name(shards).items()}
+    in_store = pixels_by_name(store)
+    assert in_shards.keys() == in_store.keys()
+    for name, pixels in in_store.items():
+        np.testing.assert_array_equal(in_shards[name], pixels, err_msg=name)
 
 
-def test_images_are_those_of_a_packed_store(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+def test_images_equal_those_of_a_packed_store(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
     folder = tmp_path / "pictures"
     members = {
         "a.png": encoded(0, 40, 30, "png"),
@@ -116,8 +116,8 @@ def test_images_are_those_of_a_packed_store(tmp_path: Path, opened: Callable[...
         "b/upside_down.jpg": encoded(3, 300, 201, exif=oriented(3)),
         "c.webp": encoded(4, 90, 33, "webp"),
         "d.d.jpg": encoded(5, 32, 32),
-        "grey.jpg": encoded(6, 32, 48, mode="L"),
-        "inks.jpg": encoded(7, 32, 48, mode="CMYK"),
+        "grayscale.jpg": encoded(6, 32, 48, mode="L"),
+        "cmyk.jpg": encoded(7, 32, 48, mode="CMYK"),
     }
     for name, data in members.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def test_images_are_those_of_a_packed_store(tmp_path: Path, opened: Callable[...
     assert_same_pixels(shards, store)
     assert shards.skipped == [] and shards.encoded
     plain = {Path(name).name for item, name in enumerate(shards.names) if shards.read_encoded(item, [0])[0].plain}
-    assert plain == {"large.jpg", "tall.jpeg", "d.d.jpg", "grey.jpg"}, "a bare decoder would get the others wrong"
+    assert plain == {"large.jpg", "tall.jpeg", "d.d.jpg", "grayscale.jpg"}, "a bare decoder would get the others wrong"
 
 
 @given(width=st.integers(16, 400), height=st.integers(16, 400), turn=st.integers(1, 8), side=st.integers(16, 90))
@@ -145,7 +145,7 @@ def test_the_size_is_known_before_decoding(
 
 
 @pytest.mark.parametrize("every", [1, 2])
-def test_video_files_are_those_of_a_packed_store(
+def test_video_files_equal_those_of_a_packed_store(
     every: int, video_folder: Path, tmp_path: Path, opened: Callable[..., ShardSource]
 ) -> None:
     members = {path.name: path.read_bytes() for path in sorted(video_folder.iterdir())}
@@ -159,13 +159,13 @@ def test_video_files_are_those_of_a_packed_store(
     np.testing.assert_array_equal(shards.read(0, [1, 0]), store.read(0, [1, 0]))
 
 
-def test_a_video_that_is_no_longer_what_was_indexed(
+def test_a_video_that_changed_since_it_was_indexed_is_a_user_error(
     video_folder: Path, tmp_path: Path, opened: Callable[..., ShardSource]
 ) -> None:
     tar = write_tar(tmp_path / "clips.tar", {"clip0.mp4": (video_folder / "clip0.mp4").read_bytes()})
     source = opened(tar, "videos")
     tar.write_bytes(bytes(tar.stat().st_size))
-    with pytest.raises(UserError, match=r"clips\.tar/clip0\.mp4 is not what it was"):
+    with pytest.raises(UserError, match=r"clips\.tar/clip0\.mp4 has changed since its shard was indexed"):
         source.read(0, [0])
 
 
@@ -180,16 +180,16 @@ def test_frames_that_share_a_key_are_a_clip(tmp_path: Path, opened: Callable[...
     assert "d.001.jpg" in source.skipped[1][1]
     assert [source.num_frames(item) for item in range(2)] == [4, 4]
     images = opened(tmp_path / "x.tar")
-    for place, number in enumerate((0, 1, 2, 10)):
+    for frame, number in enumerate((0, 1, 2, 10)):
         item = images.names.index(f"x.tar/a/run.{number}.jpg")
-        np.testing.assert_array_equal(source.read(0, [place])[0], images.read(item, [0])[0])
+        np.testing.assert_array_equal(source.read(0, [frame])[0], images.read(item, [0])[0])
     assert source.read(1, [3, 0]).shape == (2, *source.size(1), 3), "all frames have the size of the first"
     assert opened(tmp_path / "x.tar", "videos", every=2).num_frames(0) == 2
-    with pytest.raises(IndexError, match="has 4 frames, so none has number 4"):
+    with pytest.raises(IndexError, match=r"frame 4 of .*/a/run is out of range: it has 4 frames"):
         source.read(0, [4])
 
 
-def test_the_later_of_two_members_counts(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+def test_the_later_of_two_members_of_one_name_is_used(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
     path = write_tar(tmp_path / "x.tar", {"a.jpg": b"no image", "b.jpg": encoded(1)})
     with tarfile.open(path, "a") as tar:
         for name, number in (("a.jpg", 2), ("b.jpg", 3)):
@@ -217,7 +217,7 @@ def test_addresses(address: str, tmp_path: Path, opened: Callable[..., ShardSour
     assert len(source) == (12 if "01" in address else 8)
 
 
-def test_shards_of_one_name_are_told_apart(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+def test_items_of_shards_of_one_name_have_different_names(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
     for folder in "ab":
         write_tar(tmp_path / folder / "0.tar", {"x.jpg": encoded()})
     assert len(set(opened(tmp_path / "{a,b}" / "0.tar").names)) == 2
@@ -232,7 +232,7 @@ def test_a_folder_of_tars_and_images_is_a_folder_of_images(tmp_path: Path, cache
 
 
 class Requests:
-    """What a source asks of a remote file system."""
+    """Records the requests to a remote file system."""
 
     def __init__(self, fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ranges: list[str] = []
@@ -252,90 +252,77 @@ class Requests:
 
 @pytest.fixture
 def remote(memory: Any, tmp_path: Path, opened: Callable[..., ShardSource]) -> Callable[..., tuple[Any, Any]]:
-    """The same six shards here and far away."""
-    folder = write_shards(tmp_path / "here", 6, 4)
+    """The same six shards in a local folder and in remote storage."""
+    folder = write_shards(tmp_path / "local", 6, 4)
     for path in folder.iterdir():
-        memory.pipe(f"/far/{path.name}", path.read_bytes())
-    return lambda **options: (opened(folder), opened("memory://far/img-{000..005}.tar", **options))
+        memory.pipe(f"/remote/{path.name}", path.read_bytes())
+    return lambda **options: (opened(folder, **options), opened("memory://remote/img-{000..005}.tar", **options))
 
 
-class Relay:
-    """Reads one source in the order of another."""
-
-    def __init__(self, source: ShardSource, order: ShardSource) -> None:
-        self.source, self.order, self.share = source, order.order, order.share
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.source, name)
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-
-def test_remote_shards_give_the_same(
+def test_remote_shards_equal_local_ones(
     remote: Callable[..., Any], memory: Any, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
-    local, far = remote(window=2)
+    local, distant = remote(window=2)
     asked = Requests(memory, monkeypatch)
-    assert far.names == local.names
-    one, other = (Samples(source, np.arange(24), 1, 20) for source in (local, far))
+    assert distant.names == local.names
+    one, other = (Samples(source, np.arange(24), 1, 20) for source in (local, distant))
     assert torch.equal(one.centres(), other.centres())
-    assert len(asked.ranges) == 24 and not asked.copies, "nobody goes through whole shards yet"
+    assert len(asked.ranges) == 24 and not asked.copies, "no epoch has begun, so no shard is copied"
     streams = [BatchStream(replace(samples), 5, 0, "spatial") for samples in (one, other)]
-    far_order = [streams[1].batch(step).to(CPU).data for step in range(10)]
+    expected = [streams[1].batch(step).to(CPU).data for step in range(10)]
     np.testing.assert_array_equal(np.sort(np.concatenate([streams[1].items(s) for s in range(5)])[:24]), np.arange(24))
-    assert len(asked.ranges) == 24 and set(asked.copies) == {f"/far/img-{n:03}.tar" for n in range(6)}
-    assert len(asked.copies) == 6, "each is copied once as long as there is room"
-    again = BatchStream(Samples(far, np.arange(24), 1, 20), 5, 0, "spatial")
+    assert len(asked.ranges) == 24 and set(asked.copies) == {f"/remote/img-{n:03}.tar" for n in range(6)}
+    assert len(asked.copies) == 6, "each is copied once as long as there is space"
+    again = BatchStream(Samples(distant, np.arange(24), 1, 20), 5, 0, "spatial")
     for step in (7, 0, 9, 3):
-        assert torch.equal(again.batch(step).to(CPU).data, far_order[step]), "whatever came before"
-    assert not list(cache.rglob("*.part"))
+        assert torch.equal(again.batch(step).to(CPU).data, expected[step]), "a batch does not depend on those before it"
+    assert not list(cache.rglob("*.tmp"))
 
 
-def test_copies_stay_within_their_space(
+def test_copies_stay_within_the_size_limit(
     remote: Callable[..., Any], memory: Any, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
-    space = 3.5 * max(memory.sizes(memory.ls("/far", detail=False)))
-    local, far = remote(window=1, cache_gb=space / 1e9)
+    space = 3.5 * max(memory.sizes(memory.ls("/remote", detail=False)))
+    local, distant = remote(window=1, cache_gb=space / 1e9)
     asked = Requests(memory, monkeypatch)
-    samples = Samples(far, np.arange(24), 1, 20)
+    samples = Samples(distant, np.arange(24), 1, 20)
     stream = BatchStream(samples, 4, 0, "spatial")
-    near = BatchStream(replace(samples, source=Relay(local, far)), 4, 0, "spatial")
+    near = BatchStream(replace(samples, source=local), 4, 0, "spatial")
     for step in range(18):
         assert torch.equal(stream.batch(step).to(CPU).data, near.batch(step).to(CPU).data)
-        # a copy may go while they are counted: the next shard is fetched meanwhile
+        # a copy may be deleted while they are counted: the next shard is downloaded meanwhile
         assert sum(size for _, size, _ in map(_last_use_and_size, cache.rglob("*.tar"))) <= space
     assert len(asked.copies) > 6 and not asked.ranges
-    with pytest.raises(UserError, match=r"data\.shard_window 2 means copies of up to .* data\.shard_cache_gb"):
+    with pytest.raises(UserError, match=r"data\.shard_window 2 needs copies of up to .* data\.shard_cache_gb"):
         remote(window=2, cache_gb=space / 1e9)
 
 
-def test_without_space_each_item_is_asked_for(
+def test_without_a_cache_each_item_is_requested_by_itself(
     remote: Callable[..., Any], memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, far = remote(cache_gb=0)
+    _, distant = remote(cache_gb=0)
     asked = Requests(memory, monkeypatch)
-    BatchStream(Samples(far, np.arange(24), 1, 20), 4, 0, "spatial").batch(0)
+    BatchStream(Samples(distant, np.arange(24), 1, 20), 4, 0, "spatial").batch(0)
     assert len(asked.ranges) == 4 and not asked.copies
 
 
 @pytest.mark.parametrize("copies", [True, False])
-def test_storage_that_fails_for_a_moment_is_asked_again(
+def test_requests_to_storage_are_repeated_after_a_failure(
     copies: bool, remote: Callable[..., Any], memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(addresses, "PAUSES", (0.0, 0.0))
-    _, far = remote(cache_gb=1 if copies else 0)
+    monkeypatch.setattr(shard_files, "RETRY_SECONDS", (0.0, 0.0))
+    _, distant = remote(cache_gb=1 if copies else 0)
     name = "get_file" if copies else "cat_file"
     original, asked = getattr(type(memory), name), []
 
-    def moody(fs: Any, *args: Any, **options: Any) -> Any:
+    def unreliable(fs: Any, *args: Any, **options: Any) -> Any:
         asked.append(args)
         if failing(len(asked)):
             raise OSError("the network is down")
         return original(fs, *args, **options)
 
-    monkeypatch.setattr(type(memory), name, moody)
-    stream = BatchStream(Samples(far, np.arange(24), 1, 20), 4, 0, "spatial")
+    monkeypatch.setattr(type(memory), name, unreliable)
+    stream = BatchStream(Samples(distant, np.arange(24), 1, 20), 4, 0, "spatial")
     failing: Callable[[int], bool] = lambda times: times <= 2  # noqa: E731
     assert stream.batch(0).to(CPU).pixels().shape == (4, 20, 20, 3)
     if not copies:
@@ -344,7 +331,7 @@ def test_storage_that_fails_for_a_moment_is_asked_again(
             stream.batch(1)
 
 
-def test_the_index_is_kept_until_the_shard_changes(
+def test_the_index_is_cached_until_the_shard_changes(
     tmp_path: Path, opened: Callable[..., ShardSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_shards(tmp_path / "shards", 3, 2)
@@ -358,22 +345,22 @@ def test_the_index_is_kept_until_the_shard_changes(
     time.sleep(0.01)
     write_tar(folder / "img-001.tar", {"new.jpg": encoded()})
     assert len(opened(folder)) == 5 and indexed == [str(folder / "img-001.tar")]
-    for kept in (tmp_path / "cache" / "shards").glob("*.json"):
-        kept.write_text("{")
-    assert len(opened(folder)) == 5 and len(indexed) == 4, "a broken index is made anew"
+    for index in (tmp_path / "cache" / "shards").glob("*.json"):
+        index.write_text("{")
+    assert len(opened(folder)) == 5 and len(indexed) == 4, "a damaged index is built again"
 
 
 layouts = st.lists(st.integers(1, 12), min_size=1, max_size=20)  # samples of each shard
 
 
 def shards_of(counts: list[int]) -> Any:
-    """The shard of each sample, some numbers left out as when all of a shard is held back."""
+    """The shard of each sample; some numbers are missing, as when a whole shard is held out."""
     return np.repeat(np.arange(len(counts)) * 3 + 1, counts)
 
 
 @given(counts=layouts, window=st.integers(1, 25), seed=st.integers(0, 2**32))
 @settings(max_examples=100, deadline=None)
-def test_an_order_has_every_sample_once_and_few_shards_at_a_time(counts: list[int], window: int, seed: int) -> None:
+def test_an_epoch_has_every_sample_once_and_few_shards_at_a_time(counts: list[int], window: int, seed: int) -> None:
     shards = shards_of(counts)
     order, turns = windowed_order(shards, window, np.random.default_rng(seed))
     assert sorted(order.tolist()) == list(range(len(shards)))
@@ -403,83 +390,83 @@ def test_turns_can_be_missed() -> None:
     assert keeps_to_its_turns([4, 1, 2, 1, 2, 3, 4], [1, 2, 3, 4], 2) is True
 
 
-def test_an_order_mixes_its_window_from_the_first_batch_to_the_last() -> None:
+def test_an_epoch_mixes_its_window_from_the_first_batch_to_the_last() -> None:
     shards = shards_of([100] * 20)
     order, turns = windowed_order(shards, 5, np.random.default_rng(0))
     for batch in shards[order].reshape(-1, 50):
-        found, counts = np.unique(batch, return_counts=True)
-        assert len(found) >= 4 and counts.max() < 30
+        mixed, counts = np.unique(batch, return_counts=True)
+        assert len(mixed) >= 4 and counts.max() < 30
     assert len(np.unique(shards[order][:500])) < 14, "but not all the shards"
     begins = np.array([np.flatnonzero(shards[order] == shard)[0] for shard in turns[:15]])
     assert (np.diff(begins[1:]) > 0).all(), "shards are begun in their turn"
 
 
-def test_few_shards_are_shuffled_uniformly() -> None:
+def test_a_few_shards_are_shuffled_uniformly() -> None:
     rng = np.random.default_rng(0)
-    places = np.array([np.argsort(windowed_order(shards_of([3, 3]), 8, rng)[0]) for _ in range(3000)])
+    positions = np.array([np.argsort(windowed_order(shards_of([3, 3]), 8, rng)[0]) for _ in range(3000)])
     for sample in range(6):
-        assert np.bincount(places[:, sample], minlength=6).min() > 400, "500 are expected of each place"
+        assert np.bincount(positions[:, sample], minlength=6).min() > 400, "500 are expected at each position"
 
 
 @given(counts=layouts, world=st.integers(1, 8), seed=st.integers(0, 2**32))
 @settings(max_examples=100, deadline=None)
-def test_processes_divide_the_shards(counts: list[int], world: int, seed: int) -> None:
+def test_shards_are_divided_among_ranks(counts: list[int], world: int, seed: int) -> None:
     shards = shards_of(counts)
     if len(counts) < world:
-        with pytest.raises(UserError, match=f"{world} processes need {world} shards"):
-            owners(shards, seed, world)
+        with pytest.raises(UserError, match=f"{world} processes need at least {world} shards"):
+            assign_ranks(shards, seed, world)
         return
-    owner = owners(shards, seed, world)
+    ranks = assign_ranks(shards, seed, world)
     for shard in set(shards.tolist()):
-        assert len(set(owner[shards == shard].tolist())) == 1, "nobody reads a shard of somebody else"
-    loads = np.bincount(owner, minlength=world)
+        assert len(set(ranks[shards == shard].tolist())) == 1, "no two ranks read the same shard"
+    loads = np.bincount(ranks, minlength=world)
     assert loads.min() > 0 and loads.max() - loads.min() <= max(counts)
 
 
-def test_large_shards_are_dealt_first() -> None:
+def test_large_shards_are_assigned_first() -> None:
     for seed in range(5):
-        assert np.bincount(owners(shards_of([1, 1, 1, 1, 4]), seed, 2)).tolist() == [4, 4]
+        assert np.bincount(assign_ranks(shards_of([1, 1, 1, 1, 4]), seed, 2)).tolist() == [4, 4]
 
 
-def test_every_process_trains_on_its_own_share(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+def test_every_rank_trains_on_its_own_slice(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
     source = opened(write_shards(tmp_path / "shards", 5, 3))
     training = np.arange(15)[np.arange(15) % 4 > 0]
-    shares = [source.share(training, 0, rank, 2) for rank in range(2)]
-    assert sorted(np.concatenate(shares).tolist()) == training.tolist()
-    for share in shares:
-        stream = BatchStream(Samples(source, share, 1, 20), len(share), 0, "spatial")
+    slices = [source.rank_items(training, 0, rank, 2) for rank in range(2)]
+    assert sorted(np.concatenate(slices).tolist()) == training.tolist()
+    for items in slices:
+        stream = BatchStream(Samples(source, items, 1, 20), len(items), 0, "spatial")
         orders = [stream.items(epoch).tolist() for epoch in range(4)]
-        assert all(sorted(order) == share.tolist() for order in orders) and orders[0] != orders[1]
+        assert all(sorted(order) == items.tolist() for order in orders) and orders[0] != orders[1]
 
 
-def test_processes_read_no_shard_of_another(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+def test_ranks_read_different_shards(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
     source = opened(write_shards(tmp_path / "shards", 4, 3))
     stream = BatchStream(Samples(source, np.arange(12), 1, 20), 4, 0, "spatial")
     seen: list[set[str]] = []
     for rank in range(2):
-        batches = [stream.batch(step, Share(rank, 2)) for step in range(3)]
+        batches = [stream.batch(step, RankSlice(rank, 2)) for step in range(3)]
         assert [len(batch) for batch in batches] == [2, 2, 2]
-        mine = stream._apart(Share(rank, 2))
-        seen.append({source.names[item].split("/")[0] for step in range(3) for item in mine.items(step)})
+        own = stream._of_rank(RankSlice(rank, 2))
+        seen.append({source.names[item].split("/")[0] for step in range(3) for item in own.items(step)})
         assert len({batch.to(CPU).data.numpy().tobytes() for batch in batches}) == 3
     assert not seen[0] & seen[1] and len(seen[0] | seen[1]) == 4
 
 
-def test_a_batch_does_not_depend_on_what_came_before(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+def test_a_batch_does_not_depend_on_those_before_it(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
     folder = write_shards(tmp_path / "shards", 6, 3)
 
     def stream() -> BatchStream:
         return BatchStream(Samples(opened(folder, window=2), np.arange(1, 18), 1, 20), 4, 3, "spatial")
 
     first, again = stream(), stream()
-    unbroken = [first.batch(step).to(CPU).data for step in range(12)]
+    in_sequence = [first.batch(step).to(CPU).data for step in range(12)]
     for step in (11, 2, 7, 0):
-        assert torch.equal(again.batch(step).to(CPU).data, unbroken[step])
-    assert len({batch.numpy().tobytes() for batch in unbroken}) == 12
+        assert torch.equal(again.batch(step).to(CPU).data, in_sequence[step])
+    assert len({batch.numpy().tobytes() for batch in in_sequence}) == 12
 
 
-def test_batches_for_a_gpu_are_decoded_there(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
-    """Here the decoder of the CPU stands in for that of the GPU."""
+def test_batches_for_a_gpu_are_decoded_on_it(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+    """The CPU decoder stands in for that of the GPU."""
     samples = Samples(opened(write_shards(tmp_path / "shards", 2, 4)), np.arange(8), 1, 20)
     encoded_batch = BatchStream(samples, 5, 0, "spatial", gpu=True).batch(3)
     assert isinstance(encoded_batch, EncodedSquares) and len(encoded_batch) == 5
@@ -487,12 +474,12 @@ def test_batches_for_a_gpu_are_decoded_there(tmp_path: Path, opened: Callable[..
     assert torch.equal(encoded_batch.to(CPU).pixels(), read.pixels())
 
 
-def test_what_a_gpu_cannot_decode_is_decoded_before(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+def test_what_a_gpu_cannot_decode_is_decoded_on_the_cpu(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
     members = {f"{n}.{'png' if n % 2 else 'jpg'}": encoded(n, suffix="png" if n % 2 else "jpeg") for n in range(6)}
     samples = Samples(opened(write_tar(tmp_path / "mixed.tar", members)), np.arange(6), 1, 20)
     batch = BatchStream(samples, 6, 0, "spatial", gpu=True).batch(0)
     assert isinstance(batch, EncodedSquares)
-    assert sorted(type(image).__name__ for image in batch.images) == ["Encoded"] * 3 + ["ndarray"] * 3
+    assert sorted(type(image).__name__ for image in batch.images) == ["EncodedImage"] * 3 + ["ndarray"] * 3
     read = BatchStream(samples, 6, 0, "spatial").batch(0).to(CPU)
     assert torch.equal(batch.to(CPU).pixels(), read.pixels())
 
@@ -502,9 +489,9 @@ BAD = {
     "no match": ("nowhere/*.tar", "there are no tar files at"),
     "protocol": ("nonsense://bucket/0.tar", "nonsense://bucket/0.tar cannot be read: .*nonsense"),
     "not installed": ("absent://x/0.tar", "needs a package that is not installed .Install absent"),
-    "no tar": ("text.tar", r"text\.tar is no tar file"),
-    "zero bytes": ("zero.tar", r"zero\.tar is no tar file"),
-    "cut": ("cut.tar", r"cut\.tar is .*cut off"),
+    "no tar": ("text.tar", r"text\.tar is not a tar file"),
+    "zero bytes": ("zero.tar", r"zero\.tar is not a tar file"),
+    "cut": ("cut.tar", r"cut\.tar is .*truncated"),
     "overwritten": ("overwritten.tar", r"overwritten\.tar is .*damaged"),
     "no members": ("empty.tar", "there are no images in the 1 shard"),
     "no images": ("labels.tar", "there are no images in the 1 shard"),
@@ -540,11 +527,11 @@ def test_bad_shards(case: str) -> None:
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.6, 0.95])
-def test_a_tar_cut_anywhere_is_refused(keep: float, tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+def test_a_truncated_tar_is_refused(keep: float, tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
     whole = write_tar(tmp_path / "whole.tar", {f"{number}.jpg": encoded(number, 400, 300) for number in range(3)})
     end = sum(512 + -(-len(encoded(number, 400, 300)) // 512) * 512 for number in range(3))
     (tmp_path / "cut.tar").write_bytes(whole.read_bytes()[: round(keep * end)])
-    with pytest.raises(UserError, match="cut off"):
+    with pytest.raises(UserError, match="truncated"):
         opened(tmp_path / "cut.tar")
 
 
@@ -556,14 +543,14 @@ def test_members_that_cannot_be_used_are_listed(tmp_path: Path, cache: Path) -> 
         link = tarfile.TarInfo("link.jpg")
         link.type, link.linkname = tarfile.SYMTYPE, "0.jpg"
         tar.addfile(link)
-    settings = DataConfig(val_size=1, image_short_side=SIDE, cache=cache, max_bad_share=0.5)
+    settings = DataConfig(val_size=1, image_short_side=SIDE, cache=cache, max_bad_fraction=0.5)
     data = prepare(Config(images=str(path), data=settings), progress=False)
     reasons = dict(data.skipped)
     assert list(reasons) == [f"x.tar/{name}" for name in ("empty.png", "link.jpg", "text.jpg", "tiny.png")]
     assert "empty" in reasons["x.tar/empty.png"] and "too small" in reasons["x.tar/tiny.png"]
-    assert data.found == [f"6 images in {path}, 4 files skipped; 1 shard, read at short side 32"]
+    assert data.sentences() == [f"6 images in {path}, 4 files skipped; read from 1 shard at short side 32 px"]
     with pytest.raises(UserError, match="4 of 10 images cannot be used"):
-        prepare(Config(images=str(path), data=replace(settings, max_bad_share=0.3)), progress=False)
+        prepare(Config(images=str(path), data=replace(settings, max_bad_fraction=0.3)), progress=False)
 
 
 def test_clips_of_frames_and_images_train_both_tasks(tmp_path: Path, cache: Path) -> None:
@@ -573,12 +560,12 @@ def test_clips_of_frames_and_images_train_both_tasks(tmp_path: Path, cache: Path
     config = Config(
         images=str(tmp_path / "images"),
         videos=str(tmp_path / "clips.tar"),
-        data=DataConfig(val_size=1, image_short_side=SIDE, frame_short_side=24, cache=cache, max_bad_share=0.5),
-        shuffle=ShuffleConfig(frames=4, crop_size=8),
+        data=DataConfig(val_size=1, image_short_side=SIDE, frame_short_side=24, cache=cache, max_bad_fraction=0.5),
+        temporal=TemporalConfig(frames=4, crop_size=8),
     )
     data = prepare(config, progress=False)
     assert {task: len(samples) for task, samples in data.training.items()} == {"spatial": 5, "temporal": 3}
-    assert data.skipped == [("clips.tar/0", "3 frames, and 4 are needed")]
+    assert data.skipped == [("clips.tar/0", "3 frames, but 4 are needed")]
     assert BatchStream(data.training["temporal"], 3, 0, "temporal").batch(0).to(CPU).pixels().shape == (12, 24, 24, 3)
 
 
@@ -587,7 +574,7 @@ def test_the_program_trains_on_shards(tmp_path: Path, capsys: pytest.CaptureFixt
     options = f"--images {folder}/img-{{000..002}}.tar --out {tmp_path / 'run'} --data.cache {tmp_path / 'cache'}"
     small = (
         "--optim.iterations 2 --optim.batch_size 4 --data.val_size 3 --device cpu --log.no_pictures "
-        "--data.image_short_side 48 --shuffle.crop_size 16 --permutations.spatial 10"
+        "--data.image_short_side 48 --spatial.crop_size 16 --spatial.permutations 10"
     )
     assert cli.run(["pretrain", *options.split(), *small.split()]) == 0
     assert (tmp_path / "run" / "backbone.safetensors").exists()

@@ -1,14 +1,13 @@
-"""Squares in a batch of their own and squares among all of the data are the same squares."""
-
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
 import torch
 
 from unshuffle.data.batches import BatchStream, Samples
-from unshuffle.data.squares import Resident, Squares, Windows, make_resident
+from unshuffle.data.squares import WHOLE, RankSlice, Resident, Squares, Windows, make_resident
 from unshuffle.data.synthetic import SyntheticSource, synthetic_clips
 
 CPU = torch.device("cpu")
@@ -19,7 +18,7 @@ def test_a_dense_batch_is_its_own_squares() -> None:
     squares = Squares.of(pixels)
     assert len(squares) == 2 and squares.frames == 3 and squares.side == 4
     assert torch.equal(squares.pixels(), pixels.flatten(0, 1))
-    assert torch.equal(replace(squares, dense=False).pixels(), pixels.flatten(0, 1)), "also by their places"
+    assert torch.equal(replace(squares, dense=False).pixels(), pixels.flatten(0, 1)), "also by their offsets"
 
 
 def test_resident_squares_equal_those_that_are_read() -> None:
@@ -49,21 +48,32 @@ def test_items_of_different_sizes_lie_where_the_index_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "share", "kept"), [(100, 0.1, True), (101, 0.1, False), (1, 0.0, False), (None, 1.0, False)]
+    ("size", "fraction", "kept"), [(100, 0.1, True), (101, 0.1, False), (1, 0.0, False), (None, 1.0, False)]
 )
 def test_data_that_does_not_fit_is_not_even_read(
-    size: int | None, share: float, kept: bool, monkeypatch: pytest.MonkeyPatch
+    size: int | None, fraction: float, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
     monkeypatch.setattr(SyntheticSource, "flat_bytes", size)
 
     def flat(source: SyntheticSource) -> None:
-        raise LookupError("somebody wants the bytes")
+        raise LookupError("the bytes were read")
 
     monkeypatch.setattr(SyntheticSource, "flat", flat)
     with pytest.raises(LookupError) if kept else nullcontext():
-        assert make_resident(synthetic_clips(2, 20, 4, seed=0), torch.device("cuda"), share) is None
+        assert make_resident(synthetic_clips(2, 20, 4, seed=0), torch.device("cuda"), fraction) is None
 
 
 def test_only_a_gpu_keeps_the_data() -> None:
     assert make_resident(synthetic_clips(2, 20, 4, seed=0), CPU, 1.0) is None
+
+
+@pytest.mark.parametrize(("total", "world_size"), [(8, 1), (8, 2), (8, 8), (100, 8), (5, 3)])
+def test_slices_are_contiguous_complete_and_nearly_equal(total: int, world_size: int) -> None:
+    slices = [list(range(total))[RankSlice(rank, world_size).rows(total)] for rank in range(world_size)]
+    assert list(chain(*slices)) == list(range(total))
+    assert max(map(len, slices)) - min(map(len, slices)) <= 1
+
+
+def test_one_process_has_the_whole_batch() -> None:
+    assert WHOLE.rows(7) == slice(0, 7)

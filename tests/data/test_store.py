@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unshuffle.data.images import read_image
+from unshuffle.data.media import read_frames, read_image
 from unshuffle.data.pack import pack
 from unshuffle.data.store import Store
-from unshuffle.data.videos import read_frames
 from unshuffle.errors import UserError
 
 
@@ -24,7 +23,7 @@ def packed_clips(video_folder: Path, tmp_path: Path) -> Path:
     return pack("videos", video_folder, tmp_path / "store", encoding="jpeg", progress=False).path
 
 
-def test_raw_images_come_back_exactly(packed_images: Path, image_folder: Path) -> None:
+def test_raw_images_are_read_exactly(packed_images: Path, image_folder: Path) -> None:
     store = Store(packed_images)
     assert store.names == ["a.png", "b/c.png", "b/d.png", "e.png", "f.png", "h.png"]
     assert [name for name, _ in store.skipped] == ["b/cc.jpg", "g.png"]
@@ -36,7 +35,7 @@ def test_raw_images_come_back_exactly(packed_images: Path, image_folder: Path) -
 
 
 @pytest.mark.parametrize(("encoding", "tolerance"), [("raw", 0), ("jpeg", 2)])
-def test_clips_come_back_with_only_the_frames_asked_for(
+def test_of_clips_only_the_chosen_frames_are_read(
     video_folder: Path, tmp_path: Path, encoding: str, tolerance: float
 ) -> None:
     store = pack("videos", video_folder, tmp_path / "store", encoding=encoding, progress=False)
@@ -44,14 +43,14 @@ def test_clips_come_back_with_only_the_frames_asked_for(
     assert [store.num_frames(item) for item in range(len(store))] == [4, 5, 6]
     for item, name in enumerate(store.names):
         original = np.stack(list(read_frames(video_folder / name, 128)))
-        wanted = [3, 0, 3]
-        found = store.read(item, wanted)
-        assert found.shape == (3, *store.size(item), 3) and found.dtype == np.uint8
-        assert np.abs(found.astype(int) - original[wanted]).mean() <= tolerance
+        frames = [3, 0, 3]
+        pixels = store.read(item, frames)
+        assert pixels.shape == (3, *store.size(item), 3) and pixels.dtype == np.uint8
+        assert np.abs(pixels.astype(int) - original[frames]).mean() <= tolerance
         assert store.read(item, []).shape == (0, *store.size(item), 3)
 
 
-def test_a_frame_that_is_not_there_is_an_index_error(packed_clips: Path) -> None:
+def test_a_frame_out_of_range_is_an_index_error(packed_clips: Path) -> None:
     for frame in (4, -1):
         with pytest.raises(IndexError, match="4 frames"):
             Store(packed_clips).read(0, [frame])
@@ -66,7 +65,7 @@ def test_a_pickled_store_and_threads_read_the_same(packed_clips: Path) -> None:
     assert all((pixels == alone[number % 3]).all() for number, pixels in enumerate(together))
 
 
-def test_what_is_read_may_be_changed_without_touching_the_store(packed_images: Path) -> None:
+def test_pixels_may_be_changed_without_changing_the_store(packed_images: Path) -> None:
     store = Store(packed_images)
     pixels = store.read(0, [0])
     before = pixels.copy()
@@ -81,7 +80,7 @@ def test_is_store(packed_images: Path, image_folder: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("item", [0, 2])
-def test_one_wrong_bit_is_found_in_its_own_record_only(packed_clips: Path, item: int) -> None:
+def test_a_wrong_bit_is_detected_in_its_own_record_only(packed_clips: Path, item: int) -> None:
     rows = [json.loads(line) for line in (packed_clips / "index.jsonl").read_text().splitlines()]
     data = bytearray((packed_clips / "data.bin").read_bytes())
     data[rows[item]["offset"] + 700] ^= 1
@@ -94,7 +93,7 @@ def test_one_wrong_bit_is_found_in_its_own_record_only(packed_clips: Path, item:
             store.read(item, [0])
 
 
-def test_a_record_is_checked_the_first_time_only(packed_images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_is_verified_the_first_time_only(packed_images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checks: list[int] = []
     real = zlib.crc32
     monkeypatch.setattr(zlib, "crc32", lambda data: checks.append(1) or real(data))
@@ -106,7 +105,7 @@ def test_a_record_is_checked_the_first_time_only(packed_images: Path, monkeypatc
 
 
 @pytest.mark.parametrize("change", [-1, 1])
-def test_a_wrong_size_is_found_at_opening(packed_images: Path, change: int) -> None:
+def test_a_wrong_size_is_detected_at_opening(packed_images: Path, change: int) -> None:
     data = (packed_images / "data.bin").read_bytes()
     (packed_images / "data.bin").write_bytes(data[:-1] if change < 0 else data + b"x")
     with pytest.raises(UserError, match=r"damaged.*delete it and pack it again"):
@@ -115,7 +114,9 @@ def test_a_wrong_size_is_found_at_opening(packed_images: Path, change: int) -> N
 
 @pytest.mark.parametrize("name", ["store.json", "index.jsonl", "data.bin"])
 @pytest.mark.parametrize("content", [None, b"", b'{"format": 1}\n', b"[1]\n", b"garbage\n"])
-def test_a_lost_or_overwritten_file_is_found_at_opening(packed_images: Path, name: str, content: bytes | None) -> None:
+def test_a_lost_or_overwritten_file_is_noticed_at_opening(
+    packed_images: Path, name: str, content: bytes | None
+) -> None:
     (packed_images / name).unlink()
     if content is not None:
         (packed_images / name).write_bytes(content)
@@ -123,16 +124,16 @@ def test_a_lost_or_overwritten_file_is_found_at_opening(packed_images: Path, nam
         Store(packed_images)
 
 
-def test_an_index_that_contradicts_itself_is_found_at_opening(packed_images: Path) -> None:
+def test_an_inconsistent_index_is_detected_at_opening(packed_images: Path) -> None:
     index = packed_images / "index.jsonl"
     text = index.read_text()
     for wrong in (text.replace("a.png", "h.png"), text.replace('"offset": 0', '"offset": 1')):
         index.write_text(wrong)
-        with pytest.raises(UserError, match="contradicts itself"):
+        with pytest.raises(UserError, match="is inconsistent"):
             Store(packed_images)
 
 
-def test_an_unfinished_store_and_another_format_are_refused(packed_images: Path) -> None:
+def test_an_incomplete_store_and_another_format_are_refused(packed_images: Path) -> None:
     header = json.loads((packed_images / "store.json").read_text())
     (packed_images / "store.json").write_text(json.dumps(header | {"complete": False}))
     with pytest.raises(UserError, match=r"incomplete.*pack again"):

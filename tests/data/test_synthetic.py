@@ -10,8 +10,8 @@ from unshuffle.data.synthetic import (
     OBJECTS,
     Pose,
     SyntheticSource,
-    draw_clip,
-    draw_image,
+    render_clip,
+    render_image,
     synthetic_clips,
     synthetic_images,
 )
@@ -28,12 +28,12 @@ def clips(count: int = 12, seed: int = 0) -> SyntheticSource:
 
 
 @pytest.mark.parametrize("make", [images, clips])
-def test_the_seed_decides(make) -> None:
+def test_the_seed_determines_the_pixels(make) -> None:
     first, again, other = make(), make(), make(seed=1)
     np.testing.assert_array_equal(first.pixels, again.pixels)
     assert list(first.names) == list(again.names)
-    for one, another in zip(first.pixels, other.pixels, strict=True):
-        assert not np.array_equal(one, another)
+    for pixels, other_pixels in zip(first.pixels, other.pixels, strict=True):
+        assert not np.array_equal(pixels, other_pixels)
 
 
 @pytest.mark.parametrize("make", [images, clips])
@@ -65,36 +65,36 @@ def test_shapes_and_types() -> None:
 
 @pytest.fixture
 def plain_scene(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A background that no object has the colour of."""
+    """A background in a colour that no object has."""
     monkeypatch.setattr(synthetic, "_scene", lambda rng, size: Image.new("RGB", (size, size), MAGENTA))
 
 
 def foreground(frame: np.ndarray) -> np.ndarray:
-    """Where the object is, before a plain scene."""
+    """Mask of the object in front of a plain scene."""
     return np.abs(frame.astype(int) - MAGENTA).max(axis=-1) > 40
 
 
 def centroid(mask: np.ndarray) -> tuple[float, float]:
-    """Row and column, as shares of the picture."""
+    """Row and column, as fractions of the image."""
     rows, columns = np.nonzero(mask)
     return rows.mean() / len(mask), columns.mean() / len(mask)
 
 
 @pytest.mark.parametrize("name", OBJECTS)
 @pytest.mark.usefixtures("plain_scene")
-def test_every_object_is_seen_and_always_another(name: str) -> None:
-    pictures = [draw_image(np.random.default_rng(seed), name, 48) for seed in range(4)]
-    for picture in pictures:
-        assert picture.shape == (48, 48, 3)
-        assert 0.05 < foreground(picture).mean() < 0.95
-    assert not np.array_equal(foreground(pictures[0]), foreground(pictures[1]))
+def test_every_object_is_visible_and_varies(name: str) -> None:
+    samples = [render_image(np.random.default_rng(seed), name, 48) for seed in range(4)]
+    for sample in samples:
+        assert sample.shape == (48, 48, 3)
+        assert 0.05 < foreground(sample).mean() < 0.95
+    assert not np.array_equal(foreground(samples[0]), foreground(samples[1]))
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("motion", MOTIONS)
 @pytest.mark.usefixtures("plain_scene")
-def test_motions_have_their_direction(motion: str, seed: int) -> None:
-    frames = draw_clip(np.random.default_rng(seed), motion, 48, 9)
+def test_motions_have_a_direction(motion: str, seed: int) -> None:
+    frames = render_clip(np.random.default_rng(seed), motion, 48, 9)
     assert frames.shape == (9, 48, 48, 3)
     masks = [foreground(frame) for frame in frames]
     rows, columns = np.array([centroid(mask) for mask in masks]).T
@@ -115,11 +115,11 @@ def test_motions_have_their_direction(motion: str, seed: int) -> None:
         assert all(np.abs(a.astype(int) - b).mean() > 6 for a, b in itertools.pairwise(frames))
 
 
-def test_things_pass_in_both_directions() -> None:
+def test_objects_pass_in_both_directions() -> None:
     poses = [MOTIONS["passing"](np.random.default_rng(seed))[1] for seed in range(12)]
     for pose in poses:
-        assert pose(0).mirrored == pose(1).mirrored == (pose(1).x < pose(0).x), "they face where they go"
-    assert len({pose(0).mirrored for pose in poses}) == 2
+        assert pose(0).hflip == pose(1).hflip == (pose(1).x < pose(0).x), "they face the way they move"
+    assert len({pose(0).hflip for pose in poses}) == 2
 
 
 def test_wheels_turn_clockwise_for_most_of_a_turn() -> None:
@@ -127,15 +127,15 @@ def test_wheels_turn_clockwise_for_most_of_a_turn() -> None:
         name, pose = MOTIONS["rotating"](np.random.default_rng(seed))
         turn = pose(1).angle - pose(0).angle
         assert name == "wheel" and np.pi < turn < 2 * np.pi
-    # a point at three o'clock, a quarter of a turn on, is at six o'clock: rows count downwards
-    quarter = synthetic._place(np.array([[1.0, 0.5]]), Pose(0.5, 0.5, 1, 1, angle=np.pi / 2), 100)
+    # a point at three o'clock is at six o'clock after a quarter turn: rows count downwards
+    quarter = synthetic._to_pixels(np.array([[1.0, 0.5]]), Pose(0.5, 0.5, 1, 1, angle=np.pi / 2), 100)
     np.testing.assert_allclose(quarter, [[50, 100]], atol=1e-9)
 
 
-def test_mirroring_swaps_left_and_right_only() -> None:
+def test_hflip_swaps_left_and_right_only() -> None:
     points = np.array([[0.1, 0.2], [0.9, 0.6]])
-    mirrored = synthetic._place(points, Pose(0.5, 0.5, 1, 1, mirrored=True), 10)
-    np.testing.assert_allclose(mirrored, [[9, 2], [1, 6]])
+    flipped = synthetic._to_pixels(points, Pose(0.5, 0.5, 1, 1, hflip=True), 10)
+    np.testing.assert_allclose(flipped, [[9, 2], [1, 6]])
 
 
 def histograms(pixels: np.ndarray) -> np.ndarray:
@@ -143,7 +143,7 @@ def histograms(pixels: np.ndarray) -> np.ndarray:
     return np.array([row / np.linalg.norm(row) for row in rows])
 
 
-def test_colours_do_not_tell_the_class() -> None:
+def test_colours_do_not_reveal_the_class() -> None:
     source = images(600)
     features = histograms(source.pixels[:, 0])
     similarity = features @ features.T

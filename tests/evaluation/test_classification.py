@@ -7,29 +7,29 @@ import pytest
 import torch
 from rich.console import Console
 
+from unshuffle.data.dataset import open_dataset
 from unshuffle.errors import UserError
 from unshuffle.evaluation.classification import (
     accuracies,
     accuracy,
-    blind_accuracies,
+    chance_accuracies,
     mean_class_accuracy,
-    mirrored,
-    window,
-    zoom,
+    random_crop,
+    random_hflip,
+    random_resized_crop,
 )
-from unshuffle.evaluation.items import class_folders
+from unshuffle.evaluation.features import readable_items
 from unshuffle.evaluation.probes import Linear
-from unshuffle.evaluation.streaming import readable
 
 
 @pytest.mark.parametrize("classes", [2, 5, 8])
-def test_a_blind_guess_against_random_scores(classes: int) -> None:
+def test_chance_against_random_scores(classes: int) -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.rand(20_000, classes, generator=generator)
     labels = torch.randint(classes, (20_000,), generator=generator)
-    found = accuracies(scores, labels)
-    assert {key: blind_accuracies(classes)[key] for key in found} == pytest.approx(found, abs=1.5)
-    assert blind_accuracies(classes)["top5"] <= 100
+    measured = accuracies(scores, labels)
+    assert {key: chance_accuracies(classes)[key] for key in measured} == pytest.approx(measured, abs=1.5)
+    assert chance_accuracies(classes)["top5"] <= 100
 
 
 def test_accuracies_against_loops() -> None:
@@ -43,7 +43,7 @@ def test_accuracies_against_loops() -> None:
     assert mean_class_accuracy(torch.from_numpy(scores), torch.from_numpy(labels)) == pytest.approx(100 * np.mean(each))
 
 
-def test_a_classifier_that_cannot_tell_gets_nothing() -> None:
+def test_equal_scores_are_not_counted_as_correct() -> None:
     assert accuracy(torch.zeros(5, 3), torch.tensor([0, 0, 1, 2, 0])) == 0
     assert accuracy(torch.full((5, 3), torch.nan), torch.tensor([0, 0, 1, 2, 0])) == 0
     assert list(accuracies(torch.zeros(5, 3), torch.zeros(5, dtype=torch.long))) == ["top1"]
@@ -53,18 +53,18 @@ def test_training_crops() -> None:
     rng = np.random.default_rng(0)
     row, column = np.mgrid[:30, :40]
     pixels = np.stack([row, column, row], axis=2).astype(np.uint8)
-    corners = {tuple(window(pixels, 27, rng)[0, 0]) for _ in range(200)}
+    corners = {tuple(random_crop(pixels, 27, rng)[0, 0]) for _ in range(200)}
     assert {corner[0] for corner in corners} == set(range(4)) and {corner[1] for corner in corners} == set(range(14))
-    heights = [np.ptp(zoom(pixels, 20, rng)[:, :, 0].astype(int)) for _ in range(200)]
-    assert min(heights) >= 12 and max(heights) >= 26 and zoom(pixels, 20, rng).shape == (20, 20, 3)
-    flips = [bool((mirrored(pixels, rng) == pixels).all()) for _ in range(200)]
+    heights = [np.ptp(random_resized_crop(pixels, 20, rng)[:, :, 0].astype(int)) for _ in range(200)]
+    assert min(heights) >= 12 and max(heights) >= 26 and random_resized_crop(pixels, 20, rng).shape == (20, 20, 3)
+    flips = [bool((random_hflip(pixels, rng) == pixels).all()) for _ in range(200)]
     assert 70 < sum(flips) < 130
 
 
 def test_batches_are_functions_of_the_iteration(classes: tuple[Path, Path]) -> None:
-    items = readable(class_folders(classes[0]), Console(quiet=True), workers=2, kept=None)
-    assert len(items) == 24 and [Path(file).name for file, _ in items.skipped] == ["broken.jpg"]
-    batch = Linear(batch_size=10, train=classes[0]).batches(items, window)
+    dataset = readable_items(open_dataset(classes[0]), Console(quiet=True), workers=2, cache=None)
+    assert len(dataset) == 24 and [Path(file).name for file, _ in dataset.skipped] == ["broken.jpg"]
+    batch = Linear(batch_size=10, train=classes[0]).batches(dataset, random_crop)
     first, again, later = batch(0), batch(0), batch(1)
     assert torch.equal(first.pixels, again.pixels) and torch.equal(first.labels, again.labels)
     assert not torch.equal(first.pixels[:5], later.pixels[:5])
@@ -76,18 +76,17 @@ def test_a_file_that_vanishes_is_one_sentence(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.png").write_text("no image")
-    batch = Linear(batch_size=2, train=tmp_path).batches(class_folders(tmp_path), window)
-    with pytest.raises(UserError, match=r"1.png could be read before, and no more"):
+    batch = Linear(batch_size=2, train=tmp_path).batches(open_dataset(tmp_path), random_crop)
+    with pytest.raises(UserError, match=r"1.png could be read before and no longer can"):
         batch(0)
 
 
-def test_what_tells_one_training_from_another(classes: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_identity_of_a_training_follows_options_and_files(classes: tuple[Path, Path], tmp_path: Path) -> None:
     train = shutil.copytree(classes[0], tmp_path / "train")
     evaluation = Linear(weights="random:tiny", device="cpu", train=train, test=classes[1])
 
     def identity(evaluation: Linear) -> str:
-        quiet = Console(quiet=True)
-        return evaluation.workshop(evaluation.prepare(quiet), quiet).options
+        return evaluation.training_setup(evaluation.prepare(Console(quiet=True))).identity
 
     first = identity(evaluation)
     assert identity(replace(evaluation, out=tmp_path, workers=7, preset="quick", test=train)) == first

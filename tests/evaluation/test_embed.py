@@ -1,17 +1,20 @@
 import csv
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
-from unshuffle.data.images import read_image
+from unshuffle.data.dataset import FileSource, LabelledDataset, Square, open_dataset
+from unshuffle.data.media import read_image
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
-from unshuffle.evaluation import streaming
-from unshuffle.evaluation.collection import Collection, open_collection
-from unshuffle.evaluation.embed import Embedder, embed
+from unshuffle.evaluation import features
+from unshuffle.evaluation.embed import Embedded, Rows, embed, find_writer, names_file
 from unshuffle.evaluation.features import preprocess
 from unshuffle.models import Backbone, build_backbone
 
@@ -20,13 +23,17 @@ SIZE = 32
 
 @pytest.fixture
 def backbone(monkeypatch: pytest.MonkeyPatch) -> Backbone:
-    monkeypatch.setattr(streaming, "PART", 2)
+    monkeypatch.setattr(features, "PART", 2)
     torch.manual_seed(0)
     return build_backbone("tiny").for_evaluation()
 
 
-def embedder(backbone: Backbone, batch: int = 64) -> Embedder:
-    return Embedder(backbone, SIZE, torch.device("cpu"), batch)
+def opened(folder: Path, size: int = SIZE, **options: Any) -> LabelledDataset:
+    return open_dataset(folder, labelled=False, square=Square(size), **options)
+
+
+def run(backbone: Backbone, dataset: LabelledDataset, out: Path, bar: bool = False, **options: Any) -> Embedded:
+    return embed(backbone, dataset, out, device=torch.device("cpu"), bar=bar, **options)
 
 
 def names_of(out: Path) -> list[str]:
@@ -37,7 +44,7 @@ def names_of(out: Path) -> list[str]:
 def test_a_row_is_pool5_of_the_image(backbone: Backbone, pictures: Path, tmp_path: Path, batch: int) -> None:
     out = tmp_path / "new" / "f.npy"
     out.parent.mkdir()
-    done = embed(embedder(backbone, batch), open_collection(pictures, SIZE), out, bar=False)
+    done = run(backbone, opened(pictures), out, batch=batch)
     rows, names = np.load(out), names_of(out)
     assert done.rows == len(names) == 7 and rows.shape == (7, done.dimensions) and rows.dtype == np.float32
     for name, row in zip(names, rows, strict=True):
@@ -45,18 +52,19 @@ def test_a_row_is_pool5_of_the_image(backbone: Backbone, pictures: Path, tmp_pat
             expected = backbone(preprocess(read_image(pictures / name), SIZE)[None]).flatten()
         assert float(torch.cosine_similarity(torch.from_numpy(row), expected, dim=0)) > 0.999
     skipped = list(csv.reader((tmp_path / "new" / "f.skipped.csv").open()))
-    assert [row[0] for row in skipped] == ["file", "broken.jpg", "in/empty.png"]
-    assert [name for name, _ in done.skipped] == ["broken.jpg", "in/empty.png"]
+    unreadable = [str(pictures / "broken.jpg"), str(pictures / "in/empty.png")]
+    assert [row[0] for row in skipped] == ["file", *unreadable]
+    assert [file for file, _ in done.skipped] == unreadable
     assert sorted(path.name for path in out.parent.iterdir()) == ["f.names.csv", "f.npy", "f.skipped.csv"]
 
 
 def test_a_video_is_the_mean_of_its_frames(backbone: Backbone, clips: Path, tmp_path: Path) -> None:
-    data = open_collection(clips, SIZE, frames=3)
-    embed(embedder(backbone, batch=2), data, tmp_path / "f.npy", bar=False)
+    data = opened(clips, frames=3)
+    run(backbone, data, tmp_path / "f.npy", batch=2)
     assert names_of(tmp_path / "f.npy") == ["04.mp4", "09.mp4", "14.mp4"]
     for item, row in enumerate(np.load(tmp_path / "f.npy")):
         with torch.no_grad():
-            frames = [backbone(preprocess(frame, SIZE)[None]).flatten() for frame in data.read(item)]
+            frames = [backbone(preprocess(frame, SIZE)[None]).flatten() for frame in data.load(item)]
         np.testing.assert_allclose(row, torch.stack(frames).mean(dim=0), atol=1e-5)
 
 
@@ -64,17 +72,17 @@ def test_a_video_is_the_mean_of_its_frames(backbone: Backbone, clips: Path, tmp_
 def test_other_formats(backbone: Backbone, pictures: Path, tmp_path: Path, suffix: str) -> None:
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
-    done = embed(embedder(backbone), open_collection(pictures, SIZE), tmp_path / f"f{suffix}", bar=False)
+    done = run(backbone, opened(pictures), tmp_path / f"f{suffix}")
     assert done.rows == 7 and (tmp_path / f"f{suffix}").stat().st_size > 4 * 7 * done.dimensions
 
 
-def test_what_an_earlier_file_had_skipped_is_forgotten(backbone: Backbone, pictures: Path, tmp_path: Path) -> None:
+def test_the_skip_list_of_an_earlier_file_is_deleted(backbone: Backbone, pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "f.npy"
-    embed(embedder(backbone), open_collection(pictures, SIZE), out, bar=False)
+    run(backbone, opened(pictures), out)
     assert (tmp_path / "f.skipped.csv").exists()
     for name in ("f.npy", "pictures/broken.jpg", "pictures/in/empty.png"):
         (tmp_path / name).unlink()
-    embed(embedder(backbone), open_collection(pictures, SIZE), out, bar=False)
+    run(backbone, opened(pictures), out)
     assert not (tmp_path / "f.skipped.csv").exists()
 
 
@@ -82,36 +90,43 @@ class Killed(BaseException):
     """What a kill is to a program."""
 
 
-def killed_at(data: Collection, item: int) -> Collection:
-    def read(wanted: int) -> Pixels:
+@contextmanager
+def watched_reads(watch: Callable[[int], None]) -> Iterator[None]:
+    """Call a function with each item that is read from files."""
+    read = FileSource.read
+
+    def watching(source: FileSource, item: int, frames: Sequence[int]) -> Pixels:
+        watch(item)
+        return read(source, item, frames)
+
+    with mock.patch.object(FileSource, "read", watching):
+        yield
+
+
+@contextmanager
+def killed_at(item: int) -> Iterator[None]:
+    def watch(wanted: int) -> None:
         if wanted == item:
             raise Killed
-        return data.read(wanted)
 
-    return replace(data, read=read)
-
-
-def counted(data: Collection, seen: list[int]) -> Collection:
-    def read(wanted: int) -> Pixels:
-        seen.append(wanted)
-        return data.read(wanted)
-
-    return replace(data, read=read)
+    with watched_reads(watch), pytest.raises(Killed):
+        yield
 
 
-def test_a_broken_off_run_is_gone_on_with(
+def test_an_interrupted_run_resumes(
     backbone: Backbone, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data, out = open_collection(pictures, SIZE), tmp_path / "f.npy"
-    embed(embedder(backbone), data, tmp_path / "unbroken.npy", bar=False)
-    with pytest.raises(Killed):
-        embed(embedder(backbone), killed_at(data, 5), out)
-    assert not out.exists() and "going on" not in capsys.readouterr().err
+    data, out = opened(pictures), tmp_path / "f.npy"
+    run(backbone, data, tmp_path / "unbroken.npy")
+    with killed_at(5):
+        run(backbone, data, out, bar=True)
+    assert not out.exists() and "resuming" not in capsys.readouterr().err
     parts = sorted((tmp_path / "f.npy.parts").glob("*.npz"))
     assert [part.stem for part in parts] == ["000000000", "000000002"]
     seen: list[int] = []
-    embed(embedder(backbone), counted(data, seen), out)
-    assert "going on: 4 of 9 images were done before" in capsys.readouterr().err
+    with watched_reads(seen.append):
+        run(backbone, data, out, bar=True)
+    assert "resuming: 4 of 9 images were done before" in capsys.readouterr().err
     assert sorted(seen) == [4, 5, 6, 7, 8], "what was done is not done again"
     assert out.read_bytes() == (tmp_path / "unbroken.npy").read_bytes()
     assert names_of(out) == names_of(tmp_path / "unbroken.npy")
@@ -120,36 +135,71 @@ def test_a_broken_off_run_is_gone_on_with(
 
 @pytest.mark.parametrize("change", ["weights", "size", "files"])
 def test_parts_of_another_job_are_not_taken(backbone: Backbone, pictures: Path, tmp_path: Path, change: str) -> None:
-    with pytest.raises(Killed):
-        embed(embedder(backbone), killed_at(open_collection(pictures, SIZE), 5), tmp_path / "f.npy", bar=False)
-    other, size = embedder(backbone), SIZE
+    with killed_at(5):
+        run(backbone, opened(pictures), tmp_path / "f.npy")
+    other, size = backbone, SIZE
     if change == "weights":
-        other = embedder(build_backbone("tiny").for_evaluation())
+        other = build_backbone("tiny").for_evaluation()
     elif change == "size":
-        other, size = replace(other, size=SIZE + 8), SIZE + 8
+        size = SIZE + 8
     else:
         (pictures / "z.png").unlink()
     with pytest.raises(UserError, match="was begun with other files, weights or options"):
-        embed(other, open_collection(pictures, size), tmp_path / "f.npy", bar=False)
+        run(other, opened(pictures, size), tmp_path / "f.npy")
 
 
 def test_mistakes(backbone: Backbone, pictures: Path, tmp_path: Path) -> None:
-    data = open_collection(pictures, SIZE)
-    with pytest.raises(UserError, match="a batch of 0"):
-        embedder(backbone, batch=0)
+    data = opened(pictures)
     with pytest.raises(UserError, match="short side of 8"):
-        Embedder(backbone, 8, torch.device("cpu"))
+        run(backbone, opened(pictures, 8), tmp_path / "f.npy")
     caffenet = build_backbone("caffenet").for_evaluation()
     with pytest.raises(UserError, match="size 40 does not suit this backbone: "):
-        embed(Embedder(caffenet, 40, torch.device("cpu")), data, tmp_path / "f.npy", bar=False)
+        run(caffenet, opened(pictures, 40), tmp_path / "f.npy")
     (tmp_path / "f.npy").touch()
     with pytest.raises(UserError, match="exists"):
-        embed(embedder(backbone), data, tmp_path / "f.npy", bar=False)
+        run(backbone, data, tmp_path / "f.npy")
 
 
-def test_a_folder_of_nothing_readable(backbone: Backbone, tmp_path: Path) -> None:
+def test_a_folder_without_a_readable_image(backbone: Backbone, tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "a.png").write_text("no")
-    with pytest.raises(UserError, match=r"none of the images can be read \(1 image; first problem: a.png"):
-        embed(embedder(backbone), open_collection(tmp_path / "bad", SIZE), tmp_path / "f.npy", bar=False)
+    with pytest.raises(UserError, match=r"none of the images can be read \(1 image; first problem: .*bad/a.png"):
+        run(backbone, opened(tmp_path / "bad"), tmp_path / "f.npy")
     assert [path.name for path in tmp_path.iterdir()] == ["bad"]
+
+
+NAMES = [["a.jpg", 'quo"te, comma.jpg'], ["über/c.jpg"]]
+BLOCKS = [np.random.default_rng(0).normal(size=(len(names), 5)).astype(np.float32) for names in NAMES]
+
+
+def written(out: Path) -> tuple[list[str], Rows]:
+    """What a person reads from the file."""
+    find_writer(out)(out, zip(NAMES, BLOCKS, strict=True), 3, 5)
+    if out.suffix == ".npy":
+        names = list(csv.DictReader(names_file(out).open(newline="", encoding="utf-8")))
+        return [row["file"] for row in names], np.load(out)
+    if out.suffix == ".csv":
+        head, *rows = csv.reader(out.open(newline="", encoding="utf-8"))
+        assert head == ["file", "f0", "f1", "f2", "f3", "f4"]
+        return [row[0] for row in rows], np.array([row[1:] for row in rows], np.float32)
+    table = pytest.importorskip("pyarrow.parquet").read_table(out).to_pydict()
+    return table["file"], np.array(table["features"], np.float32)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".csv", ".parquet"])
+def test_names_and_numbers_come_back_as_they_were(suffix: str, tmp_path: Path) -> None:
+    names, rows = written(tmp_path / f"f.v1{suffix}")
+    assert names == NAMES[0] + NAMES[1]
+    assert rows.dtype == np.float32
+    np.testing.assert_array_equal(rows, np.concatenate(BLOCKS))
+
+
+def test_other_files() -> None:
+    with pytest.raises(UserError, match=r"as \.npy, \.parquet, \.csv, and f\.txt is none"):
+        find_writer(Path("f.txt"))
+
+
+def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"pip install 'unshuffle\[parquet\]'"):
+        find_writer(Path("f.parquet"))

@@ -5,20 +5,32 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from unshuffle import cli
 from unshuffle.console import Advance, progress
+from unshuffle.data.dataset import LabelledDataset
+from unshuffle.data.synthetic import synthetic_images
 from unshuffle.errors import UserError
-from unshuffle.evaluation import fine_tuning
-from unshuffle.evaluation.backbones import find_backbone
-from unshuffle.evaluation.classification import Classification, tell_unlearned
-from unshuffle.evaluation.items import Item, Items
-from unshuffle.evaluation.probes import Linear, LinearProbes, NonLinear, StepwiseRecipe, frozen_maps, two_hidden_layers
-from unshuffle.evaluation.transfer import CosineRecipe, FineTuning
+from unshuffle.evaluation import finetuning
+from unshuffle.evaluation.classification import Classification, CosineRecipe, FineTuning, note_unlearned
+from unshuffle.evaluation.features import find_backbone
+from unshuffle.evaluation.finetuning import Recipe
+from unshuffle.evaluation.probes import (
+    Linear,
+    LinearProbes,
+    NonLinear,
+    choose_c,
+    frozen_maps,
+    logistic_regression,
+    standardised,
+    two_hidden_layers,
+)
 
 QUIET = Console(quiet=True)
 TINY = {"weights": "random:tiny", "device": "cpu", "workers": 1}
@@ -26,9 +38,9 @@ TINY = {"weights": "random:tiny", "device": "cpu", "workers": 1}
 
 def test_sizes_are_those_of_the_protocol() -> None:
     maps = frozen_maps(find_backbone("random:caffenet"), torch.zeros(1, 227, 227, 3, dtype=torch.uint8))
-    sides = {name: tuple(some.shape[2:]) for name, some in maps.items()}
+    sides = {name: tuple(layer.shape[2:]) for name, layer in maps.items()}
     assert sides == {f"conv{n}": (s, s) for n, s in zip(range(1, 6), (10, 6, 5, 5, 6), strict=True)} | {"pool5": (6, 6)}
-    numbers = [some[0].numel() for some in maps.values()]
+    numbers = [layer[0].numel() for layer in maps.values()]
     assert numbers == [9600, 9216, 9600, 9600, 9216, 9216]
 
 
@@ -59,17 +71,21 @@ def test_two_hidden_layers() -> None:
     assert kinds == [nn.Flatten, *hidden, *hidden, nn.Linear]
 
 
-def test_rates() -> None:
-    steps = StepwiseRecipe(40, 0.1, until=(10, 20, 40), rates=(0.1, 0.01, 0.002))
-    assert [steps.rate(at) for at in (0, 9, 10, 19, 20, 39)] == [0.1, 0.1, 0.01, 0.01, 0.002, 0.002]
+def test_learning_rates() -> None:
+    steps = Recipe(40, 0.1, milestones=(10, 20), lrs=(0.1, 0.01, 0.002))
+    assert [steps.learning_rate(at) for at in (0, 9, 10, 19, 20, 39)] == [0.1, 0.1, 0.01, 0.01, 0.002, 0.002]
     cosine = CosineRecipe(100, 0.2)
-    assert cosine.rate(0) == 0.2 and cosine.rate(50) == pytest.approx(0.1) and 0 < cosine.rate(99) < 1e-4
+    assert (
+        cosine.learning_rate(0) == 0.2
+        and cosine.learning_rate(50) == pytest.approx(0.1)
+        and 0 < cosine.learning_rate(99) < 1e-4
+    )
 
 
 EVALUATIONS: dict[str, Classification] = {
     "fast": Linear(**TINY, fast=True, layers=("conv2", "pool5")),
     "linear": Linear(**TINY, iterations=24, batch_size=12, drop_every=20, layers=("conv2", "pool5")),
-    "nonlinear": NonLinear(**TINY, epochs=(16, 20), rates=(0.05, 0.005), hidden=32, batch_size=12),
+    "nonlinear": NonLinear(**TINY, epochs=(16, 20), lrs=(0.05, 0.005), hidden=32, batch_size=12),
     "finetune": FineTuning(**TINY, epochs=8, lr=0.01, batch_size=12),
 }
 
@@ -79,9 +95,9 @@ def test_each_beats_chance_on_textures(name: str, classes: tuple[Path, Path]) ->
     train, test = classes
     result = replace(EVALUATIONS[name], train=train, test=test).run(QUIET)
     metrics = result.metrics["pool5"] if name in ("fast", "linear") else result.metrics
-    assert metrics["top1"] > 66, "blind guessing gives 33"
+    assert metrics["top1"] > 66, "chance is 33"
     skipped = result.metrics["skipped"]
-    assert skipped["count"] == 2 and [Path(one["file"]).parts[-3:] for one in skipped["files"]] == [
+    assert skipped["count"] == 2 and [Path(entry["file"]).parts[-3:] for entry in skipped["files"]] == [
         (side, "down", "broken.jpg") for side in ("train", "test")
     ]
     assert result.metrics["train_images"] == 24 and result.metrics["test_images"] == 15
@@ -89,37 +105,38 @@ def test_each_beats_chance_on_textures(name: str, classes: tuple[Path, Path]) ->
     assert "24 training images" in result.statement and "centre crop of 96 px" in result.statement
 
 
-@pytest.mark.parametrize(("loss", "said"), [(1.0, ""), (float("nan"), ""), (3.2, "is 3.20, above the 1.61 of a blind")])
-def test_a_training_that_came_to_nothing_is_remarked_on(
-    loss: float, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tell_unlearned(Console(), loss, 5)
+@pytest.mark.parametrize(("loss", "output"), [(1.0, ""), (float("nan"), ""), (3.2, "is 3.20, above 1.61 at chance")])
+def test_a_note_about_a_loss_above_chance(loss: float, output: str, capsys: pytest.CaptureFixture[str]) -> None:
+    note_unlearned(Console(), loss, 5)
     out = capsys.readouterr().out
-    assert said in out and bool(said) == bool(out)
+    assert output in out and bool(output) == bool(out)
 
 
 @pytest.mark.parametrize(
     ("images", "least", "steps", "remark"),
     [(640, 1, (20, 30, 40), "only 40 iterations"), (60, 100, (50, 75, 100), ""), (1280, 50, (40, 60, 80), "")],
 )
-def test_few_images_are_seen_more_often_or_remarked_on(
+def test_few_images_mean_more_epochs_or_a_note(
     images: int, least: int, steps: tuple[int, ...], remark: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    items = Items([Item(Path(), 0)] * images, ["a"], "images")
-    assert NonLinear(batch_size=64).steps((2, 3, 4), items, least, Console()) == steps
+    source = synthetic_images(2, 16, seed=0)
+    dataset = LabelledDataset("", source, [0] * images, [0] * images, ["a"], "images")
+    assert NonLinear(batch_size=64).iterations_until((2, 3, 4), dataset, least, Console()) == steps
     out = capsys.readouterr().out
     assert remark in out and bool(remark) == bool(out)
 
 
-def test_a_rate_that_is_too_high_is_remarked_on(classes: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_note_about_a_learning_rate_that_is_too_high(
+    classes: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     for rate, loud in ((0.001, False), (30.0, True)):
         short = FineTuning(**TINY, epochs=2, batch_size=6, lr=rate, train=classes[0], test=classes[1])
         short.run(Console(width=200))
-        assert ("of a blind guess" in capsys.readouterr().out) == loud
+        assert ("at chance" in capsys.readouterr().out) == loud
 
 
 @pytest.mark.parametrize(("name", "title"), [("linear", "training the classifiers"), ("finetune", "fine-tuning")])
-def test_what_is_going_on_has_the_right_name(
+def test_the_progress_bar_has_the_right_title(
     name: str, title: str, classes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     titles: list[str] = []
@@ -128,26 +145,26 @@ def test_what_is_going_on_has_the_right_name(
         titles.append(title)
         return progress(console, title, total)
 
-    monkeypatch.setattr(fine_tuning, "progress", noted)
+    monkeypatch.setattr(finetuning, "progress", noted)
     replace(SHORT[name], train=classes[0], test=classes[1]).run(QUIET)
     assert titles == [title]
 
 
 SHORT: dict[str, Classification] = {
     "linear": Linear(**TINY, iterations=8, batch_size=6, drop_every=5, save_every=4, layers=("conv4", "pool5")),
-    "nonlinear": NonLinear(**TINY, epochs=(1, 2), rates=(0.05, 0.005), hidden=16, batch_size=6, save_every=4),
+    "nonlinear": NonLinear(**TINY, epochs=(1, 2), lrs=(0.05, 0.005), hidden=16, batch_size=6, save_every=4),
     "finetune": FineTuning(**TINY, epochs=2, batch_size=6, save_every=4),
 }
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_a_broken_off_training_goes_on(
+def test_an_interrupted_training_resumes(
     name: str, classes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train, test = classes
     unbroken = replace(SHORT[name], train=train, test=test).run(QUIET)
     resumed = replace(SHORT[name], train=train, test=test, out=tmp_path)
-    step, done = fine_tuning._step, []
+    step, done = finetuning._step, []
 
     def step_until(*args: object) -> torch.Tensor:
         if len(done) == 6:
@@ -155,10 +172,10 @@ def test_a_broken_off_training_goes_on(
         done.append(1)
         return step(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(fine_tuning, "_step", step_until)
+    monkeypatch.setattr(finetuning, "_step", step_until)
     with pytest.raises(KeyboardInterrupt):
         resumed.run(QUIET)
-    monkeypatch.setattr(fine_tuning, "_step", step)
+    monkeypatch.setattr(finetuning, "_step", step)
     unfinished = tmp_path / "unfinished"
     assert [path.name for path in (unfinished / "checkpoints").iterdir()] == ["00000004.pt"]
     assert (unfinished / "features").exists(), "not read again to see whether it can be"
@@ -170,14 +187,14 @@ def test_a_broken_off_training_goes_on(
 
 
 @pytest.mark.parametrize("out", [True, False])
-def test_a_signal_saves_and_says_how_to_go_on(
+def test_a_signal_saves_and_says_how_to_resume(
     out: bool,
     classes: tuple[Path, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    step, done = fine_tuning._step, []
+    step, done = finetuning._step, []
 
     def interrupted(*args: object) -> torch.Tensor:
         done.append(1)
@@ -185,21 +202,19 @@ def test_a_signal_saves_and_says_how_to_go_on(
             signal.raise_signal(signal.SIGTERM)
         return step(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(fine_tuning, "_step", interrupted)
+    monkeypatch.setattr(finetuning, "_step", interrupted)
     line = ["evaluate", "finetune", "--weights", "random:tiny", "--device", "cpu", "--batch_size", "6", "--epochs", "2"]
     folders = ["--train", str(classes[0]), "--test", str(classes[1]), *(["--out", str(tmp_path)] if out else [])]
     assert cli.run([*line, *folders]) == 128 + signal.SIGTERM
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     if out:
-        assert said == f"stopped at iteration 3 of 8; what is done is kept in {tmp_path}; " + (
-            "the same command goes on from there\n"
-        )
+        assert output == f"interrupted at iteration 3 of 8; the same command continues from {tmp_path}\n"
         assert [path.name for path in (tmp_path / "unfinished" / "checkpoints").iterdir()] == ["00000003.pt"]
     else:
-        assert said == "stopped at iteration 3 of 8; nothing is kept, as there is no --out for it\n"
+        assert output == "interrupted at iteration 3 of 8; nothing is saved without --out\n"
 
 
-def test_the_same_folder_twice_is_remarked_on(
+def test_a_note_about_training_files_in_the_test(
     classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "link").symlink_to(classes[0])
@@ -258,10 +273,10 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     train, test = map(str, classes)
     line = ["linear", "--preset", "quick", "--weights", "random:tiny", "--train", train, "--test", test]
     assert cli.run(["evaluate", *line, "--device", "cpu", "--layers", "pool5", "--json", str(tmp_path / "a.json")]) == 0
-    said = capsys.readouterr().out
-    assert "logistic regression" in said and "published, other data (ImageNet, top 1)" in said and "36.5" in said
-    assert "only 24 training images for 3 classes, 8 of each" in said and "train/down/broken.jpg: " in said
-    assert "not as in the preset paper: fast, layers pool5" in said
+    output = capsys.readouterr().out
+    assert "logistic regression" in output and "published, other data (ImageNet, top 1)" in output and "36.5" in output
+    assert "only 24 training images for 3 classes, 8 of each" in output and "train/down/broken.jpg: " in output
+    assert "not as in the preset paper: fast, layers pool5" in output
     document = json.loads((tmp_path / "a.json").read_text())
     assert document["config"]["fast"] is True and document["metrics"]["pool5"]["top1"] > 66
 
@@ -270,21 +285,60 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     ("line", "sentence"),
     [
         ("linear --weights random:tiny", "give --train and --test"),
-        ("nonlinear --weights random:tiny --epochs 3 2 --rates 0.1 0.01", "epochs must grow"),
-        ("finetune --weights random:tiny --train nowhere --test nowhere", "nowhere is not a folder"),
-        ("finetune --weights random:tiny --train a --test a --batch_size 1", "two images or more"),
-        ("linear --weights random:tiny --train a --test a --drop_every 0", "--drop_every is 0, but must be above 0"),
-        ("linear --weights random:tiny --train a --test a --c -1", "c is -1.0, but must not be negative"),
-        ("nonlinear --weights random:tiny --train a --test a --epochs 0 --rates 1", "must be above 0"),
+        ("nonlinear --weights random:tiny --epochs 3 2 --lrs 0.1 0.01", "epochs must increase"),
+        ("finetune --weights random:tiny --train nowhere --test nowhere", "nowhere does not exist or is not a folder"),
+        ("finetune --weights random:tiny --train a --test a --batch_size 1", "batch_size is 1, but must be 2 or more"),
+        ("linear --weights random:tiny --train a --test a --drop_every 0", "drop_every is 0, but must be 1 or more"),
+        ("linear --weights random:tiny --train a --test a --c -1", "c is -1.0, but must be 0 or more"),
+        ("nonlinear --weights random:tiny --train a --test a --epochs 0 --lrs 1", "epochs is 0, but must be 1 or more"),
         ("quadratic", "there is no evaluation 'quadratic'"),
     ],
 )
 def test_mistakes(line: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["evaluate", *line.split()]) == 2
-    said = capsys.readouterr().err
-    assert sentence in said and len(said.splitlines()) == 1
+    output = capsys.readouterr().err
+    assert sentence in output and len(output.splitlines()) == 1
 
 
 def test_videos_are_not_classified(class_clips: tuple[Path, Path]) -> None:
     with pytest.raises(UserError, match="holds videos, but this evaluation classifies images"):
         Linear(**TINY, train=class_clips[0], test=class_clips[1]).run(QUIET)
+
+
+@pytest.mark.parametrize("c", [0.1, 5.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_against_scikit_learn(c: float, dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, 120)
+    features = rng.normal(size=(120, 30)) + rng.normal(size=(4, 30))[labels]
+    theirs = LogisticRegression(C=c, tol=1e-10, max_iter=5000).fit(features, labels)
+    weight, bias = logistic_regression(
+        torch.from_numpy(features).to(dtype),
+        torch.from_numpy(labels),
+        4,
+        c=c,
+        tolerance=1e-7 if dtype == torch.float32 else 1e-10,
+    )
+    asked = torch.from_numpy(rng.normal(size=(50, 30))).to(dtype)
+    ours = (asked @ weight.T + bias).softmax(dim=1).double()
+    assert np.abs(ours.numpy() - theirs.predict_proba(asked.double().numpy())).max() < 2e-3
+    assert np.abs(weight.double().numpy() - theirs.coef_).max() < 5e-3
+
+
+def test_standardisation() -> None:
+    features = torch.randn(50, 16) * torch.arange(16) + 3  # the first dimension is constant
+    standard, extreme = standardised(features, torch.full((2, 16), 1e9))
+    scaled = standard * 4
+    assert scaled.mean(dim=0).abs().max() < 1e-5
+    assert torch.allclose(scaled[:, 1:].std(dim=0, correction=0), torch.ones(15), atol=1e-4)
+    assert (extreme[:, 0] == 0).all()
+
+
+def test_the_penalty_is_chosen_on_held_out_images() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = (torch.rand(200, generator=generator) < 0.3).long()
+    noisy = torch.randn(200, 100, generator=generator)  # one dimension of a hundred tells something
+    noisy[:, 0] += 2 * labels
+    assert choose_c(noisy, labels, 2, torch.Generator().manual_seed(0)) == 1.0
+    faint = 0.02 * labels[:, None] + 0.002 * torch.randn(200, 4, generator=generator)  # a penalty hides it
+    assert choose_c(faint, labels, 2, torch.Generator().manual_seed(0)) > 1.0

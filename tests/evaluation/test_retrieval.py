@@ -5,18 +5,94 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
 from unshuffle import cli
+from unshuffle.data.dataset import LabelledImages, load_images, open_dataset, synthetic_dataset
+from unshuffle.data.synthetic import synthetic_images
 from unshuffle.errors import UserError
-from unshuffle.evaluation import retrieval, streaming
-from unshuffle.evaluation.features import pool5
-from unshuffle.evaluation.items import class_folders
-from unshuffle.evaluation.retrieval import Retrieval, merged
-from unshuffle.evaluation.streaming import Chunk
-from unshuffle.models import Backbone
+from unshuffle.evaluation import features, retrieval
+from unshuffle.evaluation.features import FeatureChunk, colour_histograms, extract, pool5
+from unshuffle.evaluation.retrieval import Retrieval, RetrievalMonitor, Search, nearest, rebatched, top_k_accuracy
+from unshuffle.models import Backbone, build_backbone
+
+CPU = torch.device("cpu")
+Cosine = Callable[[list[float], list[float]], float]
+Nearest = Callable[[torch.Tensor, torch.Tensor, int], list[list[int]]]
+
+
+@pytest.mark.parametrize("k", [1, 4, 15])
+def test_nearest_against_loops(k: int, slow_nearest: Nearest) -> None:
+    generator = torch.Generator().manual_seed(k)
+    queries, gallery = torch.randn(9, 5, generator=generator), torch.randn(15, 5, generator=generator)
+    gallery *= torch.rand(15, 1, generator=generator) * 10  # lengths must not matter
+    assert nearest(queries, gallery, k).tolist() == slow_nearest(queries, gallery, k)
+
+
+def test_more_queries_than_pass_at_once(slow_nearest: Nearest) -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries, gallery = torch.randn(2500, 3, generator=generator), torch.randn(7, 3, generator=generator)
+    found = nearest(queries, gallery, 2)
+    assert found.shape == (2500, 2)
+    for row in (0, 1023, 1024, 2047, 2048, 2499):
+        assert found[row].tolist() == slow_nearest(queries[row][None], gallery, 2)[0]
+
+
+def test_every_vector_is_nearest_to_itself() -> None:
+    vectors = torch.randn(20, 8)
+    assert nearest(3 * vectors, vectors, 1).flatten().tolist() == list(range(20))
+
+
+def test_top_k_against_loops() -> None:
+    rng = np.random.default_rng(0)
+    neighbours = np.stack([rng.permutation(30)[:12] for _ in range(40)])
+    queries, gallery = rng.integers(0, 8, 40), rng.integers(0, 8, 30)
+    scores = top_k_accuracy(*(torch.from_numpy(array) for array in (neighbours, queries, gallery)))
+    expected = {}
+    for k in (1, 5, 10):
+        hits = sum(
+            any(gallery[item] == query for item in row[:k]) for row, query in zip(neighbours, queries, strict=True)
+        )
+        expected[f"top{k}"] = pytest.approx(100 * hits / 40)
+    assert scores == expected, "top20 needs twenty neighbours"
+    assert 0 < scores["top1"] < scores["top5"] < scores["top10"] <= 100
+
+
+@pytest.mark.parametrize("k", [1, 7, 60])
+def test_a_gallery_in_pieces_gives_the_answers_of_brute_force(
+    k: int, monkeypatch: pytest.MonkeyPatch, cosine: Cosine, slow_nearest: Nearest
+) -> None:
+    monkeypatch.setattr(retrieval, "QUERIES", 5)
+    monkeypatch.setattr(retrieval, "GALLERY", 8)
+    generator = torch.Generator().manual_seed(k)
+    queries, gallery = torch.randn(13, 6, generator=generator), torch.randn(50, 6, generator=generator)
+    search = Search(queries, k, CPU)
+    for part in gallery.split([1, 20, 3, 26]):
+        search.add(part)
+    assert search.neighbours.tolist() == slow_nearest(queries, gallery, k)
+    expected = [
+        [cosine(q, gallery[i].tolist()) for i in row]
+        for q, row in zip(queries.tolist(), search.neighbours, strict=True)
+    ]
+    assert search.similarities.tolist() == [pytest.approx(row, abs=1e-6) for row in expected]
+
+
+def test_of_equal_vectors_the_first_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrieval, "GALLERY", 2)
+    search = Search(torch.tensor([[1.0, 0.0]]), 2, CPU)
+    search.add(torch.tensor([[1.0, 0.0], [0.0, 1.0]] * 4))
+    assert search.neighbours.tolist() == [[0, 2]]
+
+
+def test_an_empty_feature_is_similar_to_nothing() -> None:
+    search = Search(torch.tensor([[0.0, 0.0], [1.0, 0.0]]), 3, CPU)
+    search.add(torch.tensor([[0.0, 0.0], [-1.0, 0.1], [1.0, 0.1]]))
+    assert search.similarities.isfinite().all()
+    assert search.neighbours[1].tolist() == [2, 0, 1]
+
 
 QUIET = Console(quiet=True)
 TINY = {"weights": "random:tiny", "device": "cpu", "workers": 1}
@@ -27,14 +103,14 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     line = ["retrieval", "--weights", "random:tiny", "--train", train, "--test", test, "--device", "cpu"]
     extra = ["--top", "1", "5", "--json", str(tmp_path / "a.json"), "--out", str(tmp_path / "out")]
     assert cli.run(["evaluate", *line, *extra]) == 0
-    said = capsys.readouterr().out
-    assert "15 queries" in said and "gallery of 24" in said and "centre square at 96 px" in said
-    assert "published, other data (VOC 2007)" in said and "73.0" in said
+    output = capsys.readouterr().out
+    assert "15 queries" in output and "gallery of 24" in output and "centre square at 96 px" in output
+    assert "published, other data (VOC 2007)" in output and "73.0" in output
     document = json.loads((tmp_path / "a.json").read_text())
     assert document["command"] == "evaluate retrieval" and document["protocol"] == "retrieval, per image"
     assert document["config"]["top"] == [1, 5] and document["config"]["train"] == train
     metrics = document["metrics"]
-    assert metrics["top1"] > 80, "blind guessing gives 33"
+    assert metrics["top1"] > 80, "chance is 33"
     assert metrics["queries"] == 15 and metrics["gallery"] == 24 and metrics["skipped"]["count"] == 2
     assert (tmp_path / "out" / "neighbours.png").stat().st_size > 1000
 
@@ -44,15 +120,15 @@ def test_training_images_find_themselves(classes: tuple[Path, Path], tmp_path: P
     result = Retrieval(**TINY, train=train, test=train, batch_size=3, out=tmp_path).run(QUIET)
     assert result.metrics["top1"] == 100
     shown = result.neighbours
-    assert shown is not None and len(shown.queries) == 3 and len(shown.found) == 15
+    assert shown is not None and len(shown.queries) == 3 and len(shown.neighbours) == 15
     assert result.metrics["shared_files"] == 25 and "25 of the test files are training files too" in result.statement
-    assert (shown.found.pixels[::5] == shown.queries.pixels).all()
+    assert (shown.neighbours.pixels[::5] == shown.queries.pixels).all()
 
 
-def test_a_broken_off_search_goes_on(
+def test_an_interrupted_search_resumes(
     classes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "PART", 4)
+    monkeypatch.setattr(features, "PART", 4)
     evaluation = Retrieval(**TINY, train=classes[0], test=classes[1], out=tmp_path)
     unbroken = replace(evaluation, out=None).run(QUIET)
     done: list[int] = []
@@ -99,7 +175,7 @@ def test_objects_of_voc(devkit: Callable[..., Path]) -> None:
     assert "600 pixels or more" in result.statement and result.metrics["gallery"] >= 12
     (root / "VOC2007/Annotations/000003.xml").write_text("<annotation><object><name>yeti</name></object></annotation>")
     fewer = Retrieval(**TINY, voc=root, min_pixels=600).run(QUIET)
-    reason = "it is annotated with 'yeti', which is no class of VOC"
+    reason = "it is annotated with 'yeti', which is not a VOC class"
     assert fewer.metrics["skipped"] == {"count": 1, "files": [{"file": "000003", "reason": reason}]}
     itself = Retrieval(**TINY, voc=root, test_set="trainval", min_pixels=600).run(QUIET)
     assert itself.metrics["top1"] == 100
@@ -112,19 +188,19 @@ def test_objects_of_voc(devkit: Callable[..., Path]) -> None:
         ("--weights random:tiny", "give --train and --test"),
         ("--weights random:tiny --voc here --train there", "not both"),
         ("--weights random:tiny --voc nowhere", "no VOC devkit"),
-        ("--weights random:tiny --top 0", "--top is 0, but must be above 0"),
+        ("--weights random:tiny --top 0", "top is 0, but must be 1 or more"),
         ("--weights random:tiny --json no/such.json", "no folder no"),
         (f"--weights random:tiny --out {__file__}", "--out must be a folder"),
         ("--weights random:caffenet --size 20", "size 20 does not suit this backbone: "),
-        ("--weights random:tiny --limit -1", "--limit is -1, but must not be negative"),
+        ("--weights random:tiny --limit -1", "limit is -1, but must be 0 or more"),
         ("--weights random:tiny --preset best", "--preset"),
         ("--weights random:tiny --gallery x", "--gallery"),
     ],
 )
 def test_mistakes(options: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["evaluate", "retrieval", *options.split()]) == 2
-    said = capsys.readouterr().err
-    assert sentence in said and len(said.splitlines()) == 1
+    output = capsys.readouterr().err
+    assert sentence in output and len(output.splitlines()) == 1
 
 
 def test_per_video_is_for_videos(classes: tuple[Path, Path], class_clips: tuple[Path, Path]) -> None:
@@ -134,9 +210,9 @@ def test_per_video_is_for_videos(classes: tuple[Path, Path], class_clips: tuple[
         Retrieval(**TINY, train=classes[0], test=class_clips[1]).run(QUIET)
 
 
-def test_merged_keeps_all_rows_in_order() -> None:
-    chunks = [Chunk(torch.arange(n)[:, None] + 0.5, torch.arange(n)) for n in (2, 2, 1, 3, 1)]
-    large = list(merged(iter(chunks), 4))
+def test_rebatched_keeps_all_rows_in_order() -> None:
+    chunks = [FeatureChunk(torch.arange(n)[:, None] + 0.5, torch.arange(n)) for n in (2, 2, 1, 3, 1)]
+    large = list(rebatched(iter(chunks), 4))
     assert [len(chunk.items) for chunk in large] == [4, 4, 1]
     assert torch.equal(torch.cat([c.items for c in large]), torch.cat([c.items for c in chunks]))
     assert torch.equal(torch.cat([c.values for c in large]), torch.cat([c.values for c in chunks]))
@@ -146,4 +222,51 @@ def test_quick_takes_few(classes: tuple[Path, Path]) -> None:
     assert Retrieval.quick().limit == 500 and Retrieval().limit == 0
     few = Retrieval(**TINY, train=classes[0], test=classes[1], limit=6).run(QUIET)
     assert few.metrics["queries"] <= 6 and few.metrics["gallery"] <= 6
-    assert len(class_folders(classes[0]).first(6)) == 6
+    assert len(open_dataset(classes[0]).limited(6)) == 6
+
+
+@pytest.fixture(scope="module")
+def monitor() -> RetrievalMonitor:
+    gallery, queries = (
+        load_images(synthetic_dataset(synthetic_images(count, 40, seed))) for count, seed in ((36, 0), (24, 1))
+    )
+    return RetrievalMonitor(gallery, queries, CPU)
+
+
+def test_monitor_against_a_slow_reference(monitor: RetrievalMonitor, slow_nearest: Nearest) -> None:
+    torch.manual_seed(0)
+    backbone = build_backbone("tiny")
+    queries, gallery = (extract(backbone, side.pixels, CPU) for side in (monitor.queries, monitor.gallery))
+    rows = slow_nearest(queries.double(), gallery.double(), 20)
+    assert monitor.neighbours(backbone)[:, 0].tolist() == [row[0] for row in rows]
+    labels, wanted = monitor.gallery.labels.tolist(), monitor.queries.labels.tolist()
+    scores = monitor(backbone)
+    assert list(scores) == ["top1", "top5", "top10", "top20", "rankme"]
+    singular = np.linalg.svd(gallery.double().numpy(), compute_uv=False)
+    fractions = singular / singular.sum()
+    assert scores["rankme"] == pytest.approx(np.exp(-(fractions * np.log(fractions)).sum()), rel=1e-3)
+    for k in (1, 5, 10, 20):
+        hits = [label in [labels[item] for item in row[:k]] for row, label in zip(rows, wanted, strict=True)]
+        assert scores[f"top{k}"] == pytest.approx(100 * np.mean(hits))
+
+
+def test_baselines(monitor: RetrievalMonitor, slow_nearest: Nearest) -> None:
+    baselines = monitor.baselines()
+    assert set(baselines) == {"raw pixels", "colour histograms"}
+    sides = (monitor.queries, monitor.gallery)
+    rows = slow_nearest(*(colour_histograms(side.pixels).double() for side in sides), 1)
+    labels = monitor.gallery.labels
+    hits = [labels[row[0]] == label for row, label in zip(rows, monitor.queries.labels, strict=True)]
+    assert baselines["colour histograms"]["top1"] == pytest.approx(100 * np.mean(hits))
+
+
+def test_the_gallery_itself_is_retrieved_perfectly(monitor: RetrievalMonitor) -> None:
+    itself = RetrievalMonitor(monitor.gallery, monitor.gallery, CPU)
+    assert itself(build_backbone("tiny"))["top1"] == 100
+    assert itself.baselines()["raw pixels"]["top1"] == 100
+
+
+def test_a_small_gallery(monitor: RetrievalMonitor) -> None:
+    few = LabelledImages(monitor.gallery.pixels[:6], monitor.gallery.labels[:6], monitor.gallery.classes)
+    scores = RetrievalMonitor(few, monitor.queries, CPU)(build_backbone("tiny"))
+    assert list(scores) == ["top1", "top5", "rankme"]

@@ -1,13 +1,15 @@
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from unshuffle.config import paper
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import ConcatHead, LstmHead, build_head
-from unshuffle.models.ordering import backbone_features
+from unshuffle.models.registry import backbone_features
 
-# Name, parameters of the convolution, groups, side at 75 px (stride 2), side at 227 px (stride 4)
+# name, parameters of the convolution, groups, map side at 75 px (stride 2), map side at 227 px (stride 4)
 LAYERS = [
     ("conv1", 34_944, 1, 33, 55),
     ("conv2", 307_456, 2, 16, 27),
@@ -23,7 +25,7 @@ def count(module: nn.Module) -> int:
 
 
 @pytest.mark.parametrize(("name", "parameters", "groups"), [layer[:3] for layer in LAYERS])
-def test_the_convolutions_of_the_layer_table(name: str, parameters: int, groups: int) -> None:
+def test_convolutions_match_the_layer_table(name: str, parameters: int, groups: int) -> None:
     block = build_backbone("caffenet").get_submodule(name)
     convolution, batch_norm, activation = block.children()
     assert isinstance(convolution, nn.Conv2d)
@@ -32,7 +34,7 @@ def test_the_convolutions_of_the_layer_table(name: str, parameters: int, groups:
 
 
 @pytest.mark.parametrize(("size", "evaluation", "pool5"), [(75, False, 3), (227, True, 6)])
-def test_the_maps_of_each_layer(size: int, evaluation: bool, pool5: int) -> None:
+def test_map_shapes_match_the_layer_table(size: int, evaluation: bool, pool5: int) -> None:
     backbone = build_backbone("caffenet").eval()
     if evaluation:
         backbone = backbone.for_evaluation()
@@ -49,7 +51,7 @@ def test_the_maps_of_each_layer(size: int, evaluation: bool, pool5: int) -> None
     assert output.flatten(1).shape[1] == (9216 if evaluation else 2304)
 
 
-def test_the_form_for_evaluation_keeps_the_weights() -> None:
+def test_the_evaluation_form_keeps_the_weights() -> None:
     backbone = build_backbone("caffenet").train()
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
     evaluated = backbone.for_evaluation()
@@ -57,19 +59,19 @@ def test_the_form_for_evaluation_keeps_the_weights() -> None:
     assert all(torch.equal(value, before[key]) for key, value in evaluated.state_dict().items())
 
 
-def test_the_heads_of_the_paper() -> None:
+def test_heads_of_the_paper_preset() -> None:
     config = paper()
-    features = backbone_features(build_backbone("caffenet"), config.shuffle.crop_size)
+    features = backbone_features(build_backbone("caffenet"), config.spatial.crop_size)
     assert features == 2304
-    spatial = build_head(features, config.shuffle.tiles, config.permutations.spatial, config.model.spatial)
-    temporal = build_head(features, config.shuffle.frames, config.permutations.temporal, config.model.temporal)
+    spatial = build_head(features, config.spatial.parts, config.spatial.permutations, config.spatial.head)
+    temporal = build_head(features, config.temporal.parts, config.temporal.permutations, config.temporal.head)
     assert isinstance(spatial, ConcatHead) and isinstance(temporal, LstmHead)
     assert count(spatial.fc6) == 2304 * 1024 + 1024
     assert count(spatial.fc7) == 9 * 1024 * 4096 + 4096
     assert count(spatial.fc8) == 4096 * 1000 + 1000
     assert count(spatial) == count(spatial.fc6) + count(spatial.fc7) + count(spatial.fc8)
     assert count(temporal.fc6) == 2304 * 512 + 512
-    assert count(temporal.lstm) == 4 * (512 * 256 + 256 * 256 + 2 * 256)  # torch has two biases a gate
+    assert count(temporal.lstm) == 4 * (512 * 256 + 256 * 256 + 2 * 256)  # torch has two biases per gate
     assert count(temporal.fc8) == 256 * 1000 + 1000
     assert count(temporal) == count(temporal.fc6) + count(temporal.lstm) + count(temporal.fc8)
 
@@ -77,3 +79,36 @@ def test_the_heads_of_the_paper() -> None:
 def test_tiny_has_three_by_three_features_at_24_pixels() -> None:
     with torch.no_grad():
         assert build_backbone("tiny")(torch.randn(2, 3, 24, 24)).shape == (2, 96, 3, 3)
+
+
+def slow_lrn(maps: np.ndarray) -> np.ndarray:
+    """Caffe's formula over 5 channels, with α / 5 times the sum of squares."""
+    result = np.empty_like(maps)
+    for channel in range(maps.shape[1]):
+        window = maps[:, max(0, channel - 2) : channel + 3]
+        result[:, channel] = maps[:, channel] / (1 + 1e-4 / 5 * (window**2).sum(axis=1)) ** 0.75
+    return result
+
+
+def test_caffenet_lrn_against_a_plain_reference() -> None:
+    backbone = build_backbone("caffenet-lrn").eval()
+    weights = backbone.state_dict()
+    with torch.no_grad():
+        images = 300 * torch.randn(1, 3, 75, 75)  # large enough for the response normalisation to matter
+        maps = images
+        for number, (stride, padding, groups) in enumerate([(2, 0, 1), (1, 2, 2), (1, 1, 1), (1, 1, 2), (1, 1, 2)], 1):
+            weight, bias = weights[f"conv{number}.weight"], weights[f"conv{number}.bias"]
+            maps = F.conv2d(maps, weight, bias, stride, padding, groups=groups).relu()
+            if number in (1, 2, 5):
+                maps = F.max_pool2d(maps, 3, 2)
+            if number in (1, 2):
+                maps = torch.from_numpy(slow_lrn(maps.double().numpy())).float()
+        actual = backbone(images)
+    assert not torch.allclose(actual, maps.new_zeros(()))
+    torch.testing.assert_close(actual, maps, rtol=1e-4, atol=1e-4 * float(maps.max()))
+
+
+def test_caffenet_lrn_features_in_training_and_evaluation() -> None:
+    backbone = build_backbone("caffenet-lrn")
+    assert backbone_features(backbone, 75) == 2304
+    assert backbone_features(backbone.for_evaluation(), 227) == 9216

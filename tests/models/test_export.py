@@ -11,29 +11,31 @@ from unshuffle.errors import UserError
 from unshuffle.models import BACKBONES, Backbone, build_backbone
 from unshuffle.models import export as exporting
 from unshuffle.models.export import Format, default_file, export
-from unshuffle.models.normalisation import PER_IMAGE
+from unshuffle.models.registry import PER_IMAGE
 from unshuffle.models.weights import load_backbone, read_weights, save_backbone
 
 
 def trained(name: str, folder: Path) -> Backbone:
-    """A backbone with statistics of its own, as a run leaves it, loaded again."""
+    """A backbone with running statistics as after training, saved and loaded again."""
     backbone = build_backbone(name)
     with torch.no_grad():
         backbone.train()(torch.randn(2, 3, 96, 96) + 1)
     file = folder / "trained.safetensors"
-    save_backbone(backbone, name, file, crop_size=24, permutations={"spatial": np.array([[1, 0]])})
+    save_backbone(backbone, file, crop_sizes={"spatial": 24}, permutations={"spatial": np.array([[1, 0]])})
     return load_backbone(file)
 
 
 @pytest.mark.parametrize("fold", [False, True])
 @pytest.mark.parametrize("form", ["safetensors", "torchvision"])
 @pytest.mark.parametrize("name", sorted(set(BACKBONES) - {"resnet50"}))
-def test_what_is_exported_loads_as_it_was(name: str, form: Format, fold: bool, tmp_path: Path) -> None:
+def test_an_export_loads_as_the_same_backbone(name: str, form: Format, fold: bool, tmp_path: Path) -> None:
     backbone = trained(name, tmp_path)
     out = tmp_path / f"w{exporting.SUFFIXES[form]}"
     export(backbone, out, form, fold=fold)
     loaded = load_backbone(out)
-    assert type(loaded) is type(backbone) and loaded.normalisation == PER_IMAGE, "not ImageNet's, though the names are"
+    assert type(loaded) is type(backbone) and loaded.normalisation == PER_IMAGE, (
+        "not ImageNet's, although the names are torchvision's"
+    )
     assert loaded.metadata["spatial_permutations"] == "[[1, 0]]"
     images = torch.randn(1, 3, 127, 127)
     with torch.no_grad():
@@ -55,7 +57,7 @@ def docs_caffenet() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("fold", [False, True])
-def test_a_plain_module_takes_caffenet(fold: bool, tmp_path: Path) -> None:
+def test_a_plain_module_loads_an_exported_caffenet(fold: bool, tmp_path: Path) -> None:
     backbone = trained("caffenet", tmp_path)
     export(backbone, tmp_path / "w.pth", "torchvision", fold=fold)
     layers = [layer for layer in docs_caffenet() if not (fold and isinstance(layer, nn.BatchNorm2d))]
@@ -71,33 +73,35 @@ def test_folded_caffenet_has_the_names_of_torchvisions_alexnet(tmp_path: Path) -
     assert list(torch.load(tmp_path / "w.pth", weights_only=True)) == list(build_backbone("alexnet").state_dict())
 
 
-def test_torchvisions_resnet_takes_ours(tmp_path: Path) -> None:
+def test_torchvisions_resnet_loads_an_exported_resnet(tmp_path: Path) -> None:
     backbone = trained("resnet18", tmp_path)
     export(backbone, tmp_path / "w.pth", "torchvision")
-    theirs = torchvision.models.resnet18(weights=None).eval()
-    misses = theirs.load_state_dict(torch.load(tmp_path / "w.pth", weights_only=True), strict=False)
-    assert not misses.unexpected_keys and misses.missing_keys == ["fc.weight", "fc.bias"]
-    theirs.fc = nn.Identity()
+    network = torchvision.models.resnet18(weights=None).eval()
+    mismatch = network.load_state_dict(torch.load(tmp_path / "w.pth", weights_only=True), strict=False)
+    assert not mismatch.unexpected_keys and mismatch.missing_keys == ["fc.weight", "fc.bias"]
+    network.fc = nn.Identity()
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(theirs(images), backbone(images).flatten(1))
+        torch.testing.assert_close(network(images), backbone(images).flatten(1))
 
 
 @pytest.mark.parametrize("name", ["tiny", "caffenet-lrn"])
-def test_onnx_computes_the_same(name: str, tmp_path: Path) -> None:
+def test_onnx_computes_the_same_as_torch(name: str, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     backbone = trained(name, tmp_path)
-    findings = export(backbone, tmp_path / "w.onnx", "onnx", fold=name == "tiny")
-    assert findings["difference"] < 1e-5
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["trained.safetensors", "w.onnx"], "one file holds all"
+    description = export(backbone, tmp_path / "w.onnx", "onnx", fold=name == "tiny")
+    assert description["difference"] < 1e-5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["trained.safetensors", "w.onnx"], (
+        "everything is in one file"
+    )
     session = onnxruntime.InferenceSession(str(tmp_path / "w.onnx"), providers=["CPUExecutionProvider"])
-    described = session.get_modelmeta().custom_metadata_map
-    assert described["architecture"] == name and "per image" in described["normalisation"]
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert metadata["architecture"] == name and metadata["normalisation"] == PER_IMAGE.to_json()
     for count in (1, 4):
         images = torch.randn(count, 3, backbone.eval_size, backbone.eval_size)
         with torch.no_grad():
-            (theirs,) = session.run(["features"], {"images": images.numpy()})
-            np.testing.assert_allclose(theirs, backbone(images), rtol=1e-3, atol=1e-4)
+            (exported,) = session.run(["features"], {"images": images.numpy()})
+            np.testing.assert_allclose(exported, backbone(images), rtol=1e-3, atol=1e-4)
 
 
 def test_an_onnx_file_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +113,7 @@ def test_an_onnx_file_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pyte
     assert not list(tmp_path.iterdir())
 
 
-def test_the_difference_is_of_the_weights(tmp_path: Path) -> None:
+def test_onnx_difference_detects_changed_weights(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     backbone = build_backbone("tiny").for_evaluation()
     export(backbone, tmp_path / "w.onnx", "onnx")
@@ -119,23 +123,23 @@ def test_the_difference_is_of_the_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
-def test_without_onnx(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx_export_without_a_package(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("onnx", "onnxscript", "onnxruntime"):
         monkeypatch.setitem(__import__("sys").modules, name, None if name == package else torch)
     with pytest.raises(UserError, match=rf"ONNX needs {package}: pip install 'unshuffle\[onnx\]'"):
         export(build_backbone("tiny"), tmp_path / "w.onnx", "onnx")
 
 
-def test_mistakes(tmp_path: Path) -> None:
+def test_wrong_suffix_and_existing_file(tmp_path: Path) -> None:
     backbone = build_backbone("tiny")
-    with pytest.raises(UserError, match=r"ends with \.pth"):
+    with pytest.raises(UserError, match=r"must end with \.pth"):
         export(backbone, tmp_path / "w.safetensors", "torchvision")
     export(backbone, tmp_path / "w.pth", "torchvision")
     with pytest.raises(UserError, match="exists"):
         export(backbone, tmp_path / "w.pth", "torchvision")
 
 
-def test_default_files(tmp_path: Path) -> None:
+def test_default_output_files(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").touch()
     assert default_file(str(tmp_path), "onnx") == tmp_path / "backbone.onnx"
     assert default_file(str(tmp_path), "safetensors", fold=True) == tmp_path / "backbone-folded.safetensors"
@@ -143,12 +147,12 @@ def test_default_files(tmp_path: Path) -> None:
     assert default_file("torchvision:alexnet", "onnx") == Path("torchvision-alexnet.onnx")
 
 
-def test_what_is_safetensors_already_need_not_be_exported(tmp_path: Path) -> None:
+def test_exporting_safetensors_as_safetensors_raises(tmp_path: Path) -> None:
     file = tmp_path / "backbone.safetensors"
-    assert default_file(str(tmp_path), "safetensors") == file, "the run has none yet, which is said elsewhere"
+    assert default_file(str(tmp_path), "safetensors") == file, "a run without weights is reported elsewhere"
     file.touch()
     for weights in (tmp_path, file):
-        with pytest.raises(UserError, match=r"backbone.safetensors is the backbone as safetensors already: use it"):
+        with pytest.raises(UserError, match=r"backbone.safetensors is already a safetensors file: use it"):
             default_file(str(weights), "safetensors")
 
 

@@ -18,18 +18,18 @@ def head(kind: str, **options) -> Head:
 
 def test_centred_against_numpy() -> None:
     vectors = torch.randn(4, 5, 3) * 3 + 7
-    ours = centred(vectors).numpy()
-    for sample, mine in zip(vectors.double().numpy(), ours, strict=True):
-        rest = sample - sample.mean(axis=0)
-        np.testing.assert_allclose(mine, rest / np.sqrt((rest**2).mean()), atol=1e-4)
-        assert (mine**2).mean() == pytest.approx(1, abs=1e-4)
+    centred_vectors = centred(vectors).numpy()
+    for sample, actual in zip(vectors.double().numpy(), centred_vectors, strict=True):
+        residual = sample - sample.mean(axis=0)
+        np.testing.assert_allclose(actual, residual / np.sqrt((residual**2).mean()), atol=1e-4)
+        assert (actual**2).mean() == pytest.approx(1, abs=1e-4)
 
 
-def test_centred_takes_away_what_the_parts_share_and_their_scale() -> None:
+def test_centred_removes_the_mean_and_the_scale() -> None:
     vectors = torch.randn(3, 5, 4)
-    shared = torch.randn(3, 1, 4)
+    offset = torch.randn(3, 1, 4)
     scale = torch.tensor([0.5, 2.0, 30.0])[:, None, None]
-    np.testing.assert_allclose(centred(scale * vectors + shared), centred(vectors), atol=1e-4)
+    np.testing.assert_allclose(centred(scale * vectors + offset), centred(vectors), atol=1e-4)
 
 
 def test_equal_parts_become_zeros() -> None:
@@ -43,7 +43,7 @@ def test_centred_is_symmetric_in_the_parts(psi: list[int]) -> None:
     np.testing.assert_allclose(centred(vectors[:, psi]), centred(vectors)[:, psi], atol=1e-10)
 
 
-def test_kinds() -> None:
+def test_build_head_follows_the_config() -> None:
     assert isinstance(head("concat"), ConcatHead) and isinstance(head("lstm"), LstmHead)
 
 
@@ -67,10 +67,10 @@ def test_concat_against_numpy() -> None:
     assert isinstance(network, ConcatHead)
     ordered = torch.randn(3, 4, 6)
     weights = {key: value.double().numpy() for key, value in network.state_dict().items()}
-    for row, mine in zip(ordered.double().numpy(), network.classify(ordered).detach(), strict=True):
-        side_by_side = np.concatenate(list(row))
-        fc7 = np.maximum(weights["fc7.0.weight"] @ side_by_side + weights["fc7.0.bias"], 0)
-        np.testing.assert_allclose(mine, weights["fc8.weight"] @ fc7 + weights["fc8.bias"], atol=1e-5)
+    for row, actual in zip(ordered.double().numpy(), network.classify(ordered).detach(), strict=True):
+        concatenated = np.concatenate(list(row))
+        fc7 = np.maximum(weights["fc7.0.weight"] @ concatenated + weights["fc7.0.bias"], 0)
+        np.testing.assert_allclose(actual, weights["fc8.weight"] @ fc7 + weights["fc8.bias"], atol=1e-5)
 
 
 def sigmoid(values: np.ndarray) -> np.ndarray:
@@ -82,19 +82,19 @@ def test_lstm_against_numpy() -> None:
     assert isinstance(network, LstmHead)
     ordered = torch.randn(3, 4, 6)
     weights = {key: value.double().numpy() for key, value in network.state_dict().items()}
-    for row, mine in zip(ordered.double().numpy(), network.classify(ordered).detach(), strict=True):
+    for row, actual in zip(ordered.double().numpy(), network.classify(ordered).detach(), strict=True):
         hidden, cell = np.zeros(8), np.zeros(8)
         for part in row:
             gates = weights["lstm.weight_ih_l0"] @ part + weights["lstm.bias_ih_l0"]
             gates += weights["lstm.weight_hh_l0"] @ hidden + weights["lstm.bias_hh_l0"]
-            enter, forget, candidate, leave = np.split(gates, 4)
-            cell = sigmoid(forget) * cell + sigmoid(enter) * np.tanh(candidate)
-            hidden = sigmoid(leave) * np.tanh(cell)
-        np.testing.assert_allclose(mine, weights["fc8.weight"] @ hidden + weights["fc8.bias"], atol=1e-5)
+            input_gate, forget_gate, candidate, output_gate = np.split(gates, 4)
+            cell = sigmoid(forget_gate) * cell + sigmoid(input_gate) * np.tanh(candidate)
+            hidden = sigmoid(output_gate) * np.tanh(cell)
+        np.testing.assert_allclose(actual, weights["fc8.weight"] @ hidden + weights["fc8.bias"], atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_dropout_only_in_training(kind: str) -> None:
+def test_dropout_applies_in_training_only(kind: str) -> None:
     network = head(kind, dropout=0.5)
     features = torch.randn(3, 4, 7)
 
@@ -104,13 +104,13 @@ def test_dropout_only_in_training(kind: str) -> None:
     assert torch.equal(logits(), logits())
     network.train()
     assert not torch.equal(logits(), logits())
-    undropped = head(kind).train()
-    first, again = (undropped.classify(undropped.embed(features)) for _ in range(2))
-    assert torch.equal(first, again)
+    without_dropout = head(kind).train()
+    first, second = (without_dropout.classify(without_dropout.embed(features)) for _ in range(2))
+    assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_order_matters_to_the_logits(kind: str) -> None:
+def test_the_logits_depend_on_the_permutation(kind: str) -> None:
     network = head(kind)
     vectors = network.embed(torch.randn(3, 4, 7))
     assert not torch.allclose(network.classify(vectors), network.classify(vectors[:, [1, 0, 2, 3]]), atol=1e-4)
@@ -119,37 +119,40 @@ def test_the_order_matters_to_the_logits(kind: str) -> None:
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("parts", [4, 9])
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_orders_at_once_are_the_same_as_one_by_one(kind: str, parts: int, dropout: float) -> None:
+def test_all_permutations_at_once_equal_one_by_one(kind: str, parts: int, dropout: float) -> None:
     torch.manual_seed(0)
     config = HeadConfig(kind, fc6=6, hidden=8, dropout=dropout)  # type: ignore[arg-type]
     network = build_head(7, parts, 5, config).eval()
     vectors = torch.randn(3, parts, 6)
-    orders = torch.stack([torch.randperm(parts) for _ in range(11)])
+    permutations = torch.stack([torch.randperm(parts) for _ in range(11)])
     with torch.no_grad():
-        logits = network.order_classifier(vectors)(orders)
+        logits = network.order_classifier(vectors)(permutations)
         assert logits.shape == (3, 11, 5)
-        for index, order in enumerate(orders):
-            ordered = torch.stack([vectors[:, part] for part in order.tolist()], dim=1)
+        for index, permutation in enumerate(permutations):
+            ordered = torch.stack([vectors[:, part] for part in permutation.tolist()], dim=1)
             torch.testing.assert_close(logits[:, index], network.classify(ordered), atol=1e-5, rtol=0)
     assert not torch.allclose(logits[:, 0], logits[:, 1], atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_orders_at_once_in_float64_are_exact(kind: str) -> None:
+def test_all_permutations_at_once_are_exact_in_float64(kind: str) -> None:
     network = head(kind).double()
     vectors = torch.randn(2, 4, 6, dtype=torch.float64)
-    orders = torch.tensor([[0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 0, 1]])
-    expected = network.classify(vectors[:, orders].flatten(0, 1)).view(2, 3, 5)
-    torch.testing.assert_close(network.order_classifier(vectors)(orders), expected, atol=1e-12, rtol=0)
+    permutations = torch.tensor([[0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 0, 1]])
+    expected = network.classify(vectors[:, permutations].flatten(0, 1)).view(2, 3, 5)
+    torch.testing.assert_close(network.order_classifier(vectors)(permutations), expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_orders_at_once_change_nothing(kind: str) -> None:
+def test_order_classifier_leaves_its_inputs_unchanged(kind: str) -> None:
     network = head(kind)
     vectors = torch.randn(2, 4, 6)
-    kept = vectors.clone(), {key: value.clone() for key, value in network.state_dict().items()}
+    vectors_before, weights_before = (
+        vectors.clone(),
+        {key: value.clone() for key, value in network.state_dict().items()},
+    )
     classify = network.order_classifier(vectors)
     twice = [classify(torch.tensor([[3, 1, 0, 2], [2, 3, 0, 1]])) for _ in range(2)]
     assert torch.equal(*twice)
-    assert torch.equal(vectors, kept[0])
-    assert all(torch.equal(value, kept[1][key]) for key, value in network.state_dict().items())
+    assert torch.equal(vectors, vectors_before)
+    assert all(torch.equal(value, weights_before[key]) for key, value in network.state_dict().items())

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -5,10 +6,10 @@ from torch.nn import functional as F
 
 from unshuffle.errors import UserError
 from unshuffle.models import BACKBONES, Backbone, build_backbone, register_backbone
-from unshuffle.models.ordering import backbone_features
+from unshuffle.models.registry import IMAGENET, PER_IMAGE, Normalisation, backbone_features
 
 CROP = {"alexnet": 75, "caffenet": 75, "caffenet-lrn": 75}
-"""Side of the crops where 24 pixels are too few."""
+"""Crop size of the backbones for which 24 pixels are too few."""
 
 
 def crop_size(name: str) -> int:
@@ -16,7 +17,7 @@ def crop_size(name: str) -> int:
 
 
 @pytest.mark.parametrize("name", sorted(BACKBONES))
-def test_every_backbone_makes_maps_of_its_channels(name: str) -> None:
+def test_output_maps_have_the_stated_channels(name: str) -> None:
     backbone = build_backbone(name).eval()
     side = crop_size(name)
     with torch.no_grad():
@@ -27,7 +28,7 @@ def test_every_backbone_makes_maps_of_its_channels(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(BACKBONES))
-def test_every_backbone_takes_its_evaluation_size(name: str) -> None:
+def test_every_backbone_accepts_its_evaluation_size(name: str) -> None:
     backbone = build_backbone(name).for_evaluation()
     assert not backbone.training
     with torch.no_grad():
@@ -41,13 +42,11 @@ STAGES = {
     "tiny": {"conv1": (32, 48), "conv2": (48, 48), "conv3": (96, 24), "conv4": (96, 24)},
     "resnet18": {"layer1": (64, 56), "layer2": (128, 28), "layer3": (256, 14), "layer4": (512, 7)},
 }
-
-
 STAGES["caffenet-lrn"] = STAGES["caffenet"]
 
 
 @pytest.mark.parametrize("name", sorted(STAGES))
-def test_stages_lead_to_the_last_map(name: str) -> None:
+def test_pooling_the_last_stage_gives_the_output(name: str) -> None:
     backbone = build_backbone(name).for_evaluation()
     images = torch.randn(1, 3, backbone.eval_size, backbone.eval_size)
     with torch.no_grad():
@@ -59,7 +58,7 @@ def test_stages_lead_to_the_last_map(name: str) -> None:
     torch.testing.assert_close(pooled, maps)
 
 
-def test_a_backbone_that_names_no_stages_has_one() -> None:
+def test_a_backbone_without_stages_has_pool5_only() -> None:
     backbone, images = Mean(), torch.randn(2, 3, 8, 8)
     assert list(backbone.stages(images)) == ["pool5"] and torch.equal(
         backbone.stages(images)["pool5"], backbone(images)
@@ -67,13 +66,13 @@ def test_a_backbone_that_names_no_stages_has_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["alexnet", "caffenet", "caffenet-lrn", "resnet18", "tiny"])
-def test_gradients_reach_every_weight(name: str) -> None:
+def test_every_weight_gets_a_gradient(name: str) -> None:
     backbone = build_backbone(name)
     backbone(torch.randn(2, 3, crop_size(name), crop_size(name))).square().sum().backward()
     assert all(weight.grad is not None for weight in backbone.parameters())
 
 
-def test_measuring_the_features_leaves_no_trace() -> None:
+def test_measuring_the_features_leaves_the_backbone_unchanged() -> None:
     backbone = build_backbone("tiny").train()
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
     backbone_features(backbone, 24)
@@ -81,33 +80,33 @@ def test_measuring_the_features_leaves_no_trace() -> None:
     assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
 
 
-def refuse(images: Tensor) -> Tensor:
+def assert_size(images: Tensor) -> Tensor:
     raise AssertionError("Input height (9) doesn't match model (224).\nmore about it")
 
 
-def test_a_side_that_a_backbone_refuses_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsuitable_input_size_gives_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"^--size 20 does not suit this backbone: \S.*$"):
         backbone_features(build_backbone("caffenet"), 20, "--size")
     backbone = build_backbone("tiny")
-    monkeypatch.setattr(backbone, "forward", refuse)  # as timm does it
+    monkeypatch.setattr(backbone, "forward", assert_size)  # as timm does
     with pytest.raises(UserError, match=r"^size 9 does not suit this backbone: Input .* \(224\)\.$"):
         backbone_features(backbone, 9)
 
 
-def test_two_builds_have_their_own_weights() -> None:
-    one, other = (next(build_backbone("tiny").parameters()) for _ in range(2))
-    assert not torch.equal(one, other)
+def test_two_builds_have_different_weights() -> None:
+    first, second = (next(build_backbone("tiny").parameters()) for _ in range(2))
+    assert not torch.equal(first, second)
 
 
-def test_unknown_name() -> None:
+def test_an_unknown_name_lists_the_backbones() -> None:
     with pytest.raises(
-        UserError, match=r"no backbone 'cafenet'; there are alexnet, .*tiny, timm:NAME, torchvision:NAME"
+        UserError, match=r"no backbone 'cafenet'; choose from alexnet, .*tiny, timm:NAME, torchvision:NAME"
     ):
         build_backbone("cafenet")
 
 
 class Mean(Backbone):
-    """The mean colour through one layer."""
+    """One layer on the mean colour."""
 
     channels = 5
 
@@ -120,7 +119,7 @@ class Mean(Backbone):
         return mapped
 
 
-def test_one_line_registers_a_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_decorator_registers_a_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unshuffle.models.registry.BACKBONES", registry := dict(BACKBONES))
     assert register_backbone("mean")(Mean) is Mean
     assert registry["mean"] is Mean and "mean" not in BACKBONES
@@ -128,3 +127,34 @@ def test_one_line_registers_a_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(backbone, Mean) and backbone_features(backbone, 9) == 5
     with pytest.raises(AssertionError, match="twice"):
         register_backbone("mean")(Mean)
+
+
+def test_per_image_normalisation_against_numpy() -> None:
+    images = torch.rand(3, 3, 8, 9)
+    array = images.double().numpy()
+    expected = (array - array.mean(axis=(2, 3), keepdims=True)) / array.std(axis=(2, 3), keepdims=True)
+    np.testing.assert_allclose(PER_IMAGE(images), expected, atol=1e-5)
+
+
+def test_per_channel_normalisation_against_numpy() -> None:
+    images = torch.rand(2, 3, 4, 5)
+    normalised = Normalisation((0.1, 0.2, 0.3), (1.0, 2.0, 4.0))(images)
+    for channel, (mean, std) in enumerate([(0.1, 1.0), (0.2, 2.0), (0.3, 4.0)]):
+        np.testing.assert_allclose(normalised[:, channel], (images[:, channel] - mean) / std, rtol=1e-6)
+
+
+@pytest.mark.parametrize("normalisation", [PER_IMAGE, IMAGENET, Normalisation((0.5, 0.0, 1e-05), (1.0, 2.5, 3.0))])
+def test_parsing_returns_what_was_written(normalisation: Normalisation) -> None:
+    assert Normalisation.from_json(normalisation.to_json()) == normalisation
+
+
+def test_an_unknown_normalisation_raises() -> None:
+    with pytest.raises(UserError, match="states is unknown: by hand"):
+        Normalisation.from_json("by hand")
+
+
+def test_a_backbone_normalises_as_its_weights_need() -> None:
+    backbone, images = build_backbone("tiny"), torch.rand(2, 3, 8, 8)
+    assert torch.equal(backbone.normalise(images), PER_IMAGE(images))
+    backbone.normalisation = IMAGENET
+    assert torch.equal(backbone.normalise(images), IMAGENET(images))

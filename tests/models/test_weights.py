@@ -10,24 +10,24 @@ from safetensors.torch import save_file
 
 from unshuffle.errors import UserError
 from unshuffle.models import BACKBONES, Backbone, build_backbone
-from unshuffle.models.normalisation import IMAGENET, PER_IMAGE
+from unshuffle.models.registry import IMAGENET, PER_IMAGE
 from unshuffle.models.weights import load_backbone, load_into, read_weights, save_backbone, write_weights
 
 PERMUTATIONS = {"spatial": np.array([[1, 0, 2], [2, 1, 0]]), "temporal": np.array([[1, 0]])}
 
 
 def saved(path: Path, name: str = "tiny") -> Backbone:
-    """A backbone whose running statistics are not those of a new one, written to the path."""
+    """A backbone with running statistics as after training, written to the path."""
     backbone = build_backbone(name)
     side = 75 if name in ("alexnet", "caffenet", "caffenet-lrn") else 32
     with torch.no_grad():
         backbone.train()(torch.randn(2, 3, side, side) + 1)
-    save_backbone(backbone, name, path, crop_size=24, permutations=PERMUTATIONS)
+    save_backbone(backbone, path, crop_sizes={"spatial": 24, "rotation": 48}, permutations=PERMUTATIONS)
     return backbone
 
 
 @pytest.mark.parametrize("name", sorted(BACKBONES))
-def test_round_trip(name: str, tmp_path: Path) -> None:
+def test_saving_and_loading_keeps_the_outputs(name: str, tmp_path: Path) -> None:
     path = tmp_path / "backbone.safetensors"
     backbone = saved(path, name)
     loaded = load_backbone(path)
@@ -35,61 +35,62 @@ def test_round_trip(name: str, tmp_path: Path) -> None:
     images = torch.randn(1, 3, 127, 127)
     with torch.no_grad():
         assert torch.equal(loaded(images), backbone.for_evaluation()(images))
-        assert torch.equal(load_backbone(str(tmp_path))(images), loaded(images)), "the folder will do"
+        assert torch.equal(load_backbone(str(tmp_path))(images), loaded(images)), "a run folder works too"
         assert not torch.equal(build_backbone(name).for_evaluation()(images), loaded(images))
 
 
-def test_metadata(tmp_path: Path) -> None:
+def test_metadata_of_a_saved_backbone(tmp_path: Path) -> None:
     saved(tmp_path / "weights.safetensors")
     with safe_open(tmp_path / "weights.safetensors", framework="pt") as stored:
         metadata = stored.metadata()
     assert metadata["architecture"] == "tiny"
-    assert metadata["input_size"] == "96" and metadata["training_crop_size"] == "24"
-    assert "per image and channel" in metadata["normalisation"]
+    assert metadata["input_size"] == "96"
+    assert (metadata["spatial_crop_size"], metadata["rotation_crop_size"]) == ("24", "48")
+    assert metadata["normalisation"] == PER_IMAGE.to_json() == '{"mean": [], "std": []}'
     assert json.loads(metadata["spatial_permutations"]) == PERMUTATIONS["spatial"].tolist()
     assert json.loads(metadata["temporal_permutations"]) == PERMUTATIONS["temporal"].tolist()
     assert read_weights(tmp_path / "weights.safetensors")[1] == metadata
 
 
-def test_equal_weights_are_equal_bytes(tmp_path: Path) -> None:
+def test_equal_weights_give_equal_bytes(tmp_path: Path) -> None:
     backbone = build_backbone("tiny")
     metadata = {f"key {number}": "ä" * number for number in range(20)}
     for order in (sorted(metadata), sorted(metadata, reverse=True)):
         write_weights(backbone, {key: metadata[key] for key in order}, tmp_path / f"{order[0]}.safetensors")
-    one, other = (path.read_bytes() for path in sorted(tmp_path.iterdir()))
-    assert one == other
+    first, second = (path.read_bytes() for path in sorted(tmp_path.iterdir()))
+    assert first == second
     weights, stored = read_weights(next(tmp_path.iterdir()))
     assert stored == metadata
     assert all(torch.equal(weights[key], value) for key, value in backbone.state_dict().items())
     with (tmp_path / "key 0.safetensors").open("rb") as file:
-        assert int.from_bytes(file.read(8), "little") % 8 == 0, "tensors begin where they can be mapped"
+        assert int.from_bytes(file.read(8), "little") % 8 == 0, "tensors are aligned"
 
 
-def test_saving_leaves_the_backbone_alone(tmp_path: Path) -> None:
+def test_saving_leaves_the_backbone_unchanged(tmp_path: Path) -> None:
     backbone = build_backbone("tiny").train()
-    save_backbone(backbone, "tiny", tmp_path / "w.safetensors", crop_size=24, permutations={})
+    save_backbone(backbone, tmp_path / "w.safetensors", crop_sizes={}, permutations={})
     assert backbone.training and all(weight.requires_grad for weight in backbone.parameters())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_diverged_are_refused(value: float, tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_raise(value: float, tmp_path: Path) -> None:
     backbone = build_backbone("tiny")
     backbone.state_dict()["conv3.1.running_var"][5] = value
-    save_backbone(backbone, "tiny", tmp_path / "w.safetensors", crop_size=24, permutations={})
-    with pytest.raises(UserError, match=r"numbers that are not finite, first in conv3\.1\.running_var"):
+    save_backbone(backbone, tmp_path / "w.safetensors", crop_sizes={}, permutations={})
+    with pytest.raises(UserError, match=r"values that are not finite, first in conv3\.1\.running_var"):
         load_backbone(tmp_path / "w.safetensors")
 
 
-def test_wrong_architecture(tmp_path: Path) -> None:
+def test_weights_of_another_architecture_raise(tmp_path: Path) -> None:
     saved(tmp_path / "w.safetensors")
     with pytest.raises(UserError, match="weights of tiny, not of caffenet"):
         load_backbone(tmp_path / "w.safetensors", architecture="caffenet")
     backbone = build_backbone("caffenet")
     with pytest.raises(UserError, match="weights of tiny, not of caffenet"):
-        load_into(backbone, "caffenet", tmp_path / "w.safetensors")
+        load_into(backbone, tmp_path / "w.safetensors")
 
 
-def test_a_file_that_does_not_name_its_architecture(tmp_path: Path) -> None:
+def test_a_file_without_architecture_is_recognised(tmp_path: Path) -> None:
     backbone = build_backbone("tiny").eval()
     save_file(backbone.state_dict(), tmp_path / "w.safetensors")
     images = torch.randn(1, 3, 24, 24)
@@ -101,12 +102,12 @@ def test_a_file_that_does_not_name_its_architecture(tmp_path: Path) -> None:
         load_backbone(tmp_path / "w.safetensors", architecture="caffenet")
 
 
-def test_a_file_that_fits_nothing(tmp_path: Path) -> None:
+def test_a_file_that_fits_no_backbone_raises(tmp_path: Path) -> None:
     save_file({"a.weight": torch.zeros(3)}, tmp_path / "w.safetensors")
-    with pytest.raises(UserError, match=r"does not say what architecture it is of and fits none of alexnet, .*tiny"):
+    with pytest.raises(UserError, match=r"does not state its architecture and fits none of alexnet, .*tiny"):
         load_backbone(tmp_path / "w.safetensors")
     torch.save([1, 2], tmp_path / "w.pth")
-    with pytest.raises(UserError, match="holds no state dict"):
+    with pytest.raises(UserError, match="contains no state dict"):
         load_backbone(tmp_path / "w.pth")
     weights = {**build_backbone("tiny").state_dict(), "conv1.0.weight": torch.zeros(1, 2)}
     torch.save(weights, tmp_path / "w.pth")
@@ -114,7 +115,7 @@ def test_a_file_that_fits_nothing(tmp_path: Path) -> None:
         load_backbone(tmp_path / "w.pth", "tiny")
 
 
-def test_a_backbone_that_lost_its_statistics_does_not_pass_for_a_folded_one(tmp_path: Path) -> None:
+def test_missing_running_statistics_are_not_taken_for_a_folded_backbone(tmp_path: Path) -> None:
     weights = build_backbone("tiny").state_dict()
     del weights["conv1.1.running_mean"]
     torch.save(weights, tmp_path / "w.pth")
@@ -122,8 +123,8 @@ def test_a_backbone_that_lost_its_statistics_does_not_pass_for_a_folded_one(tmp_
         load_backbone(tmp_path / "w.pth")
 
 
-def authors(prefix: str = "") -> dict[str, torch.Tensor]:
-    """A state dict with the names of the author's public jigsaw network, its heads among them."""
+def author_state_dict(prefix: str = "") -> dict[str, torch.Tensor]:
+    """A state dict with the names of the author's public jigsaw network, including its heads."""
     shapes = {1: (96, 3, 11, 11), 2: (256, 48, 5, 5), 3: (384, 256, 3, 3), 4: (384, 192, 3, 3), 5: (256, 192, 3, 3)}
     weights = {}
     for number, shape in shapes.items():
@@ -134,8 +135,8 @@ def authors(prefix: str = "") -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("prefix", ["", "module."])
 @pytest.mark.parametrize("nested", [False, True])
-def test_the_authors_files(prefix: str, nested: bool, tmp_path: Path) -> None:
-    weights = authors(prefix)
+def test_files_of_the_author_load(prefix: str, nested: bool, tmp_path: Path) -> None:
+    weights = author_state_dict(prefix)
     torch.save({"epoch": 3, "state_dict": weights} if nested else weights, tmp_path / "jps.pth.tar")
     backbone = load_backbone(tmp_path / "jps.pth.tar")
     assert backbone.architecture == "caffenet-lrn" and backbone.normalisation == PER_IMAGE
@@ -145,7 +146,7 @@ def test_the_authors_files(prefix: str, nested: bool, tmp_path: Path) -> None:
         assert torch.equal(conv.bias, weights[f"{prefix}conv.conv{number}_s1.bias"])
 
 
-def test_torchvisions_files(tmp_path: Path) -> None:
+def test_files_of_torchvision_load(tmp_path: Path) -> None:
     alexnet = {**build_backbone("alexnet").state_dict(), "classifier.1.weight": torch.randn(4, 4)}
     torch.save(alexnet, tmp_path / "alexnet.pth")
     backbone = load_backbone(tmp_path / "alexnet.pth")
@@ -159,51 +160,51 @@ def test_torchvisions_files(tmp_path: Path) -> None:
     assert torch.equal(backbone.state_dict()["network.layer4.1.conv2.weight"], old["layer4.1.conv2.weight"])
 
 
-def test_training_goes_on_with_our_own_crops(tmp_path: Path) -> None:
+def test_loading_for_training_keeps_the_normalisation_of_our_crops(tmp_path: Path) -> None:
     torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "w.pth")
     backbone = build_backbone("resnet18")
-    load_into(backbone, "resnet18", tmp_path / "w.pth")
+    load_into(backbone, tmp_path / "w.pth")
     assert backbone.normalisation == PER_IMAGE
     stored = torch.load(tmp_path / "w.pth", weights_only=True)
     assert torch.equal(backbone.state_dict()["network.conv1.weight"], stored["conv1.weight"])
 
 
 @pytest.mark.parametrize("kept", [0, 5, 200, -1])
-def test_damaged_pickles(kept: int, tmp_path: Path) -> None:
-    torch.save(authors(), tmp_path / "w.pth")
+def test_damaged_torch_files_raise(kept: int, tmp_path: Path) -> None:
+    torch.save(author_state_dict(), tmp_path / "w.pth")
     (tmp_path / "w.pth").write_bytes((tmp_path / "w.pth").read_bytes()[:kept])
-    with pytest.raises(UserError, match=r"w\.pth is not a whole state dict"):
+    with pytest.raises(UserError, match=r"w\.pth cannot be read safely as a state dict"):
         load_backbone(tmp_path / "w.pth")
 
 
-class Trap:
+class RunsCode:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return print, ("code was run",)
 
 
-def test_a_file_that_would_run_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.save({"conv1.0.weight": Trap()}, tmp_path / "w.pth")
+def test_a_file_that_would_run_code_raises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"conv1.0.weight": RunsCode()}, tmp_path / "w.pth")
     with pytest.raises(UserError, match="safely"):
         load_backbone(tmp_path / "w.pth")
     assert "code was run" not in capsys.readouterr().out
 
 
-def test_an_architecture_that_is_not_registered(tmp_path: Path) -> None:
+def test_an_unregistered_architecture_raises(tmp_path: Path) -> None:
     save_file(build_backbone("tiny").state_dict(), tmp_path / "w.safetensors", metadata={"architecture": "vit"})
     with pytest.raises(UserError, match="no backbone 'vit'"):
         load_backbone(tmp_path / "w.safetensors")
 
 
 @pytest.mark.parametrize("kept", [0, 5, 200, -1])
-def test_damaged_files(kept: int, tmp_path: Path) -> None:
+def test_damaged_safetensors_raise(kept: int, tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     saved(path)
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(UserError, match=r"w\.safetensors is not a whole safetensors file"):
+    with pytest.raises(UserError, match=r"w\.safetensors is not a complete safetensors file"):
         load_backbone(path)
 
 
 @pytest.mark.parametrize("name", ["", "absent.safetensors"])
-def test_missing_files(name: str, tmp_path: Path) -> None:
+def test_missing_files_raise(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no weights at"):
         load_backbone(tmp_path / name)

@@ -1,11 +1,17 @@
+"""Groups against slow references, and the selection among candidates against loops."""
+
+import itertools
+import math
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chisquare, kstest
 from torch import Tensor
 
-from unshuffle.policy.groups import Groups, group_permutations
+from unshuffle.policy.groups import Groups, Selected, entropy, group_pairs, group_permutations, gumbel, select
 
 
 def blocks(levels: list[float], sizes: list[int], samples: int = 6, noise: float = 0.01) -> tuple[Tensor, Tensor]:
@@ -23,9 +29,9 @@ def check(groups: Groups, state: Tensor, count: int) -> None:
     assert groups.members.min() >= 0 and groups.members.max() < count
     assert float(groups.sizes.sum()) == pytest.approx(1, abs=1e-6)
     present = int((groups.sizes > 0).sum())
-    assert (groups.sizes[:present] > 0).all() and (groups.sizes[present:] == 0).all(), "the empty ones come last"
+    assert (groups.sizes[:present] > 0).all() and (groups.sizes[present:] == 0).all(), "empty groups come last"
     assert (groups.medians[present:] == 1).all()
-    assert (groups.medians[:present].diff() >= 0).all(), "the hardest comes first"
+    assert (groups.medians[:present].diff() >= 0).all(), "the hardest first"
     for group in range(count):
         mine = [row for row, member in enumerate(groups.members.tolist()) if member == group]
         assert float(groups.sizes[group]) == pytest.approx(len(mine) / len(state), abs=1e-6)
@@ -34,7 +40,7 @@ def check(groups: Groups, state: Tensor, count: int) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[5, 5, 5, 5], [1, 12, 2, 9], [1, 1, 1, 1]])
-def test_separate_rows_are_found(sizes: list[int]) -> None:
+def test_separate_rows_make_separate_groups(sizes: list[int]) -> None:
     state, which = blocks([1.4, 0.6, 1.8, 1.0], sizes)
     groups = group_permutations(state, 4, seed=0)
     check(groups, state, 4)
@@ -116,3 +122,169 @@ def test_any_rows(count: int, more: int, samples: int, steps: int, seed: int) ->
     for row, member in zip(state, groups.members, strict=True):
         same = (state == row).all(dim=1)
         assert (groups.members[same] == member).all(), "equal rows are in one group"
+
+
+# pairs
+
+COUNT = 9
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def candidate_logits(samples: int, candidates: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Logits for the candidates of each sample, and the candidates, some of which occur twice."""
+    source = generator(seed)
+    permutations = torch.randint(COUNT, (samples, candidates), generator=source)
+    return 2 * torch.randn(samples, candidates, COUNT, generator=source), permutations
+
+
+def slow_ratio(logits: list[float], label: int) -> float:
+    powers = [math.exp(value) for value in logits]
+    rival = max(power for place, power in enumerate(powers) if place != label)
+    return (powers[label] / sum(powers) + 1) / (rival / sum(powers) + 1)
+
+
+def slow_select(
+    logits: list[list[float]], candidates: list[int], log_weights: list[float], noise: list[float], selected: int
+) -> list[list[int]]:
+    """Columns, permutations and groups for one sample."""
+    ratios = [slow_ratio(row, label) for row, label in zip(logits, candidates, strict=True)]
+    count = len(candidates)
+    group, score = [0] * count, [0.0] * count
+    for rank, column in enumerate(sorted(range(count), key=ratios.__getitem__)):
+        group[column] = math.floor(rank * len(log_weights) / count)
+        score[column] = log_weights[group[column]] + noise[column]
+    columns = sorted(range(count), key=lambda column: -score[column])[:selected]
+    return [columns, [candidates[column] for column in columns], [group[column] for column in columns]]
+
+
+# the selection
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("candidates", "groups", "count"), [(12, 3, 4), (10, 4, 3), (5, 5, 5), (7, 2, 1), (8, 3, 8)])
+def test_selection_against_a_loop(candidates: int, groups: int, count: int, dtype: torch.dtype) -> None:
+    logits, permutations = candidate_logits(20, candidates, seed=candidates)
+    logits = logits.to(dtype)
+    noise, log_weights = gumbel((20, candidates), generator(1)), torch.linspace(-1, 1, groups)
+    selected = select(logits, permutations, log_weights, noise, count)
+    assert selected.columns.shape == selected.permutations.shape == selected.groups.shape == (20, count)
+    for sample in range(20):
+        expected = slow_select(
+            logits[sample].tolist(), permutations[sample].tolist(), log_weights.tolist(), noise[sample].tolist(), count
+        )
+        assert [tensor[sample].tolist() for tensor in selected] == expected
+
+
+def weighted(weights: Tensor, samples: int, candidates: int, count: int, seed: int) -> tuple[Selected, Tensor, Tensor]:
+    logits, permutations = candidate_logits(samples, candidates)
+    noise = gumbel((samples, candidates), generator(seed))
+    return select(logits, permutations, weights.log(), noise, count), logits, permutations
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("group", [0, 1, 2])
+def test_selection_from_one_group_only(group: int, count: int) -> None:
+    """Four of twelve candidates: the hardest, those between, the easiest."""
+    selected, logits, permutations = weighted(torch.eye(3)[group], 50, 12, count, seed=2)
+    assert (selected.groups == group).all()
+    for sample in range(50):
+        ratios = [
+            slow_ratio(row.tolist(), int(label))
+            for row, label in zip(logits[sample], permutations[sample], strict=True)
+        ]
+        members = sorted(range(12), key=ratios.__getitem__)[4 * group : 4 * group + 4]
+        assert set(selected.columns[sample].tolist()) <= set(members)
+        assert len(set(selected.columns[sample].tolist())) == count, "none twice"
+
+
+@pytest.mark.parametrize(("candidates", "groups", "count"), [(12, 3, 2), (7, 3, 4), (5, 4, 5)])
+def test_with_equal_weights_every_permutation_is_equally_likely(candidates: int, groups: int, count: int) -> None:
+    selected, _, _ = weighted(torch.ones(groups), 4000, candidates, count, seed=3)
+    assert chisquare(torch.bincount(selected.permutations.flatten(), minlength=COUNT)).pvalue > 0.001
+    if count < candidates:  # otherwise all are selected
+        assert chisquare(torch.bincount(selected.columns.flatten(), minlength=candidates)).pvalue > 0.001
+
+
+def test_the_selection_is_sampling_without_replacement() -> None:
+    """Two of four, one after the other: first c with p_c, then d with p_d / (1 − p_c)."""
+    weights = [0.5, 0.3, 0.15, 0.05]
+    selected, _, _ = weighted(torch.tensor(weights), 20_000, 4, 2, seed=4)
+    pairs = list(itertools.permutations(range(4), 2))
+    counts = [int((selected.groups == torch.tensor(pair)).all(dim=1).sum()) for pair in pairs]
+    assert sum(counts) == 20_000
+    expected = [20_000 * weights[first] * weights[second] / (1 - weights[first]) for first, second in pairs]
+    assert chisquare(counts, expected).pvalue > 0.001
+
+
+def test_the_selection_leaves_its_inputs_alone() -> None:
+    logits, permutations = candidate_logits(3, 6)
+    inputs = (logits, permutations, torch.zeros(2), gumbel((3, 6), generator()))
+    copies = [tensor.clone() for tensor in inputs]
+    first, again = (select(*inputs, 2) for _ in range(2))
+    assert all(torch.equal(tensor, copy) for tensor, copy in zip(inputs, copies, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+
+
+def test_gumbel_noise() -> None:
+    noise = gumbel((100, 50), generator())
+    assert noise.shape == (100, 50) and noise.isfinite().all()
+    assert kstest(noise.flatten(), "gumbel_r").pvalue > 0.001
+    assert torch.equal(noise, gumbel((100, 50), generator()))
+    assert not torch.equal(noise, gumbel((100, 50), generator(1)))
+
+
+# groups of pairs
+
+
+def check_pair_groups(state: Tensor, count: int) -> None:
+    groups = group_pairs(state, count)
+    parts: list[list[float]] = [[] for _ in range(count)]
+    for column in state.T.tolist():
+        for rank, ratio in enumerate(sorted(column)):
+            parts[math.floor(rank * count / len(column))].append(ratio)
+    assert len(groups.members) == 0 and groups.sizes.shape == groups.medians.shape == (count,)
+    np.testing.assert_allclose(groups.sizes, [len(part) / state.numel() for part in parts], rtol=1e-6)
+    np.testing.assert_allclose(groups.medians, [np.median(part) for part in parts], rtol=1e-6)
+    assert float(groups.sizes.sum()) == pytest.approx(1, abs=1e-6)
+    assert groups.sizes.max() - groups.sizes.min() <= 1 / len(state) + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("permutations", "samples", "count"), [(12, 5, 3), (12, 4, 4), (10, 6, 4), (5, 1, 3), (7, 2, 7)]
+)
+def test_groups_of_pairs_against_a_loop(permutations: int, samples: int, count: int) -> None:
+    check_pair_groups(0.5 + 1.5 * torch.rand(permutations, samples, generator=generator()), count)
+
+
+@given(st.integers(1, 6), st.integers(0, 12), st.integers(1, 5), st.integers(1, 4), st.integers(0, 1000))
+@settings(max_examples=25, deadline=None)
+def test_groups_of_pairs_for_any_ratios(count: int, more: int, samples: int, steps: int, seed: int) -> None:
+    """Few different values, so that equal ones come up."""
+    values = np.random.default_rng(seed).integers(0, steps + 1, size=(count + more, samples))
+    check_pair_groups(torch.from_numpy(0.5 + 1.5 * values / steps).float(), count)
+
+
+def test_difficulty_depends_on_the_sample() -> None:
+    """Two samples that find opposite permutations hard: no group of permutations could tell them apart."""
+    state = torch.tensor([[0.6, 1.8], [1.8, 0.6]]).repeat(3, 1)
+    groups = group_pairs(state, 2)
+    assert groups.medians.tolist() == pytest.approx([0.6, 1.8]) and groups.sizes.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(("candidates", "count"), [(12, 3), (10, 4), (7, 5)])
+def test_the_groups_of_a_validation_are_those_of_the_selection(candidates: int, count: int) -> None:
+    """All permutations as candidates and all selected: as many of each group as it holds."""
+    permutations = torch.arange(candidates)[None]
+    logits = torch.randn(1, candidates, candidates, generator=generator(1))
+    selected = select(logits, permutations, torch.zeros(count), gumbel((1, candidates), generator()), candidates)
+    sizes = group_pairs(torch.rand(candidates, 1), count).sizes
+    np.testing.assert_allclose(torch.bincount(selected.groups[0], minlength=count) / candidates, sizes, rtol=1e-6)
+
+
+@pytest.mark.parametrize("probabilities", [[0.25] * 4, [1.0, 0, 0], [0.5, 0.3, 0.2, 0]])
+def test_entropy(probabilities: list[float]) -> None:
+    expected = -sum(p * math.log(p) for p in probabilities if p)
+    assert float(entropy(torch.tensor(probabilities).log())) == pytest.approx(expected, abs=1e-6)

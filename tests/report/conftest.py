@@ -9,16 +9,16 @@ import pytest
 import torch
 from PIL import Image
 
-from unshuffle.assembly import build_trainer
 from unshuffle.config import Config, demo
-from unshuffle.config_file import merge
-from unshuffle.data.prepare import prepare
+from unshuffle.options import merge
 from unshuffle.pretraining import run_pretraining
 from unshuffle.report.snapshot import Snapshot, hold_out
-from unshuffle.run import Run
+from unshuffle.runs.run import Run
+from unshuffle.tasks.prepare import prepare
+from unshuffle.training.trainer import build_trainer
 
 HOSTILE = "<img src=x onerror=document.title='pwned'>&\"'"
-"""What a file may be called."""
+"""A valid name of a file."""
 
 
 def tiny_config(**changes: object) -> Config:
@@ -37,9 +37,12 @@ def tiny_config(**changes: object) -> Config:
         device="cpu",
         data=replace(config.data, val_size=6, workers=1),
         synthetic=replace(config.synthetic, **world),
-        permutations=replace(config.permutations, spatial=5, temporal=5, per_sample=2),
+        spatial=replace(config.spatial, permutations=5),
+        temporal=replace(config.temporal, permutations=5),
+        rotation=replace(config.rotation, crop_size=24),
+        permutations=replace(config.permutations, per_sample=2),
         optim=replace(config.optim, iterations=6, batch_size=4, warmup=0, milestones=()),
-        policy=replace(config.policy, groups=2, interval=2, batches=2, start_below=2.0),
+        policy=replace(config.policy, num_groups=2, interval=2, batches=2, start_below=2.0),
         log=replace(config.log, train_every=1),
         **changes,  # type: ignore[arg-type]
     )
@@ -64,25 +67,39 @@ def uniform_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="session")
-def trial_run(tmp_path_factory: pytest.TempPathFactory, believing: Any) -> Run:
-    """A finished run whose policy learns from trials."""
-    config = tiny_config(out=tmp_path_factory.mktemp("report") / "trials")
-    with believing():
-        return run_pretraining(replace(config, policy=replace(config.policy, reward="trials", trial=2)))
+def rollout_run(tmp_path_factory: pytest.TempPathFactory, reliable: Any) -> Run:
+    """A finished run whose policy learns from rollouts."""
+    config = tiny_config(out=tmp_path_factory.mktemp("report") / "rollouts")
+    with reliable():
+        return run_pretraining(replace(config, policy=replace(config.policy, sampler="rollouts", rollout_iterations=2)))
 
 
 @pytest.fixture(scope="session")
-def pair_run(tmp_path_factory: pytest.TempPathFactory, believing: Any) -> Run:
-    """The same, and it chooses among pairs."""
+def pair_run(tmp_path_factory: pytest.TempPathFactory, reliable: Any) -> Run:
+    """The same, with groups of pairs."""
     config = tiny_config(out=tmp_path_factory.mktemp("report") / "pairs")
-    policy = replace(config.policy, reward="trials", trial=2, grouped="pairs", groups=5, candidates=3)
-    with believing():
+    policy = replace(
+        config.policy, sampler="rollouts", rollout_iterations=2, grouping="pairs", num_groups=5, candidates=3
+    )
+    with reliable():
         return run_pretraining(replace(config, policy=policy))
 
 
 @pytest.fixture(scope="session")
+def all_tasks_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished run on all three tasks."""
+    return run_pretraining(tiny_config(out=tmp_path_factory.mktemp("report") / "all", tasks="S+T+R"))
+
+
+@pytest.fixture(scope="session")
+def rotation_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished run without an ordering task."""
+    return run_pretraining(tiny_config(out=tmp_path_factory.mktemp("report") / "rotation", tasks="R"))
+
+
+@pytest.fixture(scope="session")
 def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A finished run in a folder, and on images, with names that a page must not take for HTML; one cannot be read."""
+    """A finished run whose folder and images have names that look like HTML; one image cannot be read."""
     folder = tmp_path_factory.mktemp("report")
     rng = np.random.default_rng(0)
     images = folder / "images"
@@ -92,7 +109,7 @@ def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         Image.fromarray(pixels).save(images / f"{HOSTILE}{number}.png")
     (images / f"{HOSTILE}.jpg").write_bytes(b"not an image")
     config = tiny_config(images=str(images), out=folder / HOSTILE)
-    return run_pretraining(merge(config, {"data": {"cache": str(folder / "cache"), "max_bad_share": 0.5}}))
+    return run_pretraining(merge(config, {"data": {"cache": str(folder / "cache"), "max_bad_fraction": 0.5}}))
 
 
 @pytest.fixture(scope="session")
@@ -101,4 +118,4 @@ def snapshot() -> Snapshot:
     config = tiny_config()
     torch.manual_seed(0)
     trainer = build_trainer(config, prepare(config))
-    return Snapshot.of(trainer, hold_out(trainer, {"spatial": 6, "temporal": 6}))
+    return Snapshot.of(trainer, hold_out(trainer))

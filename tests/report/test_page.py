@@ -1,4 +1,4 @@
-"""The page as text: what it says, and what it must not contain. What it does is seen in test_page_in_browser.py."""
+"""The page as text: what it contains, and what it must not contain. test_page_in_browser.py tests its scripts."""
 
 import html
 import json
@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from unshuffle.config import Config
-from unshuffle.config_file import write_config
+from unshuffle.errors import UserError
+from unshuffle.options import write_config
 from unshuffle.pretraining import run_pretraining
 from unshuffle.report import page as page_module
-from unshuffle.report.page import differing, write_report
-from unshuffle.report.subjects import check_page, find_subjects
-from unshuffle.run import Run
+from unshuffle.report.page import check_page, differing, write_report
+from unshuffle.runs.folders import find_runs
+from unshuffle.runs.run import Run
 
 
 class Seen(HTMLParser):
@@ -39,7 +40,7 @@ class Seen(HTMLParser):
 
 
 def written(folders: list[Path], out: Path) -> str:
-    write_report(find_subjects(folders), out)
+    write_report(find_runs(folders), out)
     return out.read_text(encoding="utf-8")
 
 
@@ -50,12 +51,12 @@ def test_pretrain_writes_it(run: Run) -> None:
     last = {entry["task"]: entry["error"] for entry in run.metrics("validation")}
     for task in ("spatial", "temporal"):
         assert f"{last[task]:.3f}" in words and f"{100 * (1 - last[task]):.1f}" in words
-    for said in ("30 images of the synthetic world", "unshuffle pretrain --preset demo", "raw pixels", "torch 2."):
+    for said in ("chance", "unshuffle pretrain --preset demo", "raw pixels", "torch 2."):
         assert said in words
     assert len(page) < 5_000_000
 
 
-def test_it_is_whole_by_itself(run: Run) -> None:
+def test_it_is_self_contained(run: Run) -> None:
     page = run.report.read_text(encoding="utf-8")
     for tag, attributes in Seen(page).tags:
         for name in ("src", "href", "action", "data"):
@@ -72,13 +73,11 @@ def test_names_stay_text(hostile_run: Run) -> None:
     assert not any(attributes.get("src") == "x" for _, attributes in seen.tags)
     assert sum("onerror" in text for text in seen.texts) >= 6  # puzzles, the title, the folder, the skipped file ...
     assert "1 file could not be used" in seen.texts
-    lede = next(text for text in seen.texts if "It learned from" in text)
-    assert "held back" in page and "held back" not in lede
     data = json.loads(html.unescape(re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1]))  # type: ignore[index]
     assert all("<img src=x" in name for name in data["runs"][0]["neighbours"]["names"])
 
 
-def test_a_run_that_has_only_begun(tmp_path: Path, tiny_config: Callable[..., Config]) -> None:
+def test_a_run_without_metrics(tmp_path: Path, tiny_config: Callable[..., Config]) -> None:
     write_config(tiny_config(out=tmp_path), tmp_path / "config.yaml")
     page = written([tmp_path], tmp_path / "report.html")
     assert "There is no validation yet" in page and "Nothing has been logged yet" in page
@@ -102,8 +101,8 @@ def test_a_run_that_was_killed(run: Run, tmp_path: Path) -> None:
     assert data["runs"][0]["neighbours"] is None
 
 
-def test_from_its_folder_it_is_the_page_that_pretrain_wrote(run: Run, tmp_path: Path) -> None:
-    """But for the time, and for JPEGs made of JPEGs."""
+def test_from_the_run_folder_it_is_the_page_that_pretrain_wrote(run: Run, tmp_path: Path) -> None:
+    """Except for the time and for JPEGs that were encoded twice."""
     again = written([run.folder], tmp_path / "report.html")
 
     def plain(page: str) -> str:
@@ -114,10 +113,10 @@ def test_from_its_folder_it_is_the_page_that_pretrain_wrote(run: Run, tmp_path: 
     assert first[: cut - 100] == second[: cut - 100]
 
 
-def test_what_took_the_time(run: Run, trial_run: Run) -> None:
-    said = [" ".join(Seen(one.report.read_text(encoding="utf-8")).texts) for one in (run, trial_run)]
-    assert "minutes of training and validation" in said[0] and "trials" not in said[0].split("Configuration")[0]
-    assert "minutes of training, validation and trials" in said[1]
+def test_the_time_includes_rollouts(run: Run, rollout_run: Run) -> None:
+    texts = [" ".join(Seen(each.report.read_text(encoding="utf-8")).texts) for each in (run, rollout_run)]
+    assert "minutes of training and validation" in texts[0] and "rollouts" not in texts[0].split("config.yaml")[0]
+    assert "minutes of training, validation and rollouts" in texts[1]
 
 
 def test_several_runs_side_by_side(run: Run, uniform_run: Run, tmp_path: Path) -> None:
@@ -126,12 +125,36 @@ def test_several_runs_side_by_side(run: Run, uniform_run: Run, tmp_path: Path) -
     assert "2 runs side by side" in words and "policy.sampler" in words and "No policy" in words
 
 
-def test_many_runs_go_without_pictures(run: Run, tmp_path: Path) -> None:
+def test_a_task_that_orders_nothing_has_results_and_no_policy(all_tasks_run: Run, rotation_run: Run) -> None:
+    words = [
+        " ".join(" ".join(Seen(each.report.read_text(encoding="utf-8")).texts).split())
+        for each in (all_tasks_run, rotation_run)
+    ]
+    for run, text in zip((all_tasks_run, rotation_run), words, strict=True):
+        first, *_, last = (entry["error"] for entry in run.metrics("validation") if entry["task"] == "rotation")
+        before, trained = (f"{100 * (1 - error):.1f} %" for error in (first, last))
+        assert (
+            f"{trained} of the rotations of held-out images recognised; {before} before training, chance 25.0 %" in text
+        )
+        assert "Nearest neighbours" in text and f"{last:.3f}" in text
+    assert "the temporal task (frames of clips) and the rotation task (rotations of images), with the" in words[0]
+    assert "Puzzles" in words[0] and "Preferences of the policy" in words[0]
+    assert "iterations on the rotation task (rotations of images)." in words[1]
+    for heading in ("Puzzles", "Preferences of the policy", "Error map", "sampler reinforce"):
+        assert heading not in words[1].split("config.yaml")[0]
+
+
+def test_a_run_without_an_ordering_task_beside_one_that_has_some(run: Run, rotation_run: Run, tmp_path: Path) -> None:
+    page = written([run.folder, rotation_run.folder], tmp_path / "report.html")
+    assert "The run has no ordering task." in page and "There are no pictures" not in page
+
+
+def test_many_runs_have_no_pictures(run: Run, tmp_path: Path) -> None:
     for seed in range(5):
         shutil.copytree(run.folder, tmp_path / "arm" / f"seed-{seed}")
     (tmp_path / "table.csv").write_text("arm,seeds,error.spatial mean,error.spatial std\n<b>,5,0.123456,0.01\n")
-    subjects = find_subjects([tmp_path])
-    write_report(subjects, tmp_path / "report.html", tables=[tmp_path / "table.csv"])
+    runs = find_runs([tmp_path])
+    write_report(runs, tmp_path / "report.html", tables=[tmp_path / "table.csv"])
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "0.123 ± 0.010" in page and "&lt;b&gt;" in page
     assert "data:image/jpeg" not in page and "up to 4 runs" in page
@@ -156,4 +179,41 @@ def test_a_report_that_fails_does_not_fail_the_run(
     run = run_pretraining(tiny_config(out=tmp_path / "run", tasks="S"))
     printed = capsys.readouterr().out
     assert "no report was written (no paper); try again with: unshuffle report" in printed
-    assert run.weights.exists() and not run.report.exists() and "Open these" in printed
+    assert run.weights.exists() and not run.report.exists() and "Results:" in printed
+
+
+def test_only_reports_are_overwritten(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    check_page(page)
+    page.write_text('<!doctype html><meta name="generator" content="unshuffle 0.1.0">')
+    check_page(page)
+    page.write_text("my thesis")
+    with pytest.raises(UserError, match="not a report"):
+        check_page(page)
+    with pytest.raises(UserError, match="is a folder"):
+        check_page(tmp_path)
+    with pytest.raises(UserError, match="there is no folder"):
+        check_page(tmp_path / "nowhere" / "page.html")
+
+
+def test_data_is_described_by_its_sources_and_splits(run: Run, tmp_path: Path) -> None:
+    copied = shutil.copytree(run.folder, tmp_path / "copied")
+    source = {
+        "medium": "images",
+        "address": "<b>photos",
+        "items": 1234,
+        "skipped": 0,
+        "storage": "shards",
+        "path": None,
+        "short_side": 256,
+        "shards": 3,
+    }
+    splits = {"spatial": {"training": 1134, "validation": 100, "requested": 100, "source": "images"}}
+    lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    lines[0] |= {"sources": [source], "splits": splits}
+    assert lines[0]["kind"] == "start"
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = " ".join(" ".join(Seen(written([copied], tmp_path / "report.html")).texts).split())
+    assert "Data: 1,234 images in <b>photos." in words
+    assert "1234 images in <b>photos; read from 3 shards at short side 256 px." in words
+    assert "samples training validation from spatial 1,134 100 images" in words

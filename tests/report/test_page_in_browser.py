@@ -1,4 +1,4 @@
-"""The page in a real browser: nothing is complained about, everything is there, and what can be touched works."""
+"""The page in a real browser: no errors in the console, everything is shown, and the controls work."""
 
 import os
 import sys
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from unshuffle.analysis.moments import read_moments
 from unshuffle.report.page import write_report
-from unshuffle.report.subjects import find_subjects
-from unshuffle.run import Run
+from unshuffle.runs.folders import find_runs
+from unshuffle.runs.history import read_sampling_states
+from unshuffle.runs.run import Run
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from browser import Page, browse, find_chromium
@@ -30,22 +30,22 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 @pytest.fixture
 def page(browser: Page) -> Page:
-    browser.complaints.clear()
-    browser.fetched.clear()
+    browser.problems.clear()
+    browser.requested.clear()
     browser.size(1200, 900)
     browser.scheme("light")
     return browser
 
 
 def all_is_well(page: Page, path: Path) -> None:
-    assert page.complaints == []
-    assert {url for url in page.fetched if not url.startswith("data:")} == {path.resolve().as_uri()}
+    assert page.problems == []
+    assert {url for url in page.requested if not url.startswith("data:")} == {path.resolve().as_uri()}
     images = page.run("[...document.images].map((image) => image.complete && image.naturalWidth > 0)")
     assert all(images)
     # pictures that are backgrounds: each must decode, too
     strips = page.run(
         "Promise.all([...document.querySelectorAll('.parts i')].map((part) => getComputedStyle(part).backgroundImage)"
-        ".filter((url, place, all) => all.indexOf(url) === place).map((url) => { const image = new Image();"
+        ".filter((url, index, all) => all.indexOf(url) === index).map((url) => { const image = new Image();"
         "image.src = url.slice(5, -2); return image.decode().then(() => image.naturalWidth, () => 0); }))"
     )
     assert all(width > 0 for width in strips)
@@ -63,40 +63,59 @@ def test_a_run(page: Page, run: Run) -> None:
     )
     assert painted == [True] * 4
     coloured = page.run(
-        "[...document.querySelectorAll('.story canvas')].map((canvas) => {"
+        "[...document.querySelectorAll('.preferences canvas')].map((canvas) => {"
         "const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;"
-        "return d3.range(0, data.length, 4).filter((place) => data[place + 3] > 2)"
-        ".map((place) => data[place] !== data[place + 2]); })"
+        "return d3.range(0, data.length, 4).filter((index) => data[index + 3] > 2)"
+        ".map((index) => data[index] !== data[index + 2]); })"
     )
     assert all(cells and all(cells) for cells in coloured), "orange and blue, not grey"
 
 
-def test_what_draws_were_worth(page: Page, trial_run: Run) -> None:
-    page.open(trial_run.report)
-    all_is_well(page, trial_run.report)
-    assert page.run("document.querySelectorAll('.story canvas').length") == 4
-    page.hover(".story > h5 + .map canvas")  # the third of four columns, the second of two rows
-    entries = [entry for entry in trial_run.metrics("trials") if entry["task"] == "spatial"]
-    ((worth, error),) = [(entry["worth"][1], entry["errors"][1]) for entry in entries if entry["iteration"] == 4]
+def test_runs_with_a_task_that_orders_nothing(page: Page, all_tasks_run: Run, rotation_run: Run) -> None:
+    for run, curves, puzzles, maps in ((all_tasks_run, 3 + 1 + 3 + 1 + 4 + 4, 10, 2), (rotation_run, 4, 0, 0)):
+        page.open(run.report)
+        all_is_well(page, run.report)
+        page.requested.clear()
+        assert page.run("document.querySelectorAll('.chart svg path.curve').length") == curves
+        assert page.run("document.querySelectorAll('.puzzle').length") == puzzles
+        assert page.run("document.querySelectorAll('.errormap').length") == maps
+        colours = (
+            "new Set([...document.querySelectorAll('.figure[class*=\" t\"] b')].map((e) => getComputedStyle(e).color))"
+        )
+        assert page.run(f"{colours}.size") == len(run.config.task_names)
+
+
+def test_advantages_of_groups(page: Page, rollout_run: Run) -> None:
+    page.open(rollout_run.report)
+    all_is_well(page, rollout_run.report)
+    assert page.run("document.querySelectorAll('.preferences canvas').length") == 4
+    page.hover(".preferences > h5 + .map canvas")  # the third of four columns, the second of two rows
+    entries = [entry for entry in rollout_run.metrics("rollouts") if entry["task"] == "spatial"]
+    ((advantage, error),) = [
+        (entry["advantage"][1], entry["errors"][1]) for entry in entries if entry["iteration"] == 4
+    ]
     told = page.run("document.getElementById('tip').textContent")
-    said = f"error {error:.3f} after its trial: a draw was worth {worth:+.2f}".replace("-", "−")
-    assert told == f"iteration 4, group 2{said}"
-    page.click(".story > h5 + .map canvas")
-    assert page.run("document.querySelector('.story output').textContent") == "iteration 4"
+    sentence = f"advantage {advantage:+.2f}: error {error:.3f} after its rollout".replace("-", "−")
+    assert told == f"iteration 4, group 2{sentence}"
+    page.click(".preferences > h5 + .map canvas")
+    assert page.run("document.querySelector('.preferences output').textContent") == "iteration 4"
 
 
 def test_groups_of_pairs(page: Page, pair_run: Run) -> None:
     page.open(pair_run.report)
     all_is_well(page, pair_run.report)
-    story = "document.querySelector('.story')"
-    assert page.run("document.querySelectorAll('.story canvas').length") == 4
-    assert page.run(f"{story}.querySelectorAll('.examples *').length") == 0, "no permutation belongs to a group"
-    page.hover(".story canvas")  # the third of four columns, the third of five rows
-    preference = read_moments(pair_run, "spatial")[2].preferences[2]
-    assert page.run("document.getElementById('tip').textContent") == f"iteration 4, group 3{preference:.2f} × chance"
-    page.click(".story canvas")
-    assert "each of its pairs is drawn" in page.run(f"{story}.querySelector('.now').textContent")
-    assert page.run("document.querySelectorAll('.story .chart path.curve').length") == 5 + 5
+    policy = "document.querySelector('.preferences')"
+    assert page.run("document.querySelectorAll('.preferences canvas').length") == 4
+    assert page.run(f"{policy}.querySelectorAll('.examples *').length") == 0, "no permutation belongs to a group"
+    page.hover(".preferences canvas")  # the third of four columns, the third of five rows
+    preference = read_sampling_states(pair_run, "spatial")[2].preferences[2]
+    assert (
+        page.run("document.getElementById('tip').textContent")
+        == f"iteration 4, group 3{preference:.2f} × uniform sampling"
+    )
+    page.click(".preferences canvas")
+    assert "its pairs are sampled" in page.run(f"{policy}.querySelector('.now').textContent")
+    assert page.run("document.querySelectorAll('.preferences .chart path.curve').length") == 5 + 5
 
 
 def test_names_that_are_html_stay_text(page: Page, hostile_run: Run) -> None:
@@ -107,26 +126,26 @@ def test_names_that_are_html_stay_text(page: Page, hostile_run: Run) -> None:
     assert page.run("document.querySelectorAll('[onerror], img[src=x]').length") == 0
     assert page.run("document.querySelector('.puzzle .name').textContent").startswith("<img src=x onerror")
     page.click(".gallery button:last-child")
-    assert "<img src=x" in page.run("document.querySelector('.found img').title")
+    assert "<img src=x" in page.run("document.querySelector('.neighbour-rows img').title")
     assert page.run("document.title") == title
 
 
 def test_the_slider_goes_through_the_training(page: Page, run: Run) -> None:
     page.open(run.report)
-    story = "document.querySelector('.story')"
-    assert page.run(f"{story}.querySelector('output').textContent") == "iteration 6"
-    seen = {page.run(f"{story}.querySelector('.needle').style.left")}
-    page.run(f"{story}.querySelector('input').focus()")
+    policy = "document.querySelector('.preferences')"
+    assert page.run(f"{policy}.querySelector('output').textContent") == "iteration 6"
+    seen = {page.run(f"{policy}.querySelector('.needle').style.left")}
+    page.run(f"{policy}.querySelector('input').focus()")
     for iteration in (4, 2, 0):
         for kind in ("keyDown", "keyUp"):
             page.call("Input.dispatchKeyEvent", type=kind, key="ArrowLeft", code="ArrowLeft", windowsVirtualKeyCode=37)
-        assert page.run(f"{story}.querySelector('output').textContent") == f"iteration {iteration}"
-        assert page.run(f"{story}.querySelectorAll('.examples .parts').length") > 0
-        seen.add(page.run(f"{story}.querySelector('.needle').style.left"))
+        assert page.run(f"{policy}.querySelector('output').textContent") == f"iteration {iteration}"
+        assert page.run(f"{policy}.querySelectorAll('.examples .parts').length") > 0
+        seen.add(page.run(f"{policy}.querySelector('.needle').style.left"))
     assert len(seen) == 4
-    page.click(".story canvas")  # the third of four columns begins in the middle
-    assert page.run(f"{story}.querySelector('output').textContent") == "iteration 4"
-    assert page.complaints == []
+    page.click(".preferences canvas")  # the third of four columns begins in the middle
+    assert page.run(f"{policy}.querySelector('output').textContent") == "iteration 4"
+    assert page.problems == []
 
 
 def test_a_curve_is_read_and_zoomed(page: Page, run: Run) -> None:
@@ -139,12 +158,12 @@ def test_a_curve_is_read_and_zoomed(page: Page, run: Run) -> None:
     assert told.startswith("iteration 2") and f"spatial {error:.3f}" in told
     page.drag(".chart svg", 120)
     assert page.run(ticks) != whole
-    x, y = page.middle(".chart svg")
+    x, y = page.centre(".chart svg")
     for count in (1, 2):
         for kind in ("mousePressed", "mouseReleased"):
             page.mouse(kind, x, y, button="left", clickCount=count)
     assert page.run(ticks) == whole
-    assert page.complaints == []
+    assert page.problems == []
 
 
 def test_the_error_map_shows_the_permutation_pointed_at(page: Page, run: Run) -> None:
@@ -152,18 +171,18 @@ def test_the_error_map_shows_the_permutation_pointed_at(page: Page, run: Run) ->
     below = "document.querySelector('.errormap .below').textContent"
     before = page.run(below)
     page.hover(".errormap canvas")
-    assert page.run(below) != before and "Number 3 of 5" in page.run(below)
+    assert page.run(below) != before and "Rank 3 of 5" in page.run(below)
     assert page.run("document.querySelectorAll('.errormap .below .parts i').length") == 9 + 6
 
 
 def test_any_image_can_be_the_query(page: Page, run: Run) -> None:
     page.open(run.report)
     name = page.run("document.querySelector('.gallery button:last-child img').title")
-    first = "document.querySelector('.found img').title"
+    first = "document.querySelector('.neighbour-rows img').title"
     assert page.run(first) != name
     page.click(".gallery button:last-child")
     assert page.run(first) == name
-    rows = "[...document.querySelectorAll('.found img')].map((image) => image.title).join()"
+    rows = "[...document.querySelectorAll('.neighbour-rows img')].map((image) => image.title).join()"
     by_network = page.run(rows)
     page.click(".switch input[value='raw pixels']")
     assert page.run(rows) != by_network
@@ -193,7 +212,7 @@ def test_print_is_light_and_whole(page: Page, run: Run) -> None:
     page.open(run.report)
     page.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     assert page.run("getComputedStyle(document.documentElement).getPropertyValue('--ink').trim()") == "#1f2328"
-    assert page.run("getComputedStyle(document.documentElement).colorScheme") == "light"  # paper that nobody paints
+    assert page.run("getComputedStyle(document.documentElement).colorScheme") == "light"  # the printer's paper is white
     assert page.run("getComputedStyle(document.querySelector('.slider input')).display") == "none"
     page.run("window.dispatchEvent(new Event('beforeprint'))")
     assert page.run("[...document.querySelectorAll('details')].every((details) => details.open)")
@@ -203,11 +222,11 @@ def test_print_is_light_and_whole(page: Page, run: Run) -> None:
 
 def test_runs_side_by_side(page: Page, run: Run, uniform_run: Run, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    write_report(find_subjects([run.folder, uniform_run.folder]), path)
+    write_report(find_runs([run.folder, uniform_run.folder]), path)
     page.open(path)
     all_is_well(page, path)
     left, right = page.run(
-        "[...document.querySelectorAll('#puzzles .run')].map((one) => one.getBoundingClientRect())"
+        "[...document.querySelectorAll('#puzzles .run')].map((run) => run.getBoundingClientRect())"
         ".map((box) => [box.left, box.top])"
     )
     assert left[0] < right[0] and left[1] == right[1]

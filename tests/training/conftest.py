@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from unshuffle.config import Config, demo
-from unshuffle.config_file import merge
+from unshuffle.options import merge
 
 
 def small_config(out: Path, **changes: Any) -> Config:
+    """Return a config with two tiny ordering tasks and rotation, whose crops are larger."""
     values: dict[str, Any] = {
         "out": str(out),
         "device": "cpu",
@@ -23,14 +24,17 @@ def small_config(out: Path, **changes: Any) -> Config:
             "image_size": 48,
             "frame_size": 16,
         },
-        "permutations": {"spatial": 6, "temporal": 5, "per_sample": 2},
-        "shuffle": {"frames": 4, "crop_size": 16},
-        "model": {
-            "spatial": {"fc6": 8, "hidden": 12, "dropout": 0.2},
-            "temporal": {"kind": "lstm", "fc6": 8, "hidden": 12, "dropout": 0.2},
+        "spatial": {"permutations": 6, "crop_size": 16, "head": {"fc6": 8, "hidden": 12, "dropout": 0.2}},
+        "temporal": {
+            "permutations": 5,
+            "crop_size": 16,
+            "frames": 4,
+            "head": {"kind": "lstm", "fc6": 8, "hidden": 12, "dropout": 0.2},
         },
+        "rotation": {"crop_size": 24, "hidden": 12},
+        "permutations": {"per_sample": 2},
         "optim": {"iterations": 9, "batch_size": 4, "warmup": 2, "milestones": [6]},
-        "policy": {"interval": 3, "batches": 2, "groups": 3, "start_below": 2.0},
+        "policy": {"interval": 3, "batches": 2, "num_groups": 3, "start_below": 2.0},
         "log": {"train_every": 2, "monitor_every": 9, "checkpoint_every": 4, "pictures": False},
     }
     return merge(merge(demo(), values), changes)

@@ -3,8 +3,9 @@ import io
 import pytest
 from rich.console import Console
 
-from unshuffle.training import console as module
-from unshuffle.training.display import Display, TaskStatus
+from unshuffle.policy.sampler import Preference
+from unshuffle.training import display as module
+from unshuffle.training.display import Display, TaskStatus, _bars
 
 
 def make(terminal: bool, width: int = 120) -> tuple[Display, io.StringIO]:
@@ -44,14 +45,14 @@ def test_the_live_display_shows_figures_speed_and_chance() -> None:
         display.waiting, display.top1 = 0.07, 33.3
         display.update(10)
         shown = text.getvalue()
-    for part in ("10/20", "0.250", "0.990", "12 images and clips/s (108 crops/s)", "data 7 %", "33.3 %"):
+    for part in ("10/20", "0.250", "0.990", "12 samples/s (108 crops/s)", "data 7 %", "33.3 %"):
         assert part in shown
 
 
 @pytest.mark.parametrize(
-    "preference", ["uniform until chance is left", f"hard {20 * '▂'} easy", f"hard {90 * '▂'} easy"]
+    "preference", [Preference([], []), *(Preference([1 / count] * count, [0.6 / count] * count) for count in (20, 90))]
 )
-def test_every_number_is_whole_on_a_narrow_terminal(preference: str) -> None:
+def test_every_number_is_whole_on_a_narrow_terminal(preference: Preference) -> None:
     display, text = make(terminal=True, width=80)
     display.tasks["temporal"] = TaskStatus(
         chance=0.042, loss=12.345, accuracy=0.123, error=0.912, preference=preference
@@ -60,9 +61,19 @@ def test_every_number_is_whole_on_a_narrow_terminal(preference: str) -> None:
     with display:
         display.update(10)
         lines = [line.rstrip() for line in text.getvalue().splitlines()]
-    assert "12345 images and clips/s (111105 crops/s) · waiting for data 7 %" in lines
+    assert "12345 samples/s (111105 crops/s) · waiting for data 7 %" in lines
     assert "retrieval top-1 33.3 %" in lines
-    assert any(line.split() == ["task", "loss", "accuracy", "val.", "error", "at", "chance", "draws"] for line in lines)
+    assert any(
+        line.split() == ["task", "loss", "accuracy", "val.", "error", "at", "chance", "sampling"] for line in lines
+    )
     row = next(line for line in lines if line.startswith("temporal"))
     assert row.split()[:5] == ["temporal", "12.345", "0.123", "0.912", "0.958"]
     assert "…" not in text.getvalue()
+
+
+def test_a_bar_for_each_group() -> None:
+    assert _bars(None) == "uniform"
+    assert _bars(Preference([], [])) == "uniform until above chance"
+    assert _bars(Preference([0.1, 0.2, 0.7], [0.1, 0.2, 0.7])) == "hard ▄▄▄ easy", "a new policy prefers none"
+    assert _bars(Preference([0.4, 0.6, 0.0, 0.0], [0.4, 0.6, 0.0, 0.0])) == "hard ▄▄   easy", "none for an empty group"
+    assert _bars(Preference([0.25] * 4, [0.9, 0.1, 0.0, 0.0])) == "hard █▁▁▁ easy"

@@ -1,4 +1,4 @@
-"""Two processes beside each other do what one does."""
+"""Training with two processes gives the same results as with one."""
 
 import importlib
 import os
@@ -14,20 +14,20 @@ import torch
 
 from unshuffle.errors import UserError
 from unshuffle.pretraining import run_pretraining
-from unshuffle.run import Run
+from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
+from unshuffle.runs.run import Run
 from unshuffle.training import distributed
-from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
 
 WORKER = Path(__file__).with_name("worker.py")
 TINY = [
     *("--device", "cpu", "--data.val_size", "4", "--data.workers", "1", "--log.no_pictures"),
     *("--synthetic.images", "16", "--synthetic.clips", "12", "--synthetic.gallery", "12", "--synthetic.queries", "6"),
-    *("--optim.iterations", "2", "--optim.batch_size", "4", "--permutations.spatial", "4"),
-    *("--permutations.temporal", "4", "--permutations.per_sample", "1", "--policy.groups", "2"),
+    *("--optim.iterations", "2", "--optim.batch_size", "4", "--spatial.permutations", "4"),
+    *("--temporal.permutations", "4", "--permutations.per_sample", "1", "--policy.num_groups", "2"),
 ]
 
 
-def test_a_process_on_its_own_is_all_there_is() -> None:
+def test_a_single_process_is_rank_0_of_1() -> None:
     with distributed.started():
         assert (distributed.rank(), distributed.size(), distributed.is_main()) == (0, 1, True)
     assert distributed.gather("a") == ["a"]
@@ -39,16 +39,18 @@ def test_a_process_on_its_own_is_all_there_is() -> None:
         raise OSError("gone")
 
 
-def test_what_processes_cannot_share_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_cannot_be_split_among_the_processes_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "size", lambda: 3)
-    distributed.check_shares(6, 3)
-    with pytest.raises(UserError, match=r"optim\.batch_size 8 cannot be shared equally by 3 processes"):
-        distributed.check_shares(8, 3)
-    with pytest.raises(UserError, match="2 samples to validate on are too few for 3 processes"):
-        distributed.check_shares(6, 2)
+    distributed.check_divisible({"optim.batch_size": 6, "rotation.batch_size": 9}, 3)
+    with pytest.raises(UserError, match=r"optim\.batch_size 8 must be a multiple of the number of processes, 3"):
+        distributed.check_divisible({"optim.batch_size": 8}, 3)
+    with pytest.raises(UserError, match=r"rotation\.batch_size 4 must be a multiple of the number of processes, 3"):
+        distributed.check_divisible({"optim.batch_size": 6, "rotation.batch_size": 4}, 3)
+    with pytest.raises(UserError, match="2 validation samples are too few for 3 processes"):
+        distributed.check_divisible({"optim.batch_size": 6}, 2)
 
 
-def test_how_to_start_as_many_processes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_starts_the_same_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert distributed.launcher() == "unshuffle"
     monkeypatch.setattr(distributed, "size", lambda: 4)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
@@ -58,15 +60,15 @@ def test_how_to_start_as_many_processes_again(monkeypatch: pytest.MonkeyPatch) -
 
 
 def side_by_side(commands: list[list[str]], folder: Path) -> list[tuple[int, str]]:
-    """Run a command as each rank; exit codes and what was said."""
+    """Run a command as each rank; return exit codes and standard errors."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     processes = []
     for rank, command in enumerate(commands):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": len(commands), "MASTER_PORT": port}
+        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": len(commands), "MASTER_PORT": port}
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
-        environment |= {name: str(value) for name, value in place.items()}
+        environment |= {name: str(value) for name, value in variables.items()}
         processes.append(
             subprocess.Popen(
                 [sys.executable, *command],
@@ -78,7 +80,7 @@ def side_by_side(commands: list[list[str]], folder: Path) -> list[tuple[int, str
             )
         )
     try:
-        return [(process.wait(), said) for process in processes for _, said in [process.communicate(timeout=120)]]
+        return [(process.wait(), text) for process in processes for _, text in [process.communicate(timeout=120)]]
     finally:
         for process in processes:
             process.kill()
@@ -86,7 +88,7 @@ def side_by_side(commands: list[list[str]], folder: Path) -> list[tuple[int, str
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What one process found, and what each of two did."""
+    """The results of one process, and of each of two."""
 
     folder: Path
     alone: dict[str, Any]
@@ -100,8 +102,8 @@ def assert_close(one: Any, other: Any, where: str = "", rtol: float = 1e-5, atol
             assert_close(one[key], other[key], f"{where}.{key}", rtol, atol)
     elif isinstance(one, list | tuple):
         assert len(one) == len(other), where
-        for place, (left, right) in enumerate(zip(one, other, strict=True)):
-            assert_close(left, right, f"{where}[{place}]", rtol, atol)
+        for index, (left, right) in enumerate(zip(one, other, strict=True)):
+            assert_close(left, right, f"{where}[{index}]", rtol, atol)
     elif isinstance(one, torch.Tensor | float):
         torch.testing.assert_close(one, other, rtol=rtol, atol=atol, msg=lambda text: f"{where}: {text}")
     else:
@@ -112,93 +114,96 @@ def assert_close(one: Any, other: Any, where: str = "", rtol: float = 1e-5, atol
 def test_two_processes_do_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One test for all that two processes do, so that they are started once."""
     for count in (1, 2):
-        for code, said in side_by_side([[str(WORKER), str(tmp_path)]] * count, tmp_path):
-            assert code == 0, said
+        for code, text in side_by_side([[str(WORKER), str(tmp_path)]] * count, tmp_path):
+            assert code == 0, text
     alone, *ranks = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
     outcomes = Outcomes(tmp_path, alone, ranks)
     same_as_one_with_the_same_batch(outcomes)
     the_same_permutations_and_decisions_to_the_bit(outcomes)
-    what_both_chose_is_counted_together(outcomes)
+    what_both_trained_on_is_counted_together(outcomes)
     one_network_with_their_own_normalisation_and_dropout(outcomes)
     a_signal_to_one_stops_all_after_the_same_step(outcomes)
-    what_one_fails_at_ends_all_and_is_said_once(outcomes)
+    an_error_of_one_process_ends_all_and_is_reported_once(outcomes)
     monkeypatch.syspath_prepend(WORKER.parent)
-    a_run_goes_on_with_another_number_of_processes(outcomes)
+    a_run_continues_with_another_number_of_processes(outcomes)
 
 
 def same_as_one_with_the_same_batch(outcomes: Outcomes) -> None:
     """Weights, running statistics, crops, permutations, validations and the samplers' states."""
-    for scenario in ("normalised", "frozen", "synchronised", "in turn", "by trial"):
-        for found in outcomes.ranks:
-            assert_close(found[scenario], outcomes.alone[scenario], scenario)
+    for scenario in ("normalised", "frozen", "synchronised", "in turn", "rollouts"):
+        for results in outcomes.ranks:
+            assert_close(results[scenario], outcomes.alone[scenario], scenario)
 
 
 def the_same_permutations_and_decisions_to_the_bit(outcomes: Outcomes) -> None:
-    first, second = (found["synchronised"] for found in outcomes.ranks)
-    for name in ("steps", "samplers", "validations"):
+    first, second = (results["synchronised"] for results in outcomes.ranks)
+    for name in ("steps", "tasks", "validations"):
         assert_close(first[name], second[name], name, rtol=0, atol=0)
     for step, whole in zip(first["steps"], outcomes.alone["synchronised"]["steps"], strict=True):
         for task in ("spatial", "temporal"):
             assert torch.equal(step[f"{task} permutations"], whole[f"{task} permutations"])
             assert len(step[f"{task} crops"]) == 4
-    assert first["samplers"]["spatial"]["episodes"] > 0
+        assert step["rotation crops"].shape == (6, 4, 3, 24, 24)
+    assert first["tasks"]["spatial"]["sampler"]["episodes"] > 0
+    assert first["validations"]["rotation"]["errors"].shape == (4,), "X_val of all processes"
 
 
-def what_both_chose_is_counted_together(outcomes: Outcomes) -> None:
-    """Two permutations of each of four samples, and their groups: those of the steps, without those of the trials."""
-    first, second = (found["by trial"] for found in outcomes.ranks)
-    for name in ("steps", "samplers", "validations", "log"):
+def what_both_trained_on_is_counted_together(outcomes: Outcomes) -> None:
+    """Two permutations of each of four samples, and their groups: those of the steps, without those of the rollouts."""
+    first, second = (results["rollouts"] for results in outcomes.ranks)
+    for name in ("steps", "tasks", "validations", "log"):
         assert_close(first[name], second[name], name, rtol=0, atol=0)
-    trials = [(entry["iteration"], entry["task"]) for entry in first["log"] if "worth" in entry]
-    assert trials == [(step, task) for step in (3, 6) for task in ("spatial", "temporal")]
-    assert any(worth for entry in first["log"] for worth in entry.get("worth", ())), "a test of something"
+    compared = [(entry["iteration"], entry["task"]) for entry in first["log"] if "advantage" in entry]
+    assert compared == [(step, task) for step in (3, 6) for task in ("spatial", "temporal")]
+    assert any(advantage for entry in first["log"] for advantage in entry.get("advantage", ())), "a test of something"
     steps = first["steps"]
-    of_the_run = steps[:3] + steps[12:15] + steps[24:]  # three trials of three iterations after each three
+    of_the_run = steps[:3] + steps[12:15] + steps[24:]  # three rollouts of three iterations after each three
     assert len(of_the_run) == 9
     for task, count in (("spatial", 6), ("temporal", 5)):
-        observed = [entry for entry in first["log"] if entry["task"] == task and "draws" in entry]
+        observed = [entry for entry in first["log"] if entry["task"] == task and "sampled" in entry]
         before = 0
         for entry in observed:
             now = entry["iteration"]
-            chosen = [step[f"{task} chosen"] for step in of_the_run[before:now]]
-            permutations, groups = torch.cat(chosen).flatten(0, 1).T if chosen else torch.empty(2, 0, dtype=torch.int64)
+            none, steps_since = torch.empty(0, dtype=torch.int64), of_the_run[before:now]
+            permutations = torch.cat([none, *(step[f"{task} sampled permutations"].flatten() for step in steps_since)])
+            groups = torch.cat([none, *(step[f"{task} sampled groups"].flatten() for step in steps_since)])
             assert len(permutations) == 8 * (now - before)
-            assert entry["draws"].tolist() == torch.bincount(permutations, minlength=count).tolist()
+            assert entry["sampled"].tolist() == torch.bincount(permutations, minlength=count).tolist()
             if now in (3, 6, 9):
-                assert entry["episode"]["drawn"] == torch.bincount(groups, minlength=3).tolist()
+                assert entry["episode"]["sampled"] == torch.bincount(groups, minlength=3).tolist()
             before = now
         assert before == 9
 
 
 def one_network_with_their_own_normalisation_and_dropout(outcomes: Outcomes) -> None:
-    first, second = (found["as it comes"] for found in outcomes.ranks)
-    for name in ("network", "samplers", "validations", "log"):
+    first, second = (results["plain batch norm"] for results in outcomes.ranks)
+    for name in ("network", "tasks", "validations", "log"):
         assert_close(first[name], second[name], name, rtol=0, atol=0)
     with pytest.raises(AssertionError, match="conv1"):
-        assert_close(first["network"], outcomes.alone["as it comes"]["network"])
+        assert_close(first["network"], outcomes.alone["plain batch norm"]["network"])
 
 
 def a_signal_to_one_stops_all_after_the_same_step(outcomes: Outcomes) -> None:
-    assert [found["stopped"] for found in outcomes.ranks] == [5, 5]
+    assert [results["stopped"] for results in outcomes.ranks] == [5, 5]
 
 
-def what_one_fails_at_ends_all_and_is_said_once(outcomes: Outcomes) -> None:
+def an_error_of_one_process_ends_all_and_is_reported_once(outcomes: Outcomes) -> None:
     assert outcomes.ranks[0]["unreadable"] == ["ReportedElsewhere: rank 1 has failed", "UserError: the disk is gone"]
     assert outcomes.alone["unreadable"] == ["UserError: the disk is gone"]
-    assert outcomes.ranks[0]["unreadable in a trial"] == outcomes.ranks[0]["unreadable"]
+    assert outcomes.ranks[0]["unreadable in a rollout"] == outcomes.ranks[0]["unreadable"]
     first, second = outcomes.ranks[0]["refused"]  # both find it
-    assert first == outcomes.alone["refused"][0] == "UserError: policy.groups is 1, but a choice needs 2 or more"
+    assert first == outcomes.alone["refused"][0] == "UserError: policy.num_groups is 1, but must be 2 or more"
     assert second == "ReportedElsewhere: rank 0 has failed"
 
 
-def a_run_goes_on_with_another_number_of_processes(outcomes: Outcomes) -> None:
+def a_run_continues_with_another_number_of_processes(outcomes: Outcomes) -> None:
     def last(folder: Path) -> dict[str, Any]:
         state = load_checkpoint(list_checkpoints(Run(folder).checkpoints)[-1])
-        return {name: state[name] for name in ("iteration", "network", "optimisers", "samplers", "data")}
+        return {name: state[name] for name in ("iteration", "network", "optimisers", "tasks", "data")}
 
     whole = last(outcomes.folder / "by-1" / "whole")
     assert whole["iteration"] == 9
-    assert_close(last(outcomes.folder / "by-1" / "stopped"), whole)  # two went on with it
+    assert_close(last(outcomes.folder / "by-1" / "stopped"), whole)  # two processes continued it
     assert last(outcomes.folder / "by-2" / "stopped")["iteration"] == 5
     worker = importlib.import_module("worker")
     with worker.in_double():
@@ -208,7 +213,7 @@ def a_run_goes_on_with_another_number_of_processes(outcomes: Outcomes) -> None:
 
 @pytest.mark.slow
 def test_a_mistake_on_one_machine_is_one_sentence_and_exit_code_2_of_all(tmp_path: Path) -> None:
-    commands = [["-m", "unshuffle", "pretrain", *TINY, *some] for some in ([], ["--optim.iteratons", "3"])]
+    commands = [["-m", "unshuffle", "pretrain", *TINY, *options] for options in ([], ["--optim.iteratons", "3"])]
     (first, nothing), (second, sentence) = side_by_side(commands, tmp_path)
     assert (first, second) == (2, 2)
     assert nothing == ""
@@ -230,7 +235,7 @@ def test_torchrun_writes_one_run(tmp_path: Path) -> None:
         timeout=120,
     )
     assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.count("Open these:") == 1
+    assert finished.stdout.count("Results:") == 1
     run = Run.open(tmp_path / "runs" / "demo-1")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["demo-1"]
     assert [path.name for path in run.checkpoints.iterdir()] == ["00000002.pt"]

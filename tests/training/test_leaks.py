@@ -1,4 +1,4 @@
-"""Where there is no order to be seen, none may be found: nothing but the content tells the permutation."""
+"""Where the content shows no order, the network must stay at chance: nothing else may reveal the permutation."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unshuffle.assembly import build_trainer
-from unshuffle.data.prepare import Data, prepare
 from unshuffle.data.source import Pixels
 from unshuffle.data.synthetic import SyntheticSource
-from unshuffle.training.trainer import Tally
+from unshuffle.tasks.prepare import Data, prepare
+from unshuffle.training.trainer import Tally, build_trainer
 
 
 class TimelessSource(SyntheticSource):
@@ -39,14 +38,16 @@ def hidden_order(task: str, data: Data) -> Data:
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "tasks"), [("spatial", "S"), ("temporal", "T")])
 def test_no_order_is_found_where_there_is_none(small: Any, tmp_path: Path, task: str, tasks: str) -> None:
+    head = {"fc6": 64, "hidden": 64, "dropout": 0.0}
     config = small(
         tmp_path / "run",
         tasks=tasks,
         data={"val_size": 40},
         synthetic={"images": 200, "clips": 200, "frame_size": 32},
         permutations={"per_sample": 5},
-        shuffle={"crop_size": 24, "tile_share": 1.0, "gamma": 0.0},
-        model={name: {"fc6": 64, "hidden": 64, "dropout": 0.0} for name in ("spatial", "temporal")},
+        augmentation={"gamma": 0.0},
+        spatial={"crop_size": 24, "tile_fraction": 1.0, "head": head},
+        temporal={"crop_size": 24, "head": head},
         optim={"batch_size": 16, "milestones": []},
     )
     errors = {}
@@ -56,5 +57,5 @@ def test_no_order_is_found_where_there_is_none(small: Any, tmp_path: Path, task:
             trainer.step({task: trainer.streams[task].batch(step)}, Tally())
         validation = trainer.validate(task)
         errors[name] = validation.error
-    assert errors["hidden"] > validation.chance - 0.08  # 200 or 240 guesses: three standard errors
+    assert errors["hidden"] > validation.chance - 0.08  # 200 or 240 answers: three standard errors
     assert errors["seen"] < validation.chance - 0.3

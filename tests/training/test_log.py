@@ -2,13 +2,17 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from unshuffle.policy.samplers import Observation
-from unshuffle.policy.state import Validation
-from unshuffle.run import Run
-from unshuffle.training.log import RunLog
+from unshuffle.policy.sampler import Observation
+from unshuffle.policy.state import PermutationValidation
+from unshuffle.runs.run import Run
+from unshuffle.tasks.base import SampleErrors
+from unshuffle.training.log import NoLog, RunLog
+
+VALIDATION = PermutationValidation(torch.ones(4, 3), torch.tensor([0.5, 0.25, 0.0, 1.0], dtype=torch.float64))
 
 
 def read(run: Run) -> list[dict[str, object]]:
@@ -30,25 +34,48 @@ def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
     run = Run(tmp_path)
     with RunLog(run) as log:
         log.write("train", 5, loss={"spatial": 1.5})
-        log.write_validation(7, "temporal", Validation(torch.ones(2, 3), torch.tensor([0.5, 0.25])), Observation({}))
+        log.write_validation(7, "temporal", PermutationValidation(torch.ones(2, 3), torch.tensor([0.5, 0.25])))
+        log.write_observation(7, "temporal", VALIDATION, Observation({}, episode={"reward": 0.5, "sampled": [3, 4]}))
     board = EventAccumulator(str(run.tensorboard))
     board.Reload()
     scalar = board.Scalars("train/loss/spatial")[0]
     assert (scalar.step, scalar.value) == (5, 1.5)
     assert board.Scalars("validation/temporal/error")[0].value == 0.375
+    assert board.Scalars("episode/temporal/reward")[0].value == 0.5
+    assert board.Scalars("episode/temporal/sampled/1")[0].value == 4
 
 
 def test_a_validation_keeps_the_error_of_every_permutation(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    errors = torch.tensor([0.5, 0.25, 0.0, 1.0], dtype=torch.float64)
     with RunLog(run) as log:
-        log.write_validation(7, "spatial", Validation(torch.ones(4, 3), errors), Observation({"draws": np.arange(4)}))
-    assert read(run)[0] == {"iteration": 7, "kind": "validation", "task": "spatial", "error": 0.4375, "chance": 0.75}
+        log.write_validation(7, "spatial", VALIDATION)
+        log.write_observation(7, "spatial", VALIDATION, Observation({"sampled": np.arange(4)}))
+    (entry,) = read(run)
+    assert entry == {"iteration": 7, "kind": "validation", "task": "spatial", "error": 0.4375, "chance": 0.75}
     stored = np.load(run.states / "spatial-00000007.npz")
-    assert stored["permutation_errors"].tolist() == errors.tolist()
+    assert stored["permutation_errors"].tolist() == VALIDATION.permutation_errors.tolist()
     assert stored["iteration"] == 7
     assert stored["state"].shape == (4, 3)
-    assert stored["draws"].tolist() == [0, 1, 2, 3]
+    assert stored["sampled"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_task_without_permutations_logs_its_error_alone(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    with RunLog(run) as log:
+        log.write_validation(7, "rotation", SampleErrors(torch.tensor([0.0, 0.5]), chance=0.75))
+    assert read(run) == [
+        {"iteration": 7, "kind": "validation", "task": "rotation", "error": 0.25, "chance": 0.75},
+    ]
+    assert not list(run.states.iterdir())
+
+
+def test_the_other_processes_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with NoLog() as log:
+        log.write("train", 5, loss={"spatial": 1.5})
+        log.write_validation(7, "spatial", VALIDATION)
+        log.write_observation(7, "spatial", VALIDATION, Observation({"sampled": np.arange(4)}))
+    assert not list(tmp_path.iterdir())
 
 
 def test_reopening_drops_what_will_be_written_again(tmp_path: Path) -> None:

@@ -6,44 +6,68 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unshuffle.config import GroupConfig, HeadConfig, OptimConfig
+from unshuffle.config import (
+    Config,
+    HeadConfig,
+    OptimConfig,
+    OptimiserConfig,
+    PolicyConfig,
+    SpatialConfig,
+    TemporalConfig,
+)
 from unshuffle.models import build_backbone
-from unshuffle.models.heads import build_head
-from unshuffle.models.ordering import OrderingNetwork
-from unshuffle.training.optim import Optimisers, rate_factor
+from unshuffle.tasks import build_tasks
+from unshuffle.tasks.base import Network
+from unshuffle.training.optim import Optimisers, lr_factor
 
 TASKS = ["spatial", "temporal"]
-RATES = OptimConfig(
-    warmup=2,
-    milestones=(3,),
-    backbone=GroupConfig("sgd", lr=0.1, momentum=0.9, weight_decay=0.01),
-    spatial=GroupConfig("sgd", lr=0.03, momentum=0.5, weight_decay=0.0),
-    temporal=GroupConfig("adamw", lr=0.02, momentum=0.8, weight_decay=0.1),
+HEAD = HeadConfig("concat", fc6=4, hidden=5)
+CONFIG = Config(
+    optim=OptimConfig(
+        warmup=2,
+        milestones=(3,),
+        backbone=OptimiserConfig("sgd", lr=0.1, momentum=0.9, weight_decay=0.01),
+    ),
+    spatial=SpatialConfig(
+        crop_size=16,
+        grid=2,
+        permutations=3,
+        head=HEAD,
+        optimiser=OptimiserConfig("sgd", lr=0.03, momentum=0.5, weight_decay=0.0),
+    ),
+    temporal=TemporalConfig(
+        crop_size=16,
+        frames=3,
+        permutations=3,
+        head=HEAD,
+        optimiser=OptimiserConfig("adamw", lr=0.02, momentum=0.8, weight_decay=0.1),
+    ),
+    policy=PolicyConfig(sampler="uniform"),
 )
+SCHEDULE = CONFIG.optim
 
 
-def network() -> OrderingNetwork:
+def network() -> Network:
     torch.manual_seed(0)
-    config = HeadConfig("concat", fc6=4, hidden=5)
-    return OrderingNetwork(build_backbone("tiny"), {task: build_head(6, 2, 3, config) for task in TASKS})
+    return Network(build_backbone("tiny"), build_tasks(CONFIG, TASKS))
 
 
 def group_of(name: str) -> str:
     return "backbone" if name.startswith("backbone.") else name.split(".")[1]
 
 
-def set_gradients(net: OrderingNetwork, step: int, groups: list[str]) -> None:
+def set_gradients(net: Network, step: int, groups: list[str]) -> None:
     generator = torch.Generator().manual_seed(step)
     for name, weight in net.named_parameters():
         gradient = torch.randn(weight.shape, generator=generator)
         weight.grad = gradient if group_of(name) in groups else None
 
 
-def weights(net: OrderingNetwork) -> dict[str, np.ndarray]:
+def weights(net: Network) -> dict[str, np.ndarray]:
     return {name: weight.detach().double().numpy().copy() for name, weight in net.named_parameters()}
 
 
-def slow_rate(config: OptimConfig, iteration: int) -> float:
+def slow_lr_factor(config: OptimConfig, iteration: int) -> float:
     """Step by step from the beginning."""
     factor = 1.0
     for now in range(iteration + 1):
@@ -62,24 +86,24 @@ def slow_rate(config: OptimConfig, iteration: int) -> float:
     iteration=st.integers(0, 80),
 )
 @settings(max_examples=200, deadline=None)
-def test_rate_against_steps(warmup: int, milestones: list[int], decay: float, iteration: int) -> None:
+def test_the_learning_rate_against_steps(warmup: int, milestones: list[int], decay: float, iteration: int) -> None:
     config = OptimConfig(warmup=warmup, milestones=tuple(milestones), decay=decay)
-    assert rate_factor(config, iteration) == pytest.approx(slow_rate(config, iteration))
+    assert lr_factor(config, iteration) == pytest.approx(slow_lr_factor(config, iteration))
 
 
 @pytest.mark.parametrize(("iteration", "factor"), [(0, 1), (199_999, 1), (200_000, 0.1), (349_999, 0.1)])
-def test_the_papers_rates(iteration: int, factor: float) -> None:
-    assert rate_factor(OptimConfig(), iteration) == pytest.approx(factor)
+def test_the_papers_learning_rates(iteration: int, factor: float) -> None:
+    assert lr_factor(OptimConfig(), iteration) == pytest.approx(factor)
 
 
 def test_the_first_step_of_a_warmup_moves_and_the_last_is_full() -> None:
     config = OptimConfig(warmup=4, milestones=())
-    assert [rate_factor(config, iteration) for iteration in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert [lr_factor(config, iteration) for iteration in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
 
 
 def test_steps_against_the_formulas() -> None:
     net = network()
-    optimisers = Optimisers(net, RATES)
+    optimisers = Optimisers(net, SCHEDULE)
     expected = weights(net)
     memory: dict[str, Any] = dict.fromkeys(expected, (0.0, 0.0))
     for step in range(5):
@@ -89,16 +113,16 @@ def test_steps_against_the_formulas() -> None:
         for name, value in expected.items():
             first, second = memory[name]
             if group_of(name) == "temporal":
-                rate = 0.02 * slow_rate(RATES, step)
+                lr = 0.02 * slow_lr_factor(SCHEDULE, step)
                 first = 0.8 * first + 0.2 * gradients[name]
                 second = 0.999 * second + 0.001 * gradients[name] ** 2
                 direction = first / (1 - 0.8 ** (step + 1))
                 size = np.sqrt(second / (1 - 0.999 ** (step + 1))) + 1e-8
-                expected[name] = value - rate * 0.1 * value - rate * direction / size
+                expected[name] = value - lr * 0.1 * value - lr * direction / size
             else:
                 lr, momentum, decay = (0.1, 0.9, 0.01) if group_of(name) == "backbone" else (0.03, 0.5, 0.0)
                 first = momentum * first + gradients[name] + decay * value
-                expected[name] = value - lr * slow_rate(RATES, step) * first
+                expected[name] = value - lr * slow_lr_factor(SCHEDULE, step) * first
             memory[name] = (first, second)
         for name, value in weights(net).items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
@@ -106,9 +130,9 @@ def test_steps_against_the_formulas() -> None:
 
 def test_every_weight_is_in_exactly_one_group() -> None:
     net = network()
-    groups = Optimisers(net, RATES).groups
-    assert list(groups) == ["backbone", *TASKS]
-    held = [id(w) for optimiser in groups.values() for group in optimiser.param_groups for w in group["params"]]
+    optimisers = Optimisers(net, SCHEDULE).optimisers
+    assert list(optimisers) == ["backbone", *TASKS]
+    held = [id(w) for optimiser in optimisers.values() for group in optimiser.param_groups for w in group["params"]]
     assert len(held) == len(set(held)) and set(held) == {id(weight) for weight in net.parameters()}
 
 
@@ -116,7 +140,7 @@ def test_every_weight_is_in_exactly_one_group() -> None:
 def test_a_head_without_gradient_stays_as_it_is(task: str) -> None:
     """Not even momentum or weight decay of earlier steps may move it: in S&T the heads take turns."""
     net = network()
-    optimisers = Optimisers(net, RATES)
+    optimisers = Optimisers(net, SCHEDULE)
     set_gradients(net, 0, ["backbone", *TASKS])
     optimisers.step(0)
     before = weights(net)
@@ -131,18 +155,18 @@ def test_a_head_without_gradient_stays_as_it_is(task: str) -> None:
 def test_zero_grad_forgets() -> None:
     net = network()
     set_gradients(net, 0, ["backbone", *TASKS])
-    Optimisers(net, RATES).zero_grad()
+    Optimisers(net, SCHEDULE).zero_grad()
     assert all(weight.grad is None for weight in net.parameters())
 
 
 def test_the_state_resumes() -> None:
     straight, resumed = network(), network()
-    one, other = Optimisers(straight, RATES), Optimisers(resumed, RATES)
+    one, other = Optimisers(straight, SCHEDULE), Optimisers(resumed, SCHEDULE)
     for step in range(2):
         for net, optimisers in ((straight, one), (resumed, other)):
             set_gradients(net, step, ["backbone", *TASKS])
             optimisers.step(step)
-    fresh = Optimisers(resumed, RATES)
+    fresh = Optimisers(resumed, SCHEDULE)
     fresh.load_state_dict(other.state_dict())
     for net, optimisers in ((straight, one), (resumed, fresh)):
         set_gradients(net, 2, ["backbone", *TASKS])

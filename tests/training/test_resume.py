@@ -1,4 +1,4 @@
-"""A run that is broken off and resumed ends exactly where an unbroken one does."""
+"""A run that is interrupted and resumed ends exactly where an uninterrupted one does."""
 
 import io
 import json
@@ -21,9 +21,9 @@ from unshuffle.config import Config
 from unshuffle.errors import UserError
 from unshuffle.models.weights import read_weights
 from unshuffle.pretraining import run_pretraining
-from unshuffle.run import Run
+from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
+from unshuffle.runs.run import Run
 from unshuffle.stopping import Stopped
-from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
 from unshuffle.training.trainer import Trainer
 
 
@@ -38,8 +38,8 @@ def assert_same(one: Any, other: Any, where: str = "") -> None:
             assert_same(one[key], other[key], f"{where}.{key}")
     elif isinstance(one, list | tuple):
         assert len(one) == len(other), where
-        for place, (left, right) in enumerate(zip(one, other, strict=True)):
-            assert_same(left, right, f"{where}[{place}]")
+        for index, (left, right) in enumerate(zip(one, other, strict=True)):
+            assert_same(left, right, f"{where}[{index}]")
     elif isinstance(one, torch.Tensor):
         assert torch.equal(one, other), where
     else:
@@ -52,8 +52,8 @@ def comparable_metrics(run: Run) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def unbroken(small: Any, tmp_path: Path) -> Run:
-    return run_pretraining(small(tmp_path / "unbroken"))
+def uninterrupted(small: Any, tmp_path: Path) -> Run:
+    return run_pretraining(small(tmp_path / "uninterrupted"))
 
 
 class Killed(BaseException):
@@ -76,18 +76,18 @@ def train_and_die(config: Config, kill_at: int, monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("kill_at", [0, 1, 4, 5, 8])
 def test_a_killed_run_resumes_bit_exactly(
-    small: Any, tmp_path: Path, unbroken: Run, monkeypatch: pytest.MonkeyPatch, kill_at: int
+    small: Any, tmp_path: Path, uninterrupted: Run, monkeypatch: pytest.MonkeyPatch, kill_at: int
 ) -> None:
-    config = small(tmp_path / "broken")
+    config = small(tmp_path / "interrupted")
     train_and_die(config, kill_at, monkeypatch)
     run = run_pretraining(config, resume=True)
-    assert_same(final_state(run), final_state(unbroken))
-    assert_same(read_weights(run.weights), read_weights(unbroken.weights))
-    assert comparable_metrics(run) == comparable_metrics(unbroken)
+    assert_same(final_state(run), final_state(uninterrupted))
+    assert_same(read_weights(run.weights), read_weights(uninterrupted.weights))
+    assert comparable_metrics(run) == comparable_metrics(uninterrupted)
 
 
 class AfterSteps:
-    """Something happens before a step; those of trials count too."""
+    """Something happens before a step; those of rollouts count too."""
 
     def __init__(self, count: int, happens: Callable[[], None]) -> None:
         self.left, self.happens, self.step = count, happens, Trainer.step
@@ -103,48 +103,55 @@ def die() -> None:
     raise Killed
 
 
-BY_TRIAL = {"policy": {"grouped": "pairs", "reward": "trials", "trial": 4}}
-"""Three trials of four iterations each at iterations 3 and 6; nine iterations besides."""
+ROLLOUTS = {"policy": {"sampler": "rollouts", "grouping": "pairs", "rollout_iterations": 4}}
+"""Three rollouts of four iterations each at iterations 3 and 6; nine iterations besides."""
 
 
 @pytest.fixture(scope="module")
-def believed(believing: Any) -> Iterator[None]:
-    with believing():
+def reliable_rollouts(reliable: Any) -> Iterator[None]:
+    with reliable():
         yield
 
 
 @pytest.fixture(scope="module")
-def unbroken_by_trial(small: Any, tmp_path_factory: pytest.TempPathFactory, believed: None) -> Run:
-    run = run_pretraining(small(tmp_path_factory.mktemp("unbroken") / "run", **BY_TRIAL))
-    assert any(worth for entry in run.metrics("trials") for worth in entry["worth"]), "a test of something"
+def uninterrupted_with_rollouts(small: Any, tmp_path_factory: pytest.TempPathFactory, reliable_rollouts: None) -> Run:
+    run = run_pretraining(small(tmp_path_factory.mktemp("uninterrupted") / "run", **ROLLOUTS))
+    assert any(advantage for entry in run.metrics("rollouts") for advantage in entry["advantage"]), (
+        "a test of something"
+    )
     return run
 
 
-# 7: in a trial, before the first checkpoint; 17: at iteration 5, on its own; 23: in a trial again, at iteration 6
+# 7: in a rollout, before the first checkpoint; 17: at iteration 5; 23: in a rollout again, at iteration 6
 @pytest.mark.parametrize("steps", [7, 17, 23])
-def test_a_run_with_trials_resumes_bit_exactly(
-    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken_by_trial: Run, steps: int
+def test_a_run_with_rollouts_resumes_bit_exactly(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted_with_rollouts: Run, steps: int
 ) -> None:
-    config = small(tmp_path / "broken", **BY_TRIAL)
+    config = small(tmp_path / "interrupted", **ROLLOUTS)
     with monkeypatch.context() as patch:
         dying = AfterSteps(steps, die)
         patch.setattr(Trainer, "step", lambda trainer, *args: dying(trainer, *args))
         with pytest.raises(Killed):
             run_pretraining(config)
     run = run_pretraining(config, resume=True)
-    assert_same(final_state(run), final_state(unbroken_by_trial))
-    assert_same(read_weights(run.weights), read_weights(unbroken_by_trial.weights))
-    assert comparable_metrics(run) == comparable_metrics(unbroken_by_trial)
-    assert len(list(run.metrics("trials"))) == 4
+    assert_same(final_state(run), final_state(uninterrupted_with_rollouts))
+    assert_same(read_weights(run.weights), read_weights(uninterrupted_with_rollouts.weights))
+    assert comparable_metrics(run) == comparable_metrics(uninterrupted_with_rollouts)
+    assert len(list(run.metrics("rollouts"))) == 4
 
 
-# 8: in a trial, which goes on to its end; 16: between two validations, with draws that are not yet told of;
-# 17: at iteration 6, whose checkpoint then holds what its trials have taught
+# 8: in a rollout, which continues to its end; 16: between two validations, with counts that are not yet logged;
+# 17: at iteration 6, whose checkpoint then holds the advantages of its rollouts
 @pytest.mark.parametrize(("steps", "saved"), [(8, 4), (16, 5), (17, 6)])
-def test_a_run_with_trials_stops_and_goes_on(
-    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken_by_trial: Run, steps: int, saved: int
+def test_a_run_with_rollouts_stops_and_resumes(
+    small: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    uninterrupted_with_rollouts: Run,
+    steps: int,
+    saved: int,
 ) -> None:
-    config = small(tmp_path / "stopped", **BY_TRIAL)
+    config = small(tmp_path / "stopped", **ROLLOUTS)
     with monkeypatch.context() as patch:
         asked = AfterSteps(steps, lambda: os.kill(os.getpid(), signal.SIGTERM))
         patch.setattr(Trainer, "step", lambda trainer, *args: asked(trainer, *args))
@@ -152,15 +159,33 @@ def test_a_run_with_trials_stops_and_goes_on(
             run_pretraining(config)
     assert stop.value.iteration == saved
     run = run_pretraining(config, resume=True)
-    assert_same(final_state(run), final_state(unbroken_by_trial))
-    assert comparable_metrics(run) == comparable_metrics(unbroken_by_trial)
+    assert_same(final_state(run), final_state(uninterrupted_with_rollouts))
+    assert comparable_metrics(run) == comparable_metrics(uninterrupted_with_rollouts)
+
+
+@pytest.mark.parametrize("kill_at", [3, 8])
+def test_a_run_with_rotation_resumes_bit_exactly(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_at: int
+) -> None:
+    """Three tasks, two crop sizes, different batch sizes."""
+    values = {"tasks": "S+T+R", "rotation": {"batch_size": 6, "loss_weight": 0.5}}
+    whole = run_pretraining(small(tmp_path / "whole", **values))
+    config = small(tmp_path / "interrupted", **values)
+    train_and_die(config, kill_at, monkeypatch)
+    run = run_pretraining(config, resume=True)
+    state = final_state(run)
+    assert_same(state, final_state(whole))
+    assert list(state["tasks"]) == ["spatial", "temporal"] and "rotation" in state["optimisers"]
+    assert_same(read_weights(run.weights), read_weights(whole.weights))
+    assert comparable_metrics(run) == comparable_metrics(whole)
+    assert {entry["task"] for entry in run.metrics("validation")} == {"spatial", "temporal", "rotation"}
 
 
 def test_a_run_killed_twice_resumes_bit_exactly_in_sequence(
     small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run_pretraining(small(tmp_path / "whole", tasks="S&T"))
-    config = small(tmp_path / "broken", tasks="S&T")
+    whole = run_pretraining(small(tmp_path / "whole", tasks="S+R&T"))
+    config = small(tmp_path / "interrupted", tasks="S+R&T")
     for number, kill_at in enumerate((5, 7)):
         train_and_die(config, kill_at, monkeypatch, resume=number > 0)
     assert_same(final_state(run_pretraining(config, resume=True)), final_state(whole))
@@ -168,7 +193,7 @@ def test_a_run_killed_twice_resumes_bit_exactly_in_sequence(
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_leaves(
-    small: Any, tmp_path: Path, unbroken: Run, monkeypatch: pytest.MonkeyPatch, signum: int
+    small: Any, tmp_path: Path, uninterrupted: Run, monkeypatch: pytest.MonkeyPatch, signum: int
 ) -> None:
     step = Trainer.step
 
@@ -184,7 +209,7 @@ def test_a_signal_saves_and_leaves(
             run_pretraining(config)
     assert stop.value.iteration == 6
     assert [path.stem for path in list_checkpoints(Run(config.out).checkpoints)] == ["00000004", "00000006"]
-    assert_same(final_state(run_pretraining(config, resume=True)), final_state(unbroken))
+    assert_same(final_state(run_pretraining(config, resume=True)), final_state(uninterrupted))
 
 
 @pytest.mark.slow
@@ -192,21 +217,31 @@ def test_a_process_killed_by_the_system_resumes_bit_exactly(small: Any, tmp_path
     options = ["--device", "cpu", "--data.val_size", "6", "--data.workers", "1", "--synthetic.images", "24"]
     options += ["--synthetic.gallery", "24", "--synthetic.queries", "12"]
     options += ["--synthetic.clips", "18", "--optim.batch_size", "4", "--optim.iterations", "40"]
-    options += ["--log.checkpoint_every", "5", "--permutations.spatial", "6", "--permutations.temporal", "6"]
-    options += ["--policy.groups", "3", "--policy.interval", "7", "--policy.batches", "4", "--policy.start_below", "2"]
+    options += ["--log.checkpoint_every", "5", "--spatial.permutations", "6", "--temporal.permutations", "6"]
+    options += ["--tasks", "S+T+R", "--rotation.crop_size", "24"]
+    options += [
+        "--policy.num_groups",
+        "3",
+        "--policy.interval",
+        "7",
+        "--policy.batches",
+        "4",
+        "--policy.start_below",
+        "2",
+    ]
     command = [sys.executable, "-m", "unshuffle", "pretrain", *options, "--out"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    whole, broken = Run(tmp_path / "whole"), Run(tmp_path / "broken")
+    whole, interrupted = Run(tmp_path / "whole"), Run(tmp_path / "interrupted")
     subprocess.run([*command, str(whole.folder)], check=True, env=environment, capture_output=True)
-    process = subprocess.Popen([*command, str(broken.folder)], env=environment, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([*command, str(interrupted.folder)], env=environment, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not list_checkpoints(broken.checkpoints) and time.monotonic() < deadline:
+    while not list_checkpoints(interrupted.checkpoints) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.kill()
     assert process.wait() == -signal.SIGKILL
-    resume = [sys.executable, "-m", "unshuffle", "pretrain", "--out", str(broken.folder), "--resume"]
+    resume = [sys.executable, "-m", "unshuffle", "pretrain", "--out", str(interrupted.folder), "--resume"]
     subprocess.run(resume, check=True, env=environment, capture_output=True)
-    assert_same(final_state(broken), final_state(whole))
+    assert_same(final_state(interrupted), final_state(whole))
 
 
 def test_only_what_does_not_change_the_result_may_change_on_resume(small: Any, tmp_path: Path) -> None:
@@ -282,7 +317,7 @@ def test_a_resumed_run_needs_the_data_it_began_with(small: Any, tmp_path: Path) 
     run_pretraining(config).weights.unlink()  # as if it had been killed just before its end
     run_pretraining(config, resume=True).weights.unlink()
     (photos / "11.png").rename(photos / "one more.png")
-    with pytest.raises(UserError, match="the data is not what the run began with"):
+    with pytest.raises(UserError, match="the data has changed since the run began"):
         run_pretraining(config, resume=True)
 
 
@@ -299,7 +334,7 @@ def test_a_resumed_run_does_not_need_the_weights_it_began_with(small: Any, tmp_p
 def test_a_start_that_fails_leaves_no_folder_behind(small: Any, tmp_path: Path) -> None:
     for wrong in (
         {"monitor": {"gallery": "nowhere", "queries": "nowhere"}},
-        {"permutations": {"spatial_file": "no.npy"}},
+        {"spatial": {"permutation_file": "no.npy"}},
     ):
         with pytest.raises(UserError):
             run_pretraining(small(tmp_path / "run", **wrong))

@@ -11,22 +11,22 @@ import torch
 from rich.console import Console
 
 import unshuffle
-from unshuffle.assembly import build_trainer
 from unshuffle.config import Config
-from unshuffle.data.prepare import prepare
 from unshuffle.errors import UserError
+from unshuffle.models.weights import load_backbone, read_weights
 from unshuffle.permutations import permutation_set, save_permutations
-from unshuffle.policy import samplers
-from unshuffle.policy.choosers import ByTrial
-from unshuffle.policy.samplers import ChoosingSampler
-from unshuffle.policy.state import Validation
+from unshuffle.policy import rollouts
+from unshuffle.policy.rollouts import Rollouts
+from unshuffle.policy.state import PermutationValidation
 from unshuffle.pretraining import run_pretraining
-from unshuffle.run import Run
-from unshuffle.training.checkpoint import list_checkpoints, load_checkpoint
+from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
+from unshuffle.runs.run import Run
+from unshuffle.tasks.base import Outcome
+from unshuffle.tasks.prepare import prepare
 from unshuffle.training.display import Display
 from unshuffle.training.log import NoLog, RunLog
-from unshuffle.training.step import Outcome, Step
-from unshuffle.training.trainer import Tally, Trainer
+from unshuffle.training.step import Step
+from unshuffle.training.trainer import Tally, Trainer, build_trainer
 
 
 def make(config: Config) -> Trainer:
@@ -34,7 +34,7 @@ def make(config: Config) -> Trainer:
 
 
 def assert_same_weights(one: Run, other: Run) -> None:
-    left, right = one.backbone().state_dict(), other.backbone().state_dict()
+    left, right = load_backbone(one.weights).state_dict(), load_backbone(other.weights).state_dict()
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
@@ -45,39 +45,132 @@ def assert_same_weights(one: Run, other: Run) -> None:
         ("T", ["temporal"], ["temporal"]),
         ("S+T", ["spatial", "temporal"], ["spatial", "temporal"]),
         ("S&T", ["spatial"], ["temporal"]),
+        ("R", ["rotation"], ["rotation"]),
+        ("S+T+R", ["spatial", "temporal", "rotation"], ["spatial", "temporal", "rotation"]),
+        ("S+R&T", ["spatial", "rotation"], ["temporal"]),
     ],
 )
 def test_which_tasks_are_trained_when(
     small: Any, tmp_path: Path, tasks: str, first: list[str], last: list[str]
 ) -> None:
     trainer = make(small(tmp_path / "run", tasks=tasks))
-    assert trainer.active_tasks(0) == first
-    assert trainer.active_tasks(8) == last
+    assert trainer.active_tasks(0) == tuple(first)
+    assert trainer.active_tasks(8) == tuple(last)
     run = run_pretraining(small(tmp_path / "run", tasks=tasks, log={"train_every": 1}))
-    logged = [sorted(entry["loss"]) for entry in run.metrics("train")]
+    logged = [list(entry["loss"]) for entry in run.metrics("train")]
     assert logged[0] == first
     assert logged[-1] == last
+    assert [entry["accuracy"].keys() == entry["loss"].keys() for entry in run.metrics("train")] == [True] * 9
+    assert {entry["task"] for entry in run.metrics("validation")} == {*first, *last}, "all tasks are validated"
 
 
 def test_s_and_t_changes_over_at_half_of_the_iterations(small: Any, tmp_path: Path) -> None:
     trainer = make(small(tmp_path / "run", tasks="S&T", optim={"iterations": 10, "milestones": []}))
-    assert [trainer.active_tasks(step) for step in (4, 5)] == [["spatial"], ["temporal"]]
+    assert [trainer.active_tasks(step) for step in (4, 5)] == [("spatial",), ("temporal",)]
 
 
-def test_one_step_sums_the_losses_of_both_tasks(small: Any, tmp_path: Path) -> None:
-    """The gradient of a step on both tasks is the sum of the two gradients, backbone in evaluation mode."""
-    head = {"dropout": 0.0}
-    config = small(tmp_path / "run", model={"spatial": head, "temporal": head}, optim={"warmup": 0, "milestones": []})
-    trainer = make(config)
+def test_stages_have_equal_numbers_of_iterations(small: Any, tmp_path: Path) -> None:
+    trainer = make(small(tmp_path / "run", tasks="R&S&T", optim={"iterations": 11, "milestones": []}))
+    tasks = [trainer.active_tasks(step) for step in range(11)]
+    assert tasks == [("rotation",)] * 3 + [("spatial",)] * 4 + [("temporal",)] * 4
+
+
+def without_dropout(**others: Any) -> dict[str, Any]:
+    """Changes of the config after which a step depends on its batch and weights alone."""
+    values: dict[str, Any] = {"optim": {"warmup": 0, "milestones": []}}
+    for task in ("spatial", "temporal"):
+        values[task] = {"head": {"dropout": 0.0}, **others.get(task, {})}
+    return {**others, **values}
+
+
+def gradients_of_a_step(trainer: Trainer, *tasks: str) -> dict[str, torch.Tensor]:
+    """The gradients of the backbone in the first step, in evaluation mode, without an update."""
     trainer.network.eval()
-    pixels = {task: stream.batch(0) for task, stream in trainer.streams.items()}
-    gradients = {}
-    for name, tasks in {"spatial": ["spatial"], "temporal": ["temporal"], "both": ["spatial", "temporal"]}.items():
-        trainer.iteration = 0
-        trainer.optimisers.step = lambda iteration: None  # type: ignore[method-assign]
-        trainer.step({task: pixels[task] for task in tasks}, Tally())
-        gradients[name] = trainer.network.backbone.conv1[0].weight.grad.clone()  # type: ignore[union-attr,index,operator]
-    torch.testing.assert_close(gradients["both"], gradients["spatial"] + gradients["temporal"])
+    trainer.iteration = 0
+    trainer.optimisers.step = lambda iteration: None  # type: ignore[method-assign]
+    trainer.step({task: trainer.streams[task].batch(0).to(trainer.device) for task in tasks}, Tally())
+    gradients = {name: weight.grad for name, weight in trainer.network.backbone.named_parameters()}
+    return {name: gradient.clone() for name, gradient in gradients.items() if gradient is not None}
+
+
+def test_one_step_sums_the_losses_of_all_tasks(small: Any, tmp_path: Path) -> None:
+    """The gradient of a step on three tasks, one of them with larger crops, is the sum of their gradients."""
+    trainer = make(small(tmp_path / "run", **without_dropout(tasks="S+T+R")))
+    assert {task.settings.crop_size for task in trainer.tasks.values()} == {16, 24}
+    together = gradients_of_a_step(trainer, "spatial", "temporal", "rotation")
+    alone = [gradients_of_a_step(trainer, task) for task in trainer.tasks]
+    assert together.keys() == alone[0].keys() == alone[2].keys()
+    for name, gradient in together.items():
+        torch.testing.assert_close(gradient, alone[0][name] + alone[1][name] + alone[2][name], msg=name)
+        assert all(gradients[name].any() for gradients in alone), name
+
+
+def test_the_losses_are_weighted(small: Any, tmp_path: Path) -> None:
+    weights = {"spatial": 2.0, "temporal": 0.25, "rotation": 1.0}
+    sections = {task: {"loss_weight": weight} for task, weight in weights.items()}
+    weighted = make(small(tmp_path / "run", **without_dropout(tasks="S+T+R", **sections)))
+    plain = make(small(tmp_path / "run", **without_dropout(tasks="S+T+R")))
+    together = gradients_of_a_step(weighted, *weights)
+    alone = {task: gradients_of_a_step(plain, task) for task in weights}
+    for name, gradient in together.items():
+        torch.testing.assert_close(gradient, sum(weights[task] * alone[task][name] for task in weights), msg=name)
+    tally = Tally()
+    weighted.step({"spatial": weighted.streams["spatial"].batch(0)}, tally)
+    plain_tally = Tally()
+    plain.step({"spatial": plain.streams["spatial"].batch(0)}, plain_tally)
+    assert weighted.iteration == plain.iteration == 2
+    assert torch.equal(tally.losses["spatial"], plain_tally.losses["spatial"]), "the log shows the loss itself"
+
+
+def test_a_task_may_have_a_batch_size_of_its_own(small: Any, tmp_path: Path) -> None:
+    config = small(tmp_path / "run", tasks="S+T+R", temporal={"batch_size": 2}, rotation={"batch_size": 6})
+    trainer = make(config)
+    assert {task: len(squares) for task, squares in trainer.load(0).items()} == {
+        "spatial": 4,
+        "temporal": 2,
+        "rotation": 6,
+    }
+    inputs = trainer.inputs(trainer.load(0))
+    assert {task: tuple(batch.crops.shape) for task, batch in inputs.items()} == {
+        "spatial": (4, 9, 3, 16, 16),
+        "temporal": (2, 4, 3, 16, 16),
+        "rotation": (6, 4, 3, 24, 24),
+    }
+    tally = Tally()
+    trainer.step(trainer.load(0), tally)
+    assert (tally.samples, tally.crops) == (12, 4 * 9 + 2 * 4 + 6 * 4)
+    run = run_pretraining(config)
+    assert np.load(run.states / "temporal-00000001.npz")["sampled"].sum() == 4, "two permutations of two samples"
+
+
+def test_a_rotation_run_trains_saves_resumes_and_writes_a_report(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"tasks": "R", "log": {"pictures": True}}
+    whole = run_pretraining(small(tmp_path / "whole", **values))
+    assert [list(entry["loss"]) for entry in whole.metrics("train")] == [["rotation"]] * 5
+    validations = list(whole.metrics("validation"))
+    assert {(entry["task"], entry["chance"]) for entry in validations} == {("rotation", 0.75)}
+    assert [entry["iteration"] for entry in validations] == [0, 1, 3, 4, 6, 7, 9]
+    assert not list(whole.metrics("episode")) and not list(whole.states.iterdir())
+    assert "rotation" in whole.report.read_text()
+    assert not list(whole.permutations.iterdir()), "there are no permutations"
+    assert read_weights(whole.weights)[1]["rotation_crop_size"] == "24"
+    step = Trainer.step
+
+    def failing_step(self: Trainer, *args: Any) -> None:
+        if self.iteration == 5:
+            raise UserError("the disk is full")
+        step(self, *args)
+
+    config = small(tmp_path / "interrupted", **values)
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="disk"):
+        patch.setattr(Trainer, "step", failing_step)
+        run_pretraining(config)
+    resumed = run_pretraining(config, resume=True)
+    assert_same_weights(resumed, whole)
+    assert [entry["error"] for entry in resumed.metrics("validation")] == [entry["error"] for entry in validations]
+    assert resumed.report.exists()
 
 
 def test_the_tally_sums_the_steps_of_each_task() -> None:
@@ -87,7 +180,7 @@ def test_the_tally_sums_the_steps_of_each_task() -> None:
     tally.add("temporal", Outcome(torch.tensor(7.0), torch.tensor(0.0)))
     assert tally.steps == {"spatial": 2, "temporal": 1}
     assert {task: float(total) for task, total in tally.losses.items()} == {"spatial": 4.0, "temporal": 7.0}
-    assert {task: float(total) for task, total in tally.hits.items()} == {"spatial": 1.5, "temporal": 0.0}
+    assert {task: float(total) for task, total in tally.accuracies.items()} == {"spatial": 1.5, "temporal": 0.0}
 
 
 def test_the_run_folder_has_what_the_design_promises(small: Any, tmp_path: Path) -> None:
@@ -111,9 +204,8 @@ def test_the_same_config_gives_the_same_run(small: Any, tmp_path: Path) -> None:
     one, other = (run_pretraining(small(tmp_path / name)) for name in ("one", "other"))
     assert_same_weights(one, other)
     different = run_pretraining(small(tmp_path / "different", seed=1))
-    assert any(
-        not torch.equal(a, b) for a, b in zip(*(run.backbone().parameters() for run in (one, different)), strict=True)
-    )
+    weights = [load_backbone(run.weights).state_dict() for run in (one, different)]
+    assert any(not torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
 def test_threads_do_not_change_the_run(small: Any, tmp_path: Path) -> None:
@@ -125,24 +217,32 @@ def test_threads_do_not_change_the_run(small: Any, tmp_path: Path) -> None:
 def test_init_starts_from_given_weights(small: Any, tmp_path: Path) -> None:
     first = run_pretraining(small(tmp_path / "first"))
     trainer = make(small(tmp_path / "second", init=str(first.folder), seed=5))
-    for name, value in first.backbone().state_dict().items():
+    for name, value in load_backbone(first.weights).state_dict().items():
         assert torch.equal(trainer.network.backbone.state_dict()[name], value), name
     with pytest.raises(UserError, match="not of caffenet"):
         make(
             small(
-                tmp_path / "third", init=str(first.weights), model={"backbone": "caffenet"}, shuffle={"crop_size": 75}
+                tmp_path / "third",
+                init=str(first.weights),
+                model={"backbone": "caffenet"},
+                spatial={"crop_size": 75},
+                temporal={"crop_size": 75},
             )
         )
 
 
+@pytest.mark.parametrize("task", ["spatial", "rotation"])
 @pytest.mark.parametrize("train_every", [1, 3])
-def test_numbers_that_overflow_are_one_sentence_and_never_saved(small: Any, tmp_path: Path, train_every: int) -> None:
+def test_numbers_that_overflow_are_one_sentence_and_never_saved(
+    small: Any, tmp_path: Path, train_every: int, task: str
+) -> None:
     config = small(
         tmp_path / "run",
-        optim={"spatial": {"lr": 1e30, "optimiser": "sgd"}},
+        tasks="S+T+R",
+        **{task: {"optimiser": {"lr": 1e30, "kind": "sgd"}}},
         log={"train_every": train_every, "checkpoint_every": 1},
     )
-    with pytest.raises(UserError, match="numbers overflowed"):
+    with pytest.raises(UserError, match="weights or outputs overflowed before iteration"):
         run_pretraining(config)
     for path in list_checkpoints(Run(config.out).checkpoints):
         network = load_checkpoint(path)["network"]
@@ -152,10 +252,10 @@ def test_numbers_that_overflow_are_one_sentence_and_never_saved(small: Any, tmp_
 def test_sets_from_files(small: Any, tmp_path: Path) -> None:
     mine = permutation_set(9, 7, seed=5)
     save_permutations(tmp_path / "mine.npy", mine)
-    files = {"permutations": {"spatial_file": str(tmp_path / "mine.npy")}}
+    files = {"spatial": {"permutation_file": str(tmp_path / "mine.npy")}}
     trainer = make(small(tmp_path / "run", **files))
     assert trainer.permutations["spatial"].tolist() == mine.tolist()
-    wrong = {"permutations": {"temporal_file": str(tmp_path / "mine.npy")}}
+    wrong = {"temporal": {"permutation_file": str(tmp_path / "mine.npy")}}
     with pytest.raises(UserError, match="is for 9 parts, but the temporal task has 4"):
         make(small(tmp_path / "run", **wrong))
 
@@ -171,19 +271,19 @@ def test_bf16_steps_are_close_to_fp32(small: Any, tmp_path: Path) -> None:
     assert losses["bf16"] != losses["fp32"]
 
 
-# trials
+# rollouts
 
 
-def with_trials(grouped: str = "pairs", **others: Any) -> dict[str, Any]:
-    """Two times three trials: one for each group at iterations 3 and 6."""
-    return {"policy": {"reward": "trials", "trial": 4, "grouped": grouped, **others}}
+def with_rollouts(grouping: str = "pairs", **others: Any) -> dict[str, Any]:
+    """Two times three rollouts: one for each group at iterations 3 and 6."""
+    return {"policy": {"sampler": "rollouts", "rollout_iterations": 4, "grouping": grouping, **others}}
 
 
-def kept(trainer: Trainer) -> dict[str, Any]:
-    """All that a trainer is, but for what its policies have learned."""
+def state_without_advantages(trainer: Trainer) -> dict[str, Any]:
+    """The state of a trainer, but for what its samplers have learned."""
     state = copy.deepcopy(trainer.state_dict())
-    for sampler in state["samplers"].values():
-        del sampler["chooser"], sampler["behaviour"]
+    for task in state["tasks"].values():
+        del task["sampler"]["advantage"], task["sampler"]["behaviour"]
     return {**state, "training": trainer.network.training}
 
 
@@ -196,162 +296,194 @@ def bits(value: Any) -> Any:
     return [bits(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-@pytest.mark.parametrize("grouped", ["pairs", "permutations"])
-def test_trials_leave_no_trace(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grouped: str) -> None:
-    """Dropout draws from the global generator, and a milestone lies within the trials of iteration 3."""
-    real, tried, taught = Trainer._try_groups, [], []
+@pytest.mark.parametrize("grouping", ["pairs", "permutations"])
+def test_rollouts_leave_no_trace(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grouping: str) -> None:
+    """Dropout uses the global generator, and a milestone lies within the rollouts of iteration 3."""
+    real, iterations, learned = Trainer._run_rollouts, [], []
 
     def watched(self: Trainer, log: RunLog) -> None:
-        before, learned = kept(self), {task: sampler.state_dict() for task, sampler in self.samplers.items()}
+        before = state_without_advantages(self)
+        old_states = {name: task.sampler.state_dict() for name, task in self.ordering_tasks.items()}
         real(self, log)
-        assert bits(kept(self)) == bits(before)
-        for task, sampler in self.samplers.items():
-            new, old = sampler.state_dict(), learned[task]
-            taught.append(not torch.allclose(new["chooser"]["worth"], old["chooser"]["worth"], atol=1e-3))
-            assert torch.allclose(new["behaviour"], old["behaviour"], atol=1e-3) != taught[-1]
-            sampler.gather(lambda fresh: fresh)
-            assert not sampler.state_dict()["draws"].any(), "nothing that a trial has chosen is left to be counted"
-        tried.append(self.iteration)
+        assert bits(state_without_advantages(self)) == bits(before)
+        for name, task in self.ordering_tasks.items():
+            new, old = task.sampler.state_dict(), old_states[name]
+            learned.append(not torch.allclose(new["advantage"], old["advantage"], atol=1e-3))
+            assert torch.allclose(new["behaviour"], old["behaviour"], atol=1e-3) != learned[-1]
+            task.sampled.reduce(lambda own: own)
+            assert not task.sampled.permutations.any(), "nothing of a rollout is left to be counted"
+        iterations.append(self.iteration)
 
-    # six samples would tell too little to be believed
-    monkeypatch.setattr(samplers, "worths", lambda errors, count: torch.arange(count) - (count - 1) / 2)
-    monkeypatch.setattr(Trainer, "_try_groups", watched)
-    run_pretraining(small(tmp_path / "run", **with_trials(grouped)))
-    assert tried == [3, 6] and all(taught)
+    # six samples are too few for reliable differences
+    monkeypatch.setattr(rollouts, "advantages", lambda errors, count: torch.arange(count) - (count - 1) / 2)
+    monkeypatch.setattr(Trainer, "_run_rollouts", watched)
+    run_pretraining(small(tmp_path / "run", tasks="S+T+R", **with_rollouts(grouping)))
+    assert iterations == [3, 6] and all(learned)
 
 
 @pytest.mark.parametrize("tasks", ["S+T", "S&T"])
-def test_a_policy_that_does_not_listen_trains_as_if_there_were_no_trials(
+def test_without_learning_from_them_rollouts_change_nothing(
     small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: str
 ) -> None:
-    monkeypatch.setattr(ByTrial, "judge", lambda *_: None)
-    tried = run_pretraining(small(tmp_path / "tried", tasks=tasks, **with_trials()))
-    assert list(tried.metrics("trials"))
-    monkeypatch.setattr(Trainer, "_try_groups", lambda *_: None)
-    plain = run_pretraining(small(tmp_path / "plain", tasks=tasks, **with_trials()))
-    states = [load_checkpoint(list_checkpoints(run.checkpoints)[-1]) for run in (tried, plain)]
+    monkeypatch.setattr(Rollouts, "learn", lambda self, errors: torch.zeros(3))
+    with_them = run_pretraining(small(tmp_path / "with", tasks=tasks, **with_rollouts()))
+    assert list(with_them.metrics("rollouts"))
+    monkeypatch.setattr(Trainer, "_run_rollouts", lambda *_: None)
+    without = run_pretraining(small(tmp_path / "without", tasks=tasks, **with_rollouts()))
+    states = [load_checkpoint(list_checkpoints(run.checkpoints)[-1]) for run in (with_them, without)]
     assert bits(states[0]) == bits(states[1])
 
 
-def test_the_log_of_trials(small: Any, tmp_path: Path) -> None:
-    run = run_pretraining(small(tmp_path / "run", **with_trials()))
-    entries = list(run.metrics("trials"))
-    tried = [(entry["iteration"], entry["task"]) for entry in entries]
-    assert tried == [(step, task) for step in (3, 6) for task in ("spatial", "temporal")], "none before the end"
+def test_the_log_of_rollouts(small: Any, tmp_path: Path) -> None:
+    run = run_pretraining(small(tmp_path / "run", **with_rollouts()))
+    entries = list(run.metrics("rollouts"))
+    logged = [(entry["iteration"], entry["task"]) for entry in entries]
+    assert logged == [(step, task) for step in (3, 6) for task in ("spatial", "temporal")], "none at the end"
     for entry in entries:
-        assert entry.keys() == {"iteration", "kind", "task", "iterations", "errors", "worth", "probability"}
+        assert entry.keys() == {"iteration", "kind", "task", "iterations", "errors", "advantage", "probability"}
         assert entry["iterations"] == 4
-        assert len(entry["errors"]) == len(entry["worth"]) == len(entry["probability"]) == 3
+        assert len(entry["errors"]) == len(entry["advantage"]) == len(entry["probability"]) == 3
         assert all(0 <= error <= 1 for error in entry["errors"])
         assert sum(entry["probability"]) == pytest.approx(1, abs=1e-6)
 
 
 @dataclass
-class Tried:
-    """A step of a trial."""
+class RolloutStep:
+    """A step of a rollout."""
 
     iteration: int
     behaviour: list[float]
     crops: list[float]
 
 
-def steps_of_trials(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[list[Tried]]:
-    """What the spatial task is given in each trial after three iterations."""
-    trials: list[list[Tried]] = []
-    trial, learn, sampler = Trainer._trial, Step.__call__, trainer.samplers["spatial"]
+def steps_of_rollouts(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[list[RolloutStep]]:
+    """The input of the spatial task in each rollout after three iterations."""
+    steps: list[list[RolloutStep]] = []
+    train, learn, sampler = Trainer.train_iterations, Step.__call__, trainer.ordering_tasks["spatial"].sampler
 
-    def watched_trial(self: Trainer, preferred: Any) -> None:
-        trials.append([])
-        trial(self, preferred)
+    def watched_rollout(self: Trainer, count: int) -> None:
+        steps.append([])
+        train(self, count)
 
-    def watched_step(self: Step, crops: Any, proposals: Any, iteration: int) -> Any:
-        assert isinstance(sampler, ChoosingSampler)
-        if trials:
-            seen = crops["spatial"].flatten()[::997].tolist()
-            trials[-1].append(Tried(iteration, sampler.behaviour.tolist(), seen))
-        return learn(self, crops, proposals, iteration)
+    def watched_step(self: Step, inputs: Any, iteration: int) -> Any:
+        assert isinstance(sampler, Rollouts)
+        if steps:
+            pixels = inputs["spatial"].crops.flatten()[::997].tolist()
+            steps[-1].append(RolloutStep(iteration, sampler.behaviour.tolist(), pixels))
+        return learn(self, inputs, iteration)
 
-    monkeypatch.setattr(Trainer, "_trial", watched_trial)
+    monkeypatch.setattr(Trainer, "train_iterations", watched_rollout)
     monkeypatch.setattr(Step, "__call__", watched_step)
     trainer.last = 3
     quiet = Display(trainer.statuses(), 3, console=Console(quiet=True))
     assert trainer.config.out is not None
     trainer.train(Run(trainer.config.out), NoLog(), quiet)
-    assert trials == [], "not at the end"
+    assert steps == [], "not at the end"
     trainer.last = 9
     trainer._validate(NoLog(), quiet)
-    return trials
+    return steps
 
 
 @pytest.mark.parametrize("length", [1, 4, 5])
-def test_what_a_trial_is(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
-    """One group preferred; all trials on the same batches from the same place."""
-    config = small(tmp_path / "run", optim={"milestones": []}, **with_trials(exploration=0.0, trial=length))
-    trials = steps_of_trials(make(config), monkeypatch)
-    assert len(trials) == 3
-    for group, steps in enumerate(trials):
+def test_rollouts_see_the_same_batches(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    """One group preferred; all rollouts on the same batches from the same iteration."""
+    options = with_rollouts(exploration=0.0, rollout_iterations=length)
+    config = small(tmp_path / "run", optim={"milestones": []}, **options)
+    groups = steps_of_rollouts(make(config), monkeypatch)
+    assert len(groups) == 3
+    for group, steps in enumerate(groups):
         assert [step.iteration for step in steps] == list(range(3, 3 + length))
         for done, step in enumerate(steps):
             np.testing.assert_allclose(step.behaviour, 0.5 * np.eye(3)[group] + 0.5 / 3, atol=1e-6)
-            assert step.crops == trials[0][done].crops
+            assert step.crops == groups[0][done].crops
 
 
-def test_the_worth_of_a_group_is_by_the_error_after_its_trial(
+def test_the_advantage_of_a_group_follows_from_the_error_after_its_rollout(
     small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Errors that are known: what is preferred more after the trials is what was said to be better."""
+    """With known errors, the group with the lowest error is preferred after the rollouts."""
     errors = {"spatial": [3 / 6, 1 / 6, 3 / 6], "temporal": [3 / 5, 2 / 5, 1 / 5]}
-    trial, validate, number = Trainer._trial, Trainer.validate, []
+    train, validate, prefer = Trainer.train_iterations, Trainer.validate, Rollouts.prefer
+    number: list[int] = []
+    preferred: list[int] = []
 
-    def counted(self: Trainer, preferred: Any) -> None:
-        number.append(preferred)
-        trial(self, preferred)
+    def counted(self: Trainer, count: int) -> None:
+        number.append(count)
+        train(self, count)
 
-    def told(self: Trainer, task: str) -> Validation:
-        found = validate(self, task)
+    def recorded(self: Rollouts, group: int) -> None:
+        preferred.append(group)
+        prefer(self, group)
+
+    def with_known_errors(self: Trainer, task: str) -> PermutationValidation:
+        validation = validate(self, task)
         if not number or self.iteration == 3:
-            return found
-        wrong = round(errors[task][len(number) - 1] * len(found.state))
-        state = torch.full_like(found.state, 2.0)
+            return validation
+        wrong = round(errors[task][len(number) - 1] * len(validation.state))
+        state = torch.full_like(validation.state, 2.0)
         state[:wrong] = 0.5
-        return replace(found, state=state)
+        return replace(validation, state=state)
 
-    monkeypatch.setattr(Trainer, "_trial", counted)
-    monkeypatch.setattr(Trainer, "validate", told)
-    config = small(tmp_path / "run", optim={"iterations": 4, "milestones": []}, **with_trials())
+    monkeypatch.setattr(Trainer, "train_iterations", counted)
+    monkeypatch.setattr(Rollouts, "prefer", recorded)
+    monkeypatch.setattr(Trainer, "validate", with_known_errors)
+    config = small(tmp_path / "run", optim={"iterations": 4, "milestones": []}, **with_rollouts())
     run = run_pretraining(config)
-    assert number == [{"spatial": group, "temporal": group} for group in range(3)]
-    found = {entry["task"]: entry for entry in run.metrics("trials")}
+    assert number == [4, 4, 4] and preferred == [0, 0, 1, 1, 2, 2]
+    entries = {entry["task"]: entry for entry in run.metrics("rollouts")}
     for task, expected in errors.items():
-        assert found[task]["errors"] == pytest.approx(expected)
-        assert np.argmax(found[task]["worth"]) == np.argmax(found[task]["probability"]) == np.argmin(expected)
+        entry = entries[task]
+        assert entry["errors"] == pytest.approx(expected)
+        assert np.argmax(entry["advantage"]) == np.argmax(entry["probability"]) == np.argmin(expected)
         stored = np.load(run.states / f"{task}-00000004.npz")
-        assert stored["acting_probabilities"].tolist() == pytest.approx(found[task]["probability"])
+        assert stored["acting_probabilities"].tolist() == pytest.approx(entry["probability"])
 
 
-def test_a_task_that_is_not_trained_now_is_not_tried(small: Any, tmp_path: Path) -> None:
-    run = run_pretraining(small(tmp_path / "run", tasks="S&T", **with_trials()))
-    assert [(entry["iteration"], entry["task"]) for entry in run.metrics("trials")] == [(3, "spatial"), (6, "temporal")]
+def test_a_task_that_is_not_trained_now_has_no_rollouts(small: Any, tmp_path: Path) -> None:
+    run = run_pretraining(small(tmp_path / "run", tasks="S&T", **with_rollouts()))
+    logged = [(entry["iteration"], entry["task"]) for entry in run.metrics("rollouts")]
+    assert logged == [(3, "spatial"), (6, "temporal")]
 
 
-def test_pairs_are_counted_as_they_are_chosen(small: Any, tmp_path: Path) -> None:
-    """Two permutations of each of four samples in a step, of six that are looked at."""
-    run = run_pretraining(small(tmp_path / "run", policy={"grouped": "pairs", "candidates": 3}))
+@pytest.mark.parametrize("sampler", ["uniform", "reinforce"])
+def test_permutations_are_counted_as_they_are_trained_on(small: Any, tmp_path: Path, sampler: str) -> None:
+    """Two permutations of each of four samples in a step."""
+    run = run_pretraining(small(tmp_path / "run", policy={"sampler": sampler}))
     for task, count in (("spatial", 6), ("temporal", 5)):
         before = 0
         for step in (0, 1, 3, 4, 6, 7, 9):
-            draws = np.load(run.states / f"{task}-{step:08d}.npz")["draws"]
-            assert draws.shape == (count,) and draws.sum() == 8 * (step - before)
+            sampled = np.load(run.states / f"{task}-{step:08d}.npz")["sampled"]
+            assert sampled.shape == (count,) and sampled.sum() == 8 * (step - before)
+            before = step
+
+
+def test_one_action_is_counted_for_each_batch_of_one_group(small: Any, tmp_path: Path) -> None:
+    run = run_pretraining(small(tmp_path / "run", policy={"action": "batch"}))
+    episodes = [(entry["iteration"], sum(entry["sampled"])) for entry in run.metrics("episode")]
+    assert episodes == [(step, 2) for step in (3, 6, 9) for _ in ("spatial", "temporal")]
+
+
+def test_pairs_are_counted_as_they_are_selected(small: Any, tmp_path: Path) -> None:
+    """Two permutations of each of four samples in a step, of six candidates."""
+    run = run_pretraining(small(tmp_path / "run", policy={"grouping": "pairs", "candidates": 3}))
+    for task, count in (("spatial", 6), ("temporal", 5)):
+        before = 0
+        for step in (0, 1, 3, 4, 6, 7, 9):
+            sampled = np.load(run.states / f"{task}-{step:08d}.npz")["sampled"]
+            assert sampled.shape == (count,) and sampled.sum() == 8 * (step - before)
             before = step
         episodes = [entry for entry in run.metrics("episode") if entry["task"] == task]
-        assert [(entry["iteration"], sum(entry["drawn"])) for entry in episodes] == [(3, 16), (6, 16), (9, 16)]
+        assert [(entry["iteration"], sum(entry["sampled"])) for entry in episodes] == [(3, 16), (6, 16), (9, 16)]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_run_on_a_gpu_saves_and_resumes(small: Any, tmp_path: Path) -> None:
-    config = small(tmp_path / "run", device="cuda", optim={"precision": "bf16"})
+    config = small(tmp_path / "run", device="cuda", tasks="S+T+R", optim={"precision": "bf16"})
     run = run_pretraining(config)
-    assert run_pretraining(config, resume=True).backbone().state_dict().keys() == run.backbone().state_dict().keys()
+    before = load_backbone(run.weights).state_dict()
+    assert load_backbone(run_pretraining(config, resume=True).weights).state_dict().keys() == before.keys()
 
 
 @pytest.mark.slow
@@ -372,11 +504,9 @@ def test_training_leaves_chance_on_the_synthetic_world(small: Any, tmp_path: Pat
         tmp_path / "run",
         synthetic={"images": 120, "clips": 100},
         permutations={"per_sample": 5},
-        shuffle={"shared_crop": True},  # frames are sooner put in order so
-        model={
-            "spatial": {"fc6": 64, "hidden": 128, "dropout": 0},
-            "temporal": {"fc6": 64, "hidden": 64, "dropout": 0},
-        },
+        spatial={"head": {"fc6": 64, "hidden": 128, "dropout": 0}},
+        # with a shared crop, frames are put in order sooner
+        temporal={"shared_crop": True, "head": {"fc6": 64, "hidden": 64, "dropout": 0}},
         optim={"iterations": 120, "batch_size": 16, "milestones": []},
         policy={"interval": 20, "batches": 20},
         log={"monitor_every": 120, "checkpoint_every": 120},

@@ -1,7 +1,7 @@
-"""One process of several: `worker.py FOLDER` does everything below with the others and keeps what came of it.
+"""One process of several: `worker.py FOLDER` runs every scenario below with the others and stores the results.
 
-Alone, the same file makes what the several are compared with. Everything is in double precision: in single, the kinks
-of ReLU and pooling make differences of 1e-5 out of rounding errors.
+Run by a single process, it gives the reference. Everything is in double precision: in single precision, the kinks of
+ReLU and pooling turn rounding errors into differences of 1e-5.
 """
 
 import os
@@ -17,38 +17,41 @@ import torch
 from torch import Tensor, nn
 
 from conftest import small_config
-from unshuffle.assembly import build_trainer
 from unshuffle.config import Config
 from unshuffle.console import ResilientConsole
 from unshuffle.data.batches import BatchStream
-from unshuffle.data.prepare import prepare
-from unshuffle.data.share import Share
+from unshuffle.data.squares import RankSlice
 from unshuffle.errors import UserError
-from unshuffle.models.norm import synchronise
-from unshuffle.models.ordering import OrderingNetwork
-from unshuffle.policy import trials
-from unshuffle.policy.samplers import Observation
-from unshuffle.policy.state import Validation
+from unshuffle.models.batch_norm import synchronise
+from unshuffle.policy import rollouts
+from unshuffle.policy.sampler import Observation
+from unshuffle.policy.state import PermutationValidation
 from unshuffle.pretraining import run_pretraining
-from unshuffle.run import Run
+from unshuffle.runs.run import Run
 from unshuffle.stopping import Stopped
+from unshuffle.tasks.base import Inputs, Network
+from unshuffle.tasks.prepare import prepare
 from unshuffle.training import distributed
 from unshuffle.training.display import Display
 from unshuffle.training.log import NoLog
 from unshuffle.training.step import Step
-from unshuffle.training.trainer import Trainer
+from unshuffle.training.trainer import Trainer, build_trainer
 
-SGD = {"optimiser": "sgd", "lr": 0.02}  # AdamW would make steps of the rounding errors in gradients that are zero
+SGD = {"kind": "sgd", "lr": 0.02}  # AdamW would turn rounding errors in gradients of zero into steps
 
-BY_TRIAL = {"grouped": "pairs", "candidates": 3, "reward": "trials", "trial": 3}  # at iterations 3 and 6, three each
+ROLLOUTS = {"sampler": "rollouts", "grouping": "pairs", "candidates": 3, "rollout_iterations": 3}
+"""Three rollouts each at iterations 3 and 6."""
 
 
 def config(out: Path, sync_bn: bool = True, dropout: float = 0.0, **changes: Any) -> Config:
-    head = {"dropout": dropout}
+    ordering = {"head": {"dropout": dropout}, "optimiser": SGD}
     values: dict[str, Any] = {
         "synthetic": {"gallery": 6, "queries": 2},
-        "model": {"sync_bn": sync_bn, "spatial": head, "temporal": head},
-        "optim": {"backbone": SGD, "spatial": SGD, "temporal": SGD},
+        "model": {"sync_bn": sync_bn},
+        "optim": {"backbone": SGD},
+        "spatial": ordering,
+        "temporal": ordering,
+        "rotation": {"optimiser": SGD, "batch_size": 6, "loss_weight": 0.5},
         **changes,
     }
     return small_config(out, **values)
@@ -65,7 +68,7 @@ def normalised() -> dict[str, Tensor]:
     synchronise(layers)
     layers.double()
     images, weights = torch.randn(6, 3, 8, 8).double() * 2 + 1, torch.randn(6, 5, 6, 6).double()
-    rows = distributed.share().rows(6)
+    rows = distributed.rank_slice().rows(6)
     own = images[rows].requires_grad_()
     maps = layers(own)
     (maps * weights[rows]).sum().backward()
@@ -82,30 +85,33 @@ def normalised() -> dict[str, Tensor]:
 
 @contextmanager
 def in_double() -> Iterator[None]:
-    build = OrderingNetwork.__init__
+    build = Network.__init__
 
-    def build_double(self: OrderingNetwork, *args: Any) -> None:
+    def build_double(self: Network, *args: Any) -> None:
         build(self, *args)
         self.double()
         self.backbone.register_forward_pre_hook(lambda backbone, images: (images[0].double(),))
 
-    with mock.patch.object(OrderingNetwork, "__init__", build_double):
+    with mock.patch.object(Network, "__init__", build_double):
         yield
 
 
 @contextmanager
 def recorded_steps() -> Iterator[list[dict[str, Tensor]]]:
-    """What every step of all processes together was given, and what it chose."""
+    """The inputs of every step of all processes together, and what it was trained on."""
     steps: list[dict[str, Tensor]] = []
     call = Step.__call__
 
-    def record(self: Step, crops: Any, proposals: Any, iteration: int) -> Any:
-        outcomes = call(self, crops, proposals, iteration)
-        steps.append(
-            {f"{task} crops": all_rows(some) for task, some in crops.items()}
-            | {f"{task} permutations": all_rows(some.permutations) for task, some in proposals.items()}
-            | {f"{task} chosen": all_rows(torch.stack(one.chosen, 2)) for task, one in outcomes.items() if one.chosen}
-        )
+    def record(self: Step, inputs: dict[str, Inputs], iteration: int) -> Any:
+        outcomes = call(self, inputs, iteration)
+        tensors: dict[str, Tensor] = {}
+        for task, batch in inputs.items():
+            tensors[f"{task} crops"] = all_rows(batch.crops)
+            if "permutations" in batch.targets:
+                tensors[f"{task} permutations"] = all_rows(batch.targets["permutations"])
+            for name, sampled in outcomes[task].sampled.items():
+                tensors[f"{task} sampled {name}"] = all_rows(sampled)
+        steps.append(tensors)
         return outcomes
 
     with mock.patch.object(Step, "__call__", record):
@@ -114,31 +120,33 @@ def recorded_steps() -> Iterator[list[dict[str, Tensor]]]:
 
 @contextmanager
 def one_network_validated() -> Iterator[None]:
-    """All processes must have the same running statistics, also at the end of a trial."""
+    """All processes must have the same running statistics, also at the end of a rollout."""
     validate = Trainer.validate
 
-    def checked(self: Trainer, task: str) -> Validation:
+    def checked(self: Trainer, task: str) -> Any:
         own = torch.cat([buffer.double().flatten() for buffer in self.network.buffers()])
-        assert all(torch.equal(own, other) for other in distributed.gather(own)), "they differ"
+        assert all(torch.equal(own, other) for other in distributed.gather(own)), "the processes differ"
         return validate(self, task)
 
     with mock.patch.object(Trainer, "validate", checked):
         yield
 
 
-class Kept(NoLog):
+class MemoryLog(NoLog):
     """A log in memory, on every process."""
 
     def __init__(self) -> None:
         self.entries: list[dict[str, Any]] = []
 
     def write(self, kind: str, iteration: int, **values: Any) -> None:
-        if kind == "trials":
+        if kind == "rollouts":
             self.entries.append({"iteration": iteration, **values})
 
-    def write_validation(self, iteration: int, task: str, validation: Validation, observation: Observation) -> None:
-        draws = torch.from_numpy(observation.arrays["draws"])
-        self.entries.append({"iteration": iteration, "task": task, "draws": draws, "episode": observation.episode})
+    def write_observation(
+        self, iteration: int, task: str, validation: PermutationValidation, observation: Observation
+    ) -> None:
+        sampled = torch.from_numpy(observation.arrays["sampled"])
+        self.entries.append({"iteration": iteration, "task": task, "sampled": sampled, "episode": observation.episode})
 
 
 def trained(config: Config, frozen: bool = False) -> dict[str, Any]:
@@ -146,18 +154,17 @@ def trained(config: Config, frozen: bool = False) -> dict[str, Any]:
     assert config.out is not None
     trainer = build_trainer(config, prepare(config))
     trainer.network.train(not frozen)
-    for sampler in trainer.samplers.values():
-        sampler.load_state_dict(
-            {**sampler.state_dict(), "episodes": 7 * distributed.rank()}
-        )  # only the main one's counts
+    for task in trainer.ordering_tasks.values():
+        # only the sampler of the main process counts
+        task.sampler.load_state_dict({**task.sampler.state_dict(), "episodes": 7 * distributed.rank()})
     with recorded_steps() as steps, one_network_validated():
         quiet = Display(trainer.statuses(), config.optim.iterations, console=ResilientConsole(quiet=True))
-        trainer.train(Run(config.out), log := Kept(), quiet)
+        trainer.train(Run(config.out), log := MemoryLog(), quiet)
     state = trainer.state_dict()
-    validations = {task: vars(trainer.validate(task)) for task in trainer.permutations}
+    validations = {name: vars(trainer.validate(name)) for name in trainer.tasks}
     return {
         "network": state["network"],
-        "samplers": state["samplers"],
+        "tasks": state["tasks"],
         "steps": steps,
         "validations": validations,
         "log": log.entries,
@@ -165,7 +172,7 @@ def trained(config: Config, frozen: bool = False) -> dict[str, Any]:
 
 
 def stopped(config: Config) -> int:
-    """A run that only the last process is asked to leave."""
+    """Return the iteration at which a run ends whose last process alone gets a signal."""
     step = Trainer.step
 
     def interrupted(self: Trainer, *args: Any) -> None:
@@ -178,34 +185,34 @@ def stopped(config: Config) -> int:
             run_pretraining(config)
         except Stopped as stop:
             return stop.iteration
-    raise AssertionError("the run went on")
+    raise AssertionError("the run did not stop")
 
 
 def ends(config: Config) -> list[str]:
-    """A run that fails: what it ends with on each process."""
+    """Return the error of each process of a run that fails."""
     try:
         run_pretraining(config)
     except UserError as error:
         return distributed.gather(f"{type(error).__name__}: {error}")
-    raise AssertionError("the run went on")
+    raise AssertionError("the run did not stop")
 
 
 def unreadable(config: Config, bad: int) -> list[str]:
-    """A run in which the last process cannot read a batch."""
+    """Return the errors of a run whose last process cannot read a batch."""
     batch = BatchStream.batch
 
-    def failing(self: BatchStream, step: int, share: Share) -> Tensor:
-        if step == bad and share.index == share.of - 1:
+    def failing(self: BatchStream, step: int, part: RankSlice) -> Any:
+        if step == bad and part.rank == part.world_size - 1:
             raise UserError("the disk is gone")
-        return batch(self, step, share)
+        return batch(self, step, part)
 
     with mock.patch.object(BatchStream, "batch", failing):
         return ends(config)
 
 
-def believed(config: Config) -> dict[str, Any]:
-    """A training whose trials are believed: on a handful of samples most tell nothing, and nothing would follow."""
-    with mock.patch.object(trials, "belief", return_value=1.0):
+def reliable(config: Config) -> dict[str, Any]:
+    """A training with fully reliable rollouts: the few samples would leave no advantage."""
+    with mock.patch.object(rollouts, "reliability", return_value=1.0):
         return trained(config)
 
 
@@ -215,14 +222,14 @@ def everything(folder: Path) -> None:
     results = {
         "normalised": normalised(),
         "frozen": trained(config(own / "frozen", sync_bn=False), frozen=True),
-        "synchronised": trained(config(own / "synchronised")),
-        "in turn": trained(config(own / "in-turn", tasks="S&T")),
-        "by trial": believed(config(own / "by-trial", policy=BY_TRIAL)),
-        "as it comes": trained(config(own / "as-it-comes", sync_bn=False, dropout=0.2, policy=BY_TRIAL)),
+        "synchronised": trained(config(own / "synchronised", tasks="S+T+R")),
+        "in turn": trained(config(own / "in-turn", tasks="S+R&T")),
+        "rollouts": reliable(config(own / "rollouts", policy=ROLLOUTS)),
+        "plain batch norm": trained(config(own / "plain-batch-norm", sync_bn=False, dropout=0.2, policy=ROLLOUTS)),
         "stopped": stopped(config(own / "stopped")),
-        "refused": ends(config(own / "refused", policy={"groups": 1})),
+        "refused": ends(config(own / "refused", policy={"num_groups": 1})),
         "unreadable": unreadable(config(own / "unreadable"), 2),
-        "unreadable in a trial": unreadable(config(own / "unreadable-in-a-trial", policy=BY_TRIAL), 5),
+        "unreadable in a rollout": unreadable(config(own / "unreadable-in-a-rollout", policy=ROLLOUTS), 5),
     }
     if count == 1:
         run_pretraining(config(own / "whole"))

@@ -1,1 +1,1 @@
-"""What runs have to tell: the ablation table, and the paper's analyses, numbers first, then a figure of them."""
+"""The paper's analyses of runs: numbers first, then a figure of them."""

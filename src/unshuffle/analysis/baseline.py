@@ -1,64 +1,61 @@
-"""Appendix E: the error that is extrapolated, the error that came, and the reward between them."""
+"""Appendix E: extrapolated error, actual error and reward of each episode."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.console import Console
 
-from unshuffle.analysis.figures import COLOURS, QUIET, name_axes, panels, styled, thousands
-from unshuffle.analysis.history import choose_tasks, open_run
-from unshuffle.analysis.question import Question
-from unshuffle.analysis.result import Analysis
-from unshuffle.policy.reinforce import ErrorHistory
-from unshuffle.run import Run
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from unshuffle.analysis.analysis import AnalysisResult, TaskAnalysis
+from unshuffle.analysis.figures import COLOURS, INK, QUIET, name_axes, panels, styled, thousands
+from unshuffle.policy.state import ErrorHistory
+from unshuffle.runs.history import choose_tasks, open_run
+from unshuffle.runs.run import Run
 
 GOOD, BAD = COLOURS[0], COLOURS[1]
-LEARNS_OTHERWISE = (
-    ", which learns from what a draw of each group is worth by trial (policy.reward trials) and not from these"
-)
+LEARNS_FROM_ROLLOUTS = ", which learns from the advantages of rollouts and not from these rewards"
 
 
 @dataclass(frozen=True)
-class Baseline(Question):
-    """The extrapolated error, the error that came and the reward between them, over episodes (appendix E)."""
+class Baseline(TaskAnalysis):
+    """Extrapolated error, actual error and reward of each episode (appendix E)."""
 
-    run: Path
-    """A run folder."""
-    task: Literal["spatial", "temporal"] | None = None
-    """One task alone."""
-
-    def answer(self, console: Console) -> Analysis:
-        """From the errors that the run has logged."""
+    def analyse(self, console: Console) -> AnalysisResult:
+        """Return the rewards of each task: of the policy's episodes, or of all validations if there was no policy."""
         run = open_run(self.run)
-        return analyse_baseline(run, choose_tasks(run, self.task))
+        rows = {task: baseline_rows(run, task) for task in choose_tasks(run, self.task)}
+        metrics = {}
+        for task, task_rows in rows.items():
+            episodes = [row for row in task_rows if row["episode"] is not None]
+            metrics[task] = {"episodes": len(episodes), **reward_statistics(episodes or task_rows)}
+        policy = run.config.policy
+        statement = (
+            f"errors of {run.folder} beside the line through the two before (E_BL), and the rewards r = E_BL − E; "
+            f"sampler {policy.name}{LEARNS_FROM_ROLLOUTS if policy.sampler == 'rollouts' else ''}"
+        )
+        all_rows = [row for task_rows in rows.values() for row in task_rows]
+        return AnalysisResult("baseline", statement, metrics, all_rows, lambda: draw(rows))
 
 
 def extrapolate(errors: Iterable[tuple[int, float]], milestones: Sequence[int]) -> list[dict[str, Any]]:
-    """E_BL and r = E_BL − E for each (iteration, error); none where two errors before it are not on one line.
+    """Return E_BL and r = E_BL − E for each (iteration, error); None where there are no two errors to extrapolate.
 
-    A drop of the learning rate begins another line.
+    The extrapolation starts anew at each drop of the learning rate.
     """
-    history, rows, before = ErrorHistory(), [], 0
+    history, rows = ErrorHistory(milestones), []
     for iteration, error in errors:
-        if any(before <= milestone < iteration for milestone in milestones):
-            history.restart()
         baseline = history.baseline(iteration)
         reward = None if baseline is None else baseline - error
         rows.append({"iteration": iteration, "error": error, "baseline": baseline, "reward": reward})
         history.add(iteration, error)
-        before = iteration
     return rows
 
 
 def reward_statistics(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Mean and spread of the rewards, and how many percent of them are positive."""
+    """Return the mean and std of the rewards, and the percentage of positive ones."""
     rewards = np.array([row["reward"] for row in rows if row["reward"] is not None])
     if not len(rewards):
         return {"rewards": 0, "mean": None, "std": None, "positive_percent": None}
@@ -71,66 +68,46 @@ def reward_statistics(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def baseline_rows(run: Run, task: str) -> list[dict[str, Any]]:
-    """Each validation of a task; `episode` where the policy acted and could learn from it."""
-    errors = [(entry["iteration"], entry["error"]) for entry in run.metrics("validation") if entry["task"] == task]
-    acted = {entry["iteration"]: entry["episode"] for entry in run.metrics("episode") if entry["task"] == task}
+    """Return a row per validation of a task; `episode` is its number where it ended an episode of the policy."""
+    errors = [(entry["iteration"], entry["error"]) for entry in run.metrics("validation", task)]
+    episodes = {entry["iteration"]: entry["episode"] for entry in run.metrics("episode", task)}
     rows = extrapolate(errors, run.config.optim.milestones)
-    return [{"task": task, "episode": acted.get(row["iteration"]), **row} for row in rows]
-
-
-def analyse_baseline(run: Run, tasks: Sequence[str]) -> Analysis:
-    """The rewards of each task; of the policy's episodes, or of all validations if there was no policy."""
-    rows = {task: baseline_rows(run, task) for task in tasks}
-    counted = {task: [row for row in some if row["episode"] is not None] or some for task, some in rows.items()}
-    metrics = {
-        task: {"episodes": sum(row["episode"] is not None for row in rows[task]), **reward_statistics(some)}
-        for task, some in counted.items()
-    }
-    statement = (
-        f"errors of {run.folder} beside the line through the two before (E_BL), and the rewards r = E_BL − E; "
-        f"sampler {run.config.policy.sampler}{LEARNS_OTHERWISE if run.config.policy.learns_by_trial else ''}"
-    )
-    return Analysis("baseline", statement, metrics, [row for some in rows.values() for row in some], lambda: draw(rows))
+    return [{"task": task, "episode": episodes.get(row["iteration"]), **row} for row in rows]
 
 
 @styled
-def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> "Figure":
-    """For each task the errors above, and below them the rewards."""
+def draw(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """Draw the errors of each task, and the rewards below them."""
     figure, grid = panels(2, len(rows), width=6.6, height=3, sharex="col", gridspec_kw={"height_ratios": [1.6, 1]})
-    for (task, some), above, below in zip(rows.items(), *grid, strict=True):
-        _draw_errors(above, task, some)
-        _draw_rewards(below, some)
+    for (task, task_rows), above, below in zip(rows.items(), *grid, strict=True):
+        _draw_errors(above, task, task_rows)
+        _draw_rewards(below, task_rows)
     return figure
 
 
-def _draw_errors(axes: "Axes", task: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    iterations = [row["iteration"] for row in rows]
-    axes.plot(iterations, [row["error"] for row in rows], "o-", color="#222222", label="error E")
-    known = [row for row in rows if row["baseline"] is not None]
-    where = [row["iteration"] for row in known]
-    axes.plot(
-        where, [row["baseline"] for row in known], "_", color=QUIET, markersize=9, label="extrapolated error E_BL"
-    )
+def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    return [row[name] for row in rows]
+
+
+def _draw_errors(axes: Axes, task: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    axes.plot(_column(rows, "iteration"), _column(rows, "error"), "o-", color=INK, label="error E")
+    extrapolated = [row for row in rows if row["baseline"] is not None]
+    points = (_column(extrapolated, "iteration"), _column(extrapolated, "baseline"))
+    axes.plot(*points, "_", color=QUIET, markersize=9, label="extrapolated error E_BL")
     for sign, colour, name in ((1, GOOD, "reward > 0"), (-1, BAD, "reward < 0")):
-        some = [row for row in known if sign * row["reward"] > 0]
-        axes.vlines(
-            [row["iteration"] for row in some],
-            [row["error"] for row in some],
-            [row["baseline"] for row in some],
-            color=colour,
-            linewidth=2,
-            label=name,
-        )
-    name_axes(axes, f"{task} task", "", "validation error [share]")
+        signed = [row for row in extrapolated if sign * row["reward"] > 0]
+        iterations, errors, baselines = (_column(signed, end) for end in ("iteration", "error", "baseline"))
+        axes.vlines(iterations, errors, baselines, color=colour, linewidth=2, label=name)
+    name_axes(axes, f"{task} task", "", "validation error [fraction]")
     axes.legend(ncols=2, fontsize=9)
 
 
-def _draw_rewards(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
-    known = [row for row in rows if row["reward"] is not None]
-    iterations = np.array([row["iteration"] for row in rows])
+def _draw_rewards(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    rewarded = [row for row in rows if row["reward"] is not None]
+    iterations = _column(rows, "iteration")
     width = 0.7 * float(np.diff(iterations).min()) if len(iterations) > 1 else 1.0
-    colours = [GOOD if row["reward"] > 0 else BAD for row in known]
-    axes.bar([row["iteration"] for row in known], [row["reward"] for row in known], width, color=colours)
+    colours = [GOOD if row["reward"] > 0 else BAD for row in rewarded]
+    axes.bar(_column(rewarded, "iteration"), _column(rewarded, "reward"), width, color=colours)
     axes.axhline(0, color=QUIET, linewidth=1)
-    name_axes(axes, "", "iteration", "reward E_BL − E [share]")
+    name_axes(axes, "", "iteration", "reward E_BL − E [fraction]")
     thousands(axes.xaxis)

@@ -1,4 +1,4 @@
-"""Branches of a run: training that goes on from one of its checkpoints with another sampler."""
+"""Branches of a run: training that continues from one of its checkpoints with another sampler."""
 
 import shutil
 from dataclasses import dataclass, replace
@@ -8,104 +8,110 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from unshuffle.assembly import PermutationSets, build_trainer, stored_permutation_sets
-from unshuffle.config import Config
-from unshuffle.config_file import differences, write_config
-from unshuffle.data.prepare import Data, prepare
+from unshuffle.config import Config, PolicyConfig
 from unshuffle.errors import UserError
+from unshuffle.options import differences, write_config
 from unshuffle.permutations import save_permutations
-from unshuffle.run import Run
+from unshuffle.runs.checkpoints import checkpoint_iterations, checkpoint_path, load_checkpoint
+from unshuffle.runs.history import stored_permutations
+from unshuffle.runs.run import Run
 from unshuffle.stopping import Stopped
-from unshuffle.training.checkpoint import checkpoint_path, list_checkpoints, load_checkpoint
+from unshuffle.tasks import PermutationSets
+from unshuffle.tasks.prepare import Data, prepare
 from unshuffle.training.display import Display
 from unshuffle.training.log import RunLog
-from unshuffle.training.trainer import Trainer
+from unshuffle.training.trainer import Trainer, build_trainer
 
 Sampler = Literal["policy", "uniform", "inverse"]
-
-
-def checkpoints_of(run: Run) -> list[int]:
-    """Iterations that a run can be branched at."""
-    return [int(path.stem) for path in list_checkpoints(run.checkpoints)]
+LEARNED_SAMPLERS = ("reinforce", "rollouts")
+"""Samplers that are a policy: their checkpoints contain what it has learned."""
 
 
 @dataclass(frozen=True)
-class Stem:
-    """A run with its data open, to branch from."""
+class BranchTrainer:
+    """Trains branches of a run; opens its data once for all of them."""
 
     run: Run
     config: Config
 
     @classmethod
-    def open(cls, run: Run, device: str) -> "Stem":
-        """Branches train on a device; the rest of the config is the run's."""
+    def open(cls, run: Run, device: str) -> "BranchTrainer":
+        """Return the trainer for branches of a run on a device; the rest of the config is the run's."""
         return cls(run, replace(run.config, device=device, init=None))
 
     @cached_property
     def data(self) -> Data:
-        """The run's data: opened when the first branch needs it."""
+        """The run's data, opened when the first branch needs it."""
         return prepare(self.config)
 
     @cached_property
     def permutations(self) -> PermutationSets:
-        """The run's permutations."""
-        return stored_permutation_sets(self.run, list(self.data.training))
+        """The run's permutation sets."""
+        return stored_permutations(self.run)
 
-    def branch(
+    def train(
         self, checkpoint: int, sampler: Sampler, iterations: int, folder: Path, console: Console, *, keep_policy: bool
     ) -> Run:
-        """Train so many iterations from a checkpoint, into a run folder of its own.
+        """Train so many iterations from a checkpoint, into a run folder of its own, and return that run.
 
-        `keep_policy` goes on with what the run's policy has learned; otherwise the sampler is new. A branch that is
-        already there and whole is not trained again.
+        `keep_policy` continues with the run's trained policy; otherwise the sampler is new. A finished branch that
+        exists already is not trained again.
         """
-        config = replace(self.config, out=folder, policy=replace(self.config.policy, sampler=sampler))
-        file, grown = self._checkpoint(checkpoint), Run(folder)
+        config = replace(self.config, out=folder, policy=_policy(self.config.policy, sampler))
+        file, branch = self._checkpoint_file(checkpoint), Run(folder)
         origin = {"checkpoint": str(file), "written": file.stat().st_mtime, "keep_policy": keep_policy}
-        if _is_whole(grown, config, origin, checkpoint + iterations):
-            return grown
+        if _is_finished(branch, config, origin, checkpoint + iterations):
+            return branch
         trainer, state = build_trainer(config, self.data, self.permutations), load_checkpoint(file)
         if not keep_policy:
-            state["samplers"] = {task: sampler.state_dict() for task, sampler in trainer.samplers.items()}
+            state["tasks"] = trainer.state_dict()["tasks"]
         trainer.load_state_dict(state)
         trainer.first, trainer.last = checkpoint, checkpoint + iterations
-        _start_folder(grown, config, self.permutations)
-        _train(trainer, grown, origin, console)
-        return grown
+        _start_folder(branch, config, self.permutations)
+        _train(trainer, branch, origin, console)
+        return branch
 
-    def _checkpoint(self, iteration: int) -> Path:
+    def _checkpoint_file(self, iteration: int) -> Path:
         path = checkpoint_path(self.run.checkpoints, iteration)
         if not path.is_file():
-            there = ", ".join(str(one) for one in checkpoints_of(self.run)) or "none"
-            raise UserError(f"{self.run.folder} has no checkpoint at iteration {iteration}; there are: {there}")
+            existing = ", ".join(map(str, checkpoint_iterations(self.run.checkpoints))) or "none"
+            raise UserError(f"{self.run.folder} has no checkpoint at iteration {iteration}; there are: {existing}")
         return path
 
 
-def _is_whole(grown: Run, config: Config, origin: dict[str, Any], last: int) -> bool:
-    """Is this very branch there, up to its end?"""
-    if not grown.config_file.is_file() or differences(grown.config, config):
+def _policy(policy: PolicyConfig, sampler: Sampler) -> PolicyConfig:
+    """Return a run's policy, its inverse or uniform sampling; a run without a policy gets the paper's."""
+    if sampler == "uniform":
+        return replace(policy, sampler="uniform", inverse=False)
+    learned = policy.sampler if policy.sampler in LEARNED_SAMPLERS else "reinforce"
+    return replace(policy, sampler=learned, inverse=sampler == "inverse")
+
+
+def _is_finished(branch: Run, config: Config, origin: dict[str, Any], last: int) -> bool:
+    """Return whether this branch exists, up to its last iteration."""
+    if not branch.config_file.is_file() or differences(branch.config, config):
         return False
-    begun = any(origin.items() <= entry.items() for entry in grown.metrics("branch"))
-    return begun and any(entry["iteration"] == last for entry in grown.metrics("cost"))
+    same_origin = any(origin.items() <= entry.items() for entry in branch.metrics("branch"))
+    return same_origin and any(entry["iteration"] == last for entry in branch.metrics("cost"))
 
 
-def _start_folder(grown: Run, config: Config, permutations: PermutationSets) -> None:
-    """Only what an earlier branch may have left is deleted."""
-    for folder in (grown.states, grown.tensorboard, grown.permutations):
+def _start_folder(branch: Run, config: Config, permutations: PermutationSets) -> None:
+    """Prepare the run folder; only the files of an earlier branch are deleted."""
+    for folder in (branch.states, branch.tensorboard, branch.permutations):
         shutil.rmtree(folder, ignore_errors=True)
-    grown.metrics_file.unlink(missing_ok=True)
-    grown.permutations.mkdir(parents=True)
+    branch.metrics_file.unlink(missing_ok=True)
+    branch.permutations.mkdir(parents=True)
     for task, rows in permutations.items():
-        save_permutations(grown.permutations / f"{task}.npy", rows)
-    write_config(config, grown.config_file)
+        save_permutations(branch.permutations / f"{task}.npy", rows)
+    write_config(config, branch.config_file)
 
 
-def _train(trainer: Trainer, grown: Run, origin: dict[str, Any], console: Console) -> None:
+def _train(trainer: Trainer, branch: Run, origin: dict[str, Any], console: Console) -> None:
     try:
-        with RunLog(grown) as log:
+        with RunLog(branch) as log:
             log.write("branch", trainer.first, **origin)
-            trainer.train(grown, log, Display(trainer.statuses(), trainer.last, trainer.first, console))
+            trainer.train(branch, log, Display(trainer.statuses(), trainer.last, trainer.first, console))
     except Stopped:
-        raise KeyboardInterrupt from None  # its advice is for runs, and not for branches
+        raise KeyboardInterrupt from None  # its message is about resuming runs, which branches cannot do
     finally:
-        shutil.rmtree(grown.checkpoints, ignore_errors=True)  # large, and nothing goes on from them
+        shutil.rmtree(branch.checkpoints, ignore_errors=True)  # large, and nothing continues from them

@@ -1,150 +1,215 @@
-"""Appendix H: what the policy costs, as the paper derives it and as it was measured."""
+"""Appendix H: the cost of the policy, derived in forward passes as in the paper, and measured."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, StrMethodFormatter
 from rich.console import Console
 
+from unshuffle.analysis.analysis import Analysis, AnalysisResult
 from unshuffle.analysis.figures import COLOURS, INK, panels, styled
-from unshuffle.analysis.forward_passes import Validations, training_passes, trial_passes, validations_of
-from unshuffle.analysis.history import open_run, tasks_of
-from unshuffle.analysis.question import Question
-from unshuffle.analysis.result import Analysis
-from unshuffle.analysis.trials import all_trials
 from unshuffle.config import Config
-from unshuffle.run import Run
+from unshuffle.runs.history import (
+    Rollouts,
+    all_rollouts,
+    choose_tasks,
+    open_run,
+    ordering_tasks,
+    read_states,
+    stored_permutations,
+)
+from unshuffle.runs.run import Run
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+PAPER_COST = 100 * 90 * 2 * (100 * 1000 / 128) / 350_000
+"""CC / I = T · 2V / I, V = |X_val| · |Ψ| / B: two validations per episode, in percent of the training."""
 NAMES = {
-    "paper": "the paper: 1,000 orders, 90 episodes",
-    "every_order": "this run, every sample in every order",
+    "paper": "the paper: 1,000 permutations, 90 episodes",
+    "all_permutations": "this run, every sample in every permutation",
     "shared_backbone": "this run, every sample once (shared backbone)",
-    "measured": "this run, by the clock",
+    "measured": "this run, measured",
 }
 
 
 @dataclass(frozen=True)
-class Cost(Question):
-    """What the policy costs beside the training: derived as in the paper, and by the clock (appendix H)."""
+class Cost(Analysis):
+    """Cost of the policy relative to training: derived as in the paper, and measured (appendix H)."""
 
     run: Path
     """A run folder."""
 
-    def answer(self, console: Console) -> Analysis:
-        """Percent of the training."""
-        return analyse_cost(open_run(self.run))
+    def analyse(self, console: Console) -> AnalysisResult:
+        """Return the derived and the measured costs, in percent of the training."""
+        run = open_run(self.run)
+        rows = measured_cost(training_seconds(run.config, run.metrics("train")), run.metrics("cost"))
+        tasks = {task: validations_of(run, task) for task in choose_tasks(run, None)}
+        rollouts, costs = list(all_rollouts(run)), {"paper": PAPER_COST}
+        if rows:
+            last = rows[-1]["iteration"]
+            passes = (training_passes(run.config, 0, last), rollout_passes(run.config, rollouts, last), last)
+            costs["all_permutations"] = derived_cost(tasks.values(), *passes, shared_backbone=False)
+            costs["shared_backbone"] = derived_cost(tasks.values(), *passes, shared_backbone=True)
+            costs["measured"] = rows[-1]["cost_percent"]
+        activities = "validations and rollouts" if rollouts else "validations"
+        statement = (
+            f"cost of the {activities}, in percent of the training, of {run.folder} with the sampler "
+            f"{run.config.policy.name}, up to iteration {rows[-1]['iteration'] if rows else 0:,}"
+        )
+        metrics = {
+            "cost_percent": costs,
+            "tasks": {
+                task: {
+                    "validations": len(validations.iterations),
+                    "samples": validations.samples,
+                    "permutations": validations.permutations,
+                }
+                for task, validations in tasks.items()
+            },
+            "rollouts": {
+                "count": sum(group.count for group in rollouts),
+                "iterations": sum(group.count * group.length for group in rollouts),
+            },
+            "measured": rows[-1] if rows else None,
+        }
+        return AnalysisResult("cost", statement, metrics, rows, lambda: draw(costs, activities))
 
 
-def paper_cost(
-    episodes: int = 90, samples: int = 100, permutations: int = 1000, batch: int = 128, iterations: int = 350_000
-) -> float:
-    """CC / I = T · 2V / I, V = |X_val| · |Ψ| / B: two validations an episode, in percent of the training."""
-    return 100 * episodes * 2 * (samples * permutations / batch) / iterations
+# ---- forward passes
+
+
+@dataclass(frozen=True)
+class Validations:
+    """The validations of one task: their iterations, and the cost of each."""
+
+    iterations: Sequence[int]
+    samples: int
+    """|X_val|"""
+    permutations: int
+    """|Ψ|"""
+    batch_size: int
+    """B: samples of the task in a training step."""
+
+    def passes(self, iteration: int, *, shared_backbone: bool = False) -> float:
+        """Return the batches that passed the network in validations up to and including an iteration.
+
+        Each validation costs V of appendix H: every sample in every permutation. With the shared backbone every
+        sample passes once.
+        """
+        done = bisect_right(self.iterations, iteration)
+        return done * self.samples * (1 if shared_backbone else self.permutations) / self.batch_size
+
+
+def validations_of(run: Run, task: str) -> Validations:
+    """Return the validations of an ordering task: those that the run has logged, and one after each rollout."""
+    iterations = [entry["iteration"] for entry in run.metrics("validation", task)]
+    for rollouts in all_rollouts(run):
+        iterations += rollouts.count * [rollouts.iteration] if task in rollouts.tasks else []
+    permutations = len(stored_permutations(run)[task])
+    return Validations(sorted(iterations), _validation_samples(run, task), permutations, run.config.batch_size(task))
+
+
+def _validation_samples(run: Run, task: str) -> int:
+    """Return the actual |X_val|; few samples, or siblings, can make it differ from the config."""
+    for arrays in read_states(run, task, ("state",)):
+        if "state" in arrays:
+            return int(arrays["state"].shape[1])
+    return run.config.data.val_size
+
+
+def task_steps(config: Config, begin: int, end: int) -> dict[str, int]:
+    """Return how many of the steps between two iterations train each task: all of them, or those of its stage."""
+    stages, total = config.stages, config.optim.iterations
+    bounds = [0, *(total * number // len(stages) for number in range(1, len(stages))), max(total, end)]
+    return {
+        task: max(0, min(end, last) - max(begin, first))
+        for stage, first, last in zip(stages, bounds, bounds[1:], strict=False)
+        for task in stage
+    }
+
+
+def training_passes(config: Config, begin: int, end: int) -> int:
+    """Return the batches that pass the network in training between two iterations: one per task and step."""
+    return sum(task_steps(config, begin, end).values())
+
+
+def rollout_passes(config: Config, rollouts: Iterable[Rollouts], iteration: int) -> int:
+    """Return the batches that were trained on in rollouts up to and including an iteration."""
+    return sum(
+        ended.count * training_passes(config, ended.iteration, ended.iteration + ended.length)
+        for ended in rollouts
+        if ended.iteration <= iteration
+    )
+
+
+def total_passes(run: Run, iterations: Sequence[int], *, shared_backbone: bool = False) -> list[float]:
+    """Return all batches that passed the network up to each iteration.
+
+    The validations of a uniform sampler, and of tasks without a sampler, only monitor the training, so they do not
+    count as its cost.
+    """
+    config, tasks = run.config, ordering_tasks(run)
+    validations = [] if config.policy.sampler == "uniform" else [validations_of(run, task) for task in tasks]
+    rollouts = list(all_rollouts(run))
+    return [
+        training_passes(config, 0, iteration)
+        + rollout_passes(config, rollouts, iteration)
+        + sum(task.passes(iteration, shared_backbone=shared_backbone) for task in validations)
+        for iteration in iterations
+    ]
+
+
+# ---- costs
 
 
 def derived_cost(
-    validations: Iterable[Validations],
-    batch: int,
-    training: float,
-    trials: float,
-    iteration: int,
-    *,
-    shared_backbone: bool,
+    validations: Iterable[Validations], training: float, rollouts: float, iteration: int, *, shared_backbone: bool
 ) -> float:
-    """Forward passes of the validations and the trials in percent of those of the training, up to an iteration."""
-    passes = sum(one.passes(batch, iteration, shared_backbone=shared_backbone) for one in validations)
-    return 100 * (passes + trials) / training
+    """Return the forward passes of validations and rollouts up to an iteration, in percent of the training's."""
+    passes = sum(task.passes(iteration, shared_backbone=shared_backbone) for task in validations)
+    return 100 * (passes + rollouts) / training
 
 
 def training_seconds(config: Config, entries: Iterable[Mapping[str, Any]]) -> list[tuple[int, float]]:
-    """(iteration, seconds that training took up to it) for each `train` line; validations, trials, monitor left out."""
-    seconds, before, curve = 0.0, 0, []
+    """Return (iteration, seconds of training so far) per `train` entry, without validations, rollouts and monitor."""
+    seconds, previous, curve = 0.0, 0, []
     for entry in entries:
-        samples = config.optim.batch_size * training_passes(config, len(entry["loss"]), entry["iteration"] - before)
+        steps = task_steps(config, previous, entry["iteration"])
+        samples = sum(count * config.batch_size(task) for task, count in steps.items())
         seconds += samples / entry["samples_per_second"]
-        before = entry["iteration"]
-        curve.append((before, seconds))
+        previous = entry["iteration"]
+        curve.append((previous, seconds))
     return curve
 
 
 def measured_cost(training: Sequence[tuple[int, float]], costs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each `train` line the seconds of training so far, those of validations and trials, and these in percent."""
+    """Return per `train` entry the seconds of training, those of validations and rollouts, and these in percent."""
     rows, costs = [], list(costs)
-    whens, totals = [entry["iteration"] for entry in costs], [0.0, *accumulate(entry["seconds"] for entry in costs)]
+    iterations = [entry["iteration"] for entry in costs]
+    totals = [0.0, *accumulate(entry["seconds"] for entry in costs)]
     for iteration, seconds in training:
-        beside = totals[bisect_right(whens, iteration)]
-        rows.append(
-            {
-                "iteration": iteration,
-                "training_seconds": seconds,
-                "cost_seconds": beside,
-                "cost_percent": 100 * beside / seconds,
-            }
-        )
+        cost = totals[bisect_right(iterations, iteration)]
+        row = {"iteration": iteration, "training_seconds": seconds, "cost_seconds": cost}
+        rows.append({**row, "cost_percent": 100 * cost / seconds})
     return rows
 
 
-def analyse_cost(run: Run) -> Analysis:
-    """All four figures of a run."""
-    rows = measured_cost(training_seconds(run.config, run.metrics("train")), run.metrics("cost"))
-    tasks = {task: validations_of(run, task) for task in tasks_of(run)}
-    costs = {"paper": paper_cost(), **_derived(run, tasks, rows)}
-    if rows:
-        costs["measured"] = rows[-1]["cost_percent"]
-    trials = list(all_trials(run))
-    what = "validations and trials" if trials else "validations"
-    statement = (
-        f"cost of the {what}, in percent of the training, of {run.folder} with the sampler "
-        f"{run.config.policy.sampler}, up to iteration {rows[-1]['iteration'] if rows else 0:,}"
-    )
-    metrics = {
-        "cost_percent": costs,
-        "tasks": {
-            task: {"validations": len(one.iterations), "samples": one.samples, "permutations": one.permutations}
-            for task, one in tasks.items()
-        },
-        "trials": {
-            "count": sum(some.count for some in trials),
-            "iterations": sum(some.count * some.length for some in trials),
-        },
-        "measured": rows[-1] if rows else None,
-    }
-    return Analysis("cost", statement, metrics, rows, lambda: draw_cost(costs, what))
-
-
-def _derived(run: Run, tasks: Mapping[str, Validations], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    if not rows:
-        return {}
-    batch, last = run.config.optim.batch_size, rows[-1]["iteration"]
-    training = training_passes(run.config, len(tasks), last)
-    trials = trial_passes(run.config, len(tasks), all_trials(run), last)
-    return {
-        name: derived_cost(tasks.values(), batch, training, trials, last, shared_backbone=shared)
-        for name, shared in (("every_order", False), ("shared_backbone", True))
-    }
-
-
 @styled
-def draw_cost(costs: Mapping[str, float], what: str = "validations") -> "Figure":
-    """A dot for each cost on a logarithmic axis: they differ by orders of magnitude."""
-    from matplotlib.ticker import NullFormatter, StrMethodFormatter
-
+def draw(costs: Mapping[str, float], activities: str = "validations") -> Figure:
+    """Draw a dot per cost on a logarithmic axis, as they differ by orders of magnitude."""
     figure, ((axes,),) = panels(height=0.75 + 0.55 * len(costs), width=8)
     names = list(costs)[::-1]
     values = [costs[name] for name in names]
     axes.set_xscale("log")
     axes.set_xlim(min(values) / 3, max(values) * 6)
     axes.plot(values, range(len(names)), "o", color=COLOURS[0], markersize=8)
-    for place, value in enumerate(values):
+    for row, value in enumerate(values):
         axes.annotate(
             f"{value:,.0f} %" if value >= 100 else f"{value:.2g} %",
-            (value, place),
+            (value, row),
             (9, 0),
             textcoords="offset points",
             va="center",
@@ -152,8 +217,8 @@ def draw_cost(costs: Mapping[str, float], what: str = "validations") -> "Figure"
         )
     axes.set_yticks(range(len(names)), [NAMES[name] for name in names])
     axes.set_ylim(-0.6, len(names) - 0.4)
-    axes.set_title(f"What the policy's {what} cost")
-    axes.set_xlabel("cost beside the training [%]")
+    axes.set_title(f"Cost of the policy's {activities}")
+    axes.set_xlabel("cost relative to training [%]")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid()

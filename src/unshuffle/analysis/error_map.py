@@ -1,36 +1,35 @@
-"""Fig. 6: the error of every permutation over time."""
+"""Fig. 6: validation error of every permutation over time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 
+from unshuffle.analysis.analysis import Analysis, AnalysisResult
 from unshuffle.analysis.figures import MAP, name_axes, panels, styled, thousands
-from unshuffle.analysis.history import Floats, History, choose_tasks, open_run, read_history, run_labels
-from unshuffle.analysis.question import Question
-from unshuffle.analysis.result import Analysis
+from unshuffle.config import TaskName
 from unshuffle.errors import UserError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from unshuffle.runs.folders import run_labels
+from unshuffle.runs.history import Floats, History, choose_tasks, open_run, read_history
 
 
 @dataclass(frozen=True)
-class ErrorMap(Question):
-    """The error of every permutation over time, sorted, of runs with and without policy (Fig. 6)."""
+class ErrorMap(Analysis):
+    """Validation error of every permutation over time, with and without policy (Fig. 6)."""
 
     runs: tuple[Path, ...]
     """One run folder, or several to compare."""
-    task: Literal["spatial", "temporal"] | None = None
-    """By default the first task of the first run."""
+    task: TaskName | None = None
+    """Task to show; by default the first ordering task of the first run."""
 
-    def answer(self, console: Console) -> Analysis:
-        """From the states that the runs have kept."""
+    def analyse(self, console: Console) -> AnalysisResult:
+        """Return the errors that the runs have stored in states/."""
         if not self.runs:
-            raise UserError("name a run folder, or several to compare")
+            raise UserError("give a run folder, or several to compare")
         runs = [open_run(folder) for folder in self.runs]
         task = choose_tasks(runs[0], self.task)[0]
         for run in runs:
@@ -41,12 +40,12 @@ class ErrorMap(Question):
 
 
 def by_mean_error(history: History) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """Permutations in the order of their average error over time, the hardest first."""
+    """Return the permutations sorted by their mean error over time, the hardest first."""
     return np.argsort(-history.errors.mean(axis=0), kind="stable")
 
 
 def error_statistics(history: History) -> list[dict[str, float]]:
-    """At each validation the mean error of the permutations and how far they are apart."""
+    """Return the mean, std and percentiles over the permutations at each validation."""
     return [
         {
             "iteration": int(iteration),
@@ -59,33 +58,26 @@ def error_statistics(history: History) -> list[dict[str, float]]:
     ]
 
 
-def analyse_errors(histories: Mapping[str, History], task: str) -> Analysis:
-    """A row for each permutation of each run, the errors in columns named by iteration."""
-    rows = [
-        {
-            "run": label,
-            "task": task,
-            "rank": rank,
-            "permutation": int(permutation),
-            "mean_error": float(history.errors[:, permutation].mean()),
-            **{
-                str(at): float(error)
-                for at, error in zip(history.iterations, history.errors[:, permutation], strict=True)
-            },
-        }
-        for label, history in histories.items()
-        for rank, permutation in enumerate(by_mean_error(history))
-    ]
+def analyse_errors(histories: Mapping[str, History], task: str) -> AnalysisResult:
+    """Return a row per permutation and run, with the errors in columns named by iteration."""
+    rows = []
+    for label, history in histories.items():
+        iterations = [str(iteration) for iteration in history.iterations]
+        for rank, permutation in enumerate(by_mean_error(history).tolist()):
+            errors = history.errors[:, permutation]
+            row = {"run": label, "task": task, "rank": rank, "permutation": permutation}
+            row |= {"mean_error": float(errors.mean()), **dict(zip(iterations, errors.tolist(), strict=True))}
+            rows.append(row)
     metrics = {label: error_statistics(history) for label, history in histories.items()}
     statement = (
-        f"{task} validation error of every permutation at every validation, sorted by average error: "
+        f"{task} validation error of every permutation at every validation, sorted by mean error: "
         f"{', '.join(histories)}"
     )
-    return Analysis("error-map", statement, metrics, rows, lambda: draw(histories, task))
+    return AnalysisResult("error-map", statement, metrics, rows, lambda: draw(histories, task))
 
 
 def column_edges(values: Floats) -> Floats:
-    """Where one column ends and the next begins: half way."""
+    """Return the edges of columns around values: half way between them."""
     middles = (values[1:] + values[:-1]) / 2
     first = values[0] - (middles[0] - values[0] if len(middles) else 0.5)
     last = values[-1] + (values[-1] - middles[-1] if len(middles) else 0.5)
@@ -93,11 +85,10 @@ def column_edges(values: Floats) -> Floats:
 
 
 @styled
-def draw(histories: Mapping[str, History], task: str) -> "Figure":
-    """A map for each run, all in the same colours."""
+def draw(histories: Mapping[str, History], task: str) -> Figure:
+    """Draw a map per run, all on the same colour scale."""
     figure, grid = panels(1, len(histories), width=5.2, height=4.6, sharey=True)
-    axes_row: Sequence[Any] = grid[0]
-    for axes, (label, history) in zip(axes_row, histories.items(), strict=True):
+    for axes, (label, history) in zip(grid[0], histories.items(), strict=True):
         errors = history.errors[:, by_mean_error(history)].T
         rows = np.arange(len(errors) + 1)
         image = axes.pcolormesh(
@@ -106,6 +97,6 @@ def draw(histories: Mapping[str, History], task: str) -> "Figure":
         axes.set_ylim(len(errors), 0)
         name_axes(axes, label, "iteration", "", grid=False)
         thousands(axes.xaxis)
-    axes_row[0].set_ylabel(f"{task} permutations, sorted by average error")
-    figure.colorbar(image, ax=list(axes_row), label="validation error [share]", pad=0.02)
+    grid[0][0].set_ylabel(f"{task} permutations, sorted by mean error")
+    figure.colorbar(image, ax=list(grid[0]), label="validation error [fraction]", pad=0.02)
     return figure

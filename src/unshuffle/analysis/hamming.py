@@ -1,136 +1,128 @@
-"""Appendix G: how strongly the chosen permutations shuffle, over time, and what they look like."""
+"""Appendix G: Hamming distance of the sampled permutations over time, and the most and least likely ones."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.console import Console
 
+from unshuffle.analysis.analysis import AnalysisResult, TaskAnalysis
 from unshuffle.analysis.figures import INK, MAP, name_axes, styled
-from unshuffle.analysis.history import Floats, History, choose_tasks, open_run, read_history
-from unshuffle.analysis.moments import Moment, chooses_pairs, read_moments, spread
-from unshuffle.analysis.question import Question
-from unshuffle.analysis.result import Analysis
-from unshuffle.data.images import read_image
-from unshuffle.data.synthetic import draw_clip, draw_image
+from unshuffle.data.dataset import centre_square
+from unshuffle.data.media import read_image
+from unshuffle.data.source import Pixels
+from unshuffle.data.synthetic import render_clip, render_image
 from unshuffle.errors import UserError
-from unshuffle.evaluation.labelled import centre_square
-from unshuffle.permutations import load_permutations
-from unshuffle.run import Run
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from unshuffle.runs.history import (
+    Floats,
+    History,
+    SamplingState,
+    choose_tasks,
+    evenly_spaced,
+    groups_pairs,
+    open_run,
+    read_history,
+    read_sampling_states,
+    stored_permutations,
+)
+from unshuffle.runs.run import Run
+from unshuffle.tasks import TASKS
+from unshuffle.tasks.base import TaskView
 
 Ints = npt.NDArray[np.int64]
-Pixels = npt.NDArray[np.uint8]
-MOMENTS = 3
-"""Moments at which likely and unlikely permutations are shown."""
-OF_PAIRS = (
-    "; it chose among pairs of a sample and a permutation (policy.grouped pairs), so that there are no likely and "
-    "unlikely permutations to show"
-)
+SHOWN_STATES = 3
+"""Validations after which likely and unlikely permutations are shown."""
+PAIRS_NOTE = "; it grouped (sample, permutation) pairs, so that there are no likely and unlikely permutations to show"
 SIDE, GAP = 48, 2
-"""Pixels of a part, and of white around it."""
+"""Side of a part and width of the white border around it, in pixels."""
 
 
 @dataclass(frozen=True)
-class Hamming(Question):
-    """How strongly the chosen permutations shuffle over time; pictures of likely and unlikely ones (appendix G)."""
+class Hamming(TaskAnalysis):
+    """Hamming distance of the sampled permutations over time, and the most and least likely ones (appendix G)."""
 
-    run: Path
-    """A run folder."""
-    task: Literal["spatial", "temporal"] | None = None
-    """One task alone."""
     image: Path | None = None
-    """A picture to show spatial permutations on; by default one of the synthetic world."""
+    """Image to show permutations of tiles on; by default one of the synthetic world."""
 
-    def answer(self, console: Console) -> Analysis:
-        """From the draws that the run has kept."""
+    def analyse(self, console: Console) -> AnalysisResult:
+        """Return the samples by distance, with the most and least likely permutations in the figure."""
         run = open_run(self.run)
         picture = None if self.image is None else read_picture(self.image.expanduser())
-        return analyse_hamming(run, choose_tasks(run, self.task), picture)
+        tasks, sets = choose_tasks(run, self.task), stored_permutations(run)
+        rows = {task: hamming_rows(read_history(run, task), sets[task], task) for task in tasks}
+        if all(len(task_rows) == 1 for task_rows in rows.values()):
+            raise UserError(f"{run.folder} has sampled nothing between two validations yet: wait for the second one")
+        metrics = {task: _metrics(task_rows) for task, task_rows in rows.items() if len(task_rows) > 1}
+        panels = [
+            TaskPanel(task, rows[task], sets[task], evenly_spaced(active_states(run, task), SHOWN_STATES), picture)
+            for task in metrics
+        ]
+        statement = (
+            f"permutations sampled by {run.folder} (sampler {run.config.policy.name}) by their Hamming distance to the "
+            f"identity, between two validations{PAIRS_NOTE if groups_pairs(run.config) else ''}"
+        )
+
+        all_rows = [row for task_rows in rows.values() for row in task_rows]
+        return AnalysisResult("hamming", statement, metrics, all_rows, lambda: draw(panels))
 
 
 def distances(permutations: Ints) -> Ints:
-    """Hamming distance of each permutation to the unshuffled order: parts that are not in their place."""
+    """Return the Hamming distance of each permutation to the identity: the number of misplaced parts."""
     moved: Ints = (permutations != np.arange(permutations.shape[1])).sum(axis=1)
     return moved
 
 
-def shares_by_distance(weights: Floats, of: Ints, parts: int) -> Floats:
-    """(P + 1,) share of the weights at each distance from 0 to P."""
-    shares: Floats = np.bincount(of, weights, parts + 1) / weights.sum()
-    return shares
+def fractions_by_distance(weights: Floats, by_permutation: Ints, parts: int) -> Floats:
+    """Return the (P + 1,) fraction of the weights at each distance from 0 to P."""
+    fractions: Floats = np.bincount(by_permutation, weights, parts + 1) / weights.sum()
+    return fractions
 
 
 def hamming_rows(history: History, permutations: Ints, task: str) -> list[dict[str, Any]]:
-    """For each stretch between two validations its draws by distance [%], and their mean; the first row is Ψ itself."""
-    of, parts = distances(permutations), permutations.shape[1]
-    stretches: list[tuple[int | None, Floats]] = [(None, np.ones(len(permutations)))]
-    stretches += [(int(at), draws) for at, draws in zip(history.iterations, history.draws, strict=True) if draws.sum()]
+    """Return per period between validations the samples by distance [%], and their mean; the first row is Ψ itself."""
+    by_permutation, parts = distances(permutations), permutations.shape[1]
+    periods: list[tuple[int | None, Floats]] = [(None, np.ones(len(permutations)))]
+    counts = zip(history.iterations, history.sampled, strict=True)
+    periods += [(int(iteration), sampled) for iteration, sampled in counts if sampled.sum()]
     rows = []
-    for iteration, weights in stretches:
-        shares = shares_by_distance(weights, of, parts)
-        rows.append(
-            {
-                "task": task,
-                "iteration": iteration,
-                "mean_distance": float(shares @ np.arange(parts + 1)),
-                **{f"distance_{distance}_percent": float(100 * share) for distance, share in enumerate(shares)},
-            }
-        )
+    for iteration, weights in periods:
+        fractions = fractions_by_distance(weights, by_permutation, parts)
+        mean = float(fractions @ np.arange(parts + 1))
+        percents = {f"distance_{distance}_percent": float(100 * value) for distance, value in enumerate(fractions)}
+        rows.append({"task": task, "iteration": iteration, "mean_distance": mean, **percents})
     return rows
 
 
-def acting(run: Run, task: str) -> list[Moment]:
-    """The validations since the policy started; without those at which it had no preference, unless all are such.
+def active_states(run: Run, task: str) -> list[SamplingState]:
+    """Return the states since the policy started; without those that have no preference, unless none has any.
 
-    None if it chose among pairs: then no permutation is likely or unlikely by itself.
+    Empty for groups of pairs, where no permutation is likely or unlikely by itself.
     """
-    moments = [moment for moment in read_moments(run, task) if moment.groups is not None]
-    return [moment for moment in moments if np.ptp(moment.likelihoods) > 0.01] or moments
+    states = [state for state in read_sampling_states(run, task) if state.groups is not None]
+    return [state for state in states if np.ptp(state.likelihoods) > 0.01] or states
 
 
 def extremes(likelihoods: Floats, count: int) -> tuple[Ints, Ints]:
-    """The likeliest permutations and the unlikeliest ones, the most extreme first."""
-    order = np.argsort(-likelihoods, kind="stable")
-    return order[:count], order[::-1][:count]
-
-
-def analyse_hamming(run: Run, tasks: Sequence[str], picture: Pixels | None = None) -> Analysis:
-    """Draws by distance, and the permutations to look at."""
-    sets = {task: load_permutations(run.permutations / f"{task}.npy") for task in tasks}
-    rows = {task: hamming_rows(read_history(run, task), sets[task], task) for task in tasks}
-    if all(len(some) == 1 for some in rows.values()):
-        raise UserError(f"{run.folder} has drawn nothing between two validations yet: wait for the second one")
-    metrics = {task: _metrics(some) for task, some in rows.items() if len(some) > 1}
-    statement = (
-        f"permutations drawn by {run.folder} (sampler {run.config.policy.sampler}) by their Hamming distance to the "
-        f"unshuffled order, between two validations{OF_PAIRS if chooses_pairs(run.config) else ''}"
-    )
-
-    def figure() -> "Figure":
-        return draw(
-            [Drawing(task, rows[task], sets[task], spread(acting(run, task), MOMENTS), picture) for task in metrics]
-        )
-
-    return Analysis("hamming", statement, metrics, [row for some in rows.values() for row in some], figure)
+    """Return the most and the least likely permutations, the most extreme first."""
+    ranking = np.argsort(-likelihoods, kind="stable")
+    return ranking[:count], ranking[::-1][:count]
 
 
 def _metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    psi, *stretches = rows
-    means = np.array([row["mean_distance"] for row in stretches])
-    iterations = np.array([row["iteration"] for row in stretches])
+    permutation_set, *periods = rows
+    means = np.array([row["mean_distance"] for row in periods])
+    iterations = np.array([row["iteration"] for row in periods])
     varies = len(means) > 1 and means.std() > 0
     return {
-        "mean_distance_of_all": psi["mean_distance"],
-        "mean_distance_of_draws": float(means.mean()),
+        "mean_distance_of_all": permutation_set["mean_distance"],
+        "mean_distance_of_samples": float(means.mean()),
         "mean_distance_first": float(means[0]),
         "mean_distance_last": float(means[-1]),
         "correlation_with_iteration": float(np.corrcoef(iterations, means)[0, 1]) if varies else None,
@@ -141,117 +133,119 @@ def _metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def read_picture(file: Path) -> Pixels:
-    """The centre square of an image."""
+    """Return the centre square of an image file."""
     if not file.is_file():
         raise UserError(f"there is no image {file}")
     return centre_square(read_image(file), 3 * SIDE)
 
 
 def cut_tiles(square: Pixels, grid: int) -> Pixels:
-    """(grid², S, S, 3) tiles of a (side, side, 3) square, row by row."""
+    """Return the (grid², S, S, 3) tiles of a (side, side, 3) square, row by row."""
     side = len(square) // grid
     trimmed = square[: side * grid, : side * grid].reshape(grid, side, grid, side, 3)
     return trimmed.swapaxes(1, 2).reshape(grid * grid, side, side, 3)
 
 
-def arrange(parts: Pixels, order: Ints, columns: int) -> Pixels:
-    """(P, S, S, 3) parts in an order, row by row, with white between them."""
-    framed = np.pad(parts[order], ((0, 0), (GAP, GAP), (GAP, GAP), (0, 0)), constant_values=255)
+def arrange(parts: Pixels, permutation: Ints, columns: int) -> Pixels:
+    """Return (P, S, S, 3) parts permuted, row by row, with white between them."""
+    framed = np.pad(parts[permutation], ((0, 0), (GAP, GAP), (GAP, GAP), (0, 0)), constant_values=255)
     side = framed.shape[1]
     lines = framed.reshape(-1, columns, side, side, 3).swapaxes(1, 2)
     return lines.reshape(-1, columns * side, 3)
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """What is drawn of one task."""
+class TaskPanel:
+    """What the figure shows of one task."""
 
     task: str
     rows: Sequence[Mapping[str, Any]]
     permutations: Ints
-    moments: Sequence[Moment]
+    states: Sequence[SamplingState]
     picture: Pixels | None
 
     @property
+    def view(self) -> TaskView:
+        """How the task is shown."""
+        return TASKS[self.task].view
+
+    @property
     def columns(self) -> int:
-        """Parts beside each other: a square of tiles, a strip of frames."""
-        parts = self.permutations.shape[1]
-        return math.isqrt(parts) if self.task == "spatial" else parts
+        """Parts side by side."""
+        return self.view.columns(self.permutations.shape[1])
 
     @cached_property
     def parts(self) -> Pixels:
-        """The parts of a sample in their true order."""
+        """The parts of a sample, not shuffled."""
         rng, parts = np.random.default_rng(0), self.permutations.shape[1]
-        if self.task == "temporal":
-            return draw_clip(rng, "growing", SIDE, parts)
-        picture = draw_image(rng, "house", self.columns * SIDE) if self.picture is None else self.picture
+        if not self.view.in_grid:
+            return render_clip(rng, "growing", SIDE, parts)
+        picture = render_image(rng, "house", self.columns * SIDE) if self.picture is None else self.picture
         return cut_tiles(picture, self.columns)
 
 
 @styled
-def draw(drawings: Sequence[Drawing]) -> "Figure":
-    """For each task the draws by distance, and beside them pictures if there was a policy."""
-    from matplotlib.figure import Figure
-
-    halves = 2 if any(drawing.moments for drawing in drawings) else 1
-    figure = Figure(figsize=(7 * halves, 4.6 * len(drawings)), facecolor="white", layout="constrained")
-    for parts, drawing in zip(figure.subfigures(len(drawings), halves, squeeze=False), drawings, strict=True):
-        _draw_shares(parts[0].subplots(), drawing)
-        if drawing.moments:
-            _draw_pictures(parts[1], drawing)
+def draw(tasks: Sequence[TaskPanel]) -> Figure:
+    """Draw the samples of each task by distance, and beside them pictures if there was a policy."""
+    halves = 2 if any(panel.states for panel in tasks) else 1
+    figure = Figure(figsize=(7 * halves, 4.6 * len(tasks)), facecolor="white", layout="constrained")
+    for subfigures, panel in zip(figure.subfigures(len(tasks), halves, squeeze=False), tasks, strict=True):
+        _draw_distances(subfigures[0].subplots(), panel)
+        if panel.states:
+            _draw_pictures(subfigures[1], panel)
     return figure
 
 
-def _draw_shares(axes: "Axes", drawing: Drawing) -> None:
-    from matplotlib import colormaps
-
-    parts = drawing.permutations.shape[1]
-    present = [d for d in range(parts + 1) if any(row[f"distance_{d}_percent"] for row in drawing.rows)]
-    places = np.arange(len(drawing.rows), dtype=np.float64)
-    places[0] -= max(1.0, 0.05 * len(places))  # Ψ stands apart
-    width = np.where(np.arange(len(places)) == 0, max(0.92, 0.04 * len(places)), 0.92)
-    bottom = np.zeros(len(places))
+def _draw_distances(axes: Axes, panel: TaskPanel) -> None:
+    parts = panel.permutations.shape[1]
+    present = [d for d in range(parts + 1) if any(row[f"distance_{d}_percent"] for row in panel.rows)]
+    positions = np.arange(len(panel.rows), dtype=np.float64)
+    positions[0] -= max(1.0, 0.05 * len(positions))  # Ψ stands apart
+    width = np.where(np.arange(len(positions)) == 0, max(0.92, 0.04 * len(positions)), 0.92)
+    bottom = np.zeros(len(positions))
     for distance in present:
-        shares = np.array([row[f"distance_{distance}_percent"] for row in drawing.rows])
+        percent = np.array([row[f"distance_{distance}_percent"] for row in panel.rows])
         colour = colormaps[MAP](distance / parts)
-        axes.bar(places, shares, width, bottom, color=colour, label=str(distance))
-        bottom += shares
-    few = spread(range(1, len(drawing.rows)), 5)
-    ticks = [places[0], *(places[place] for place in few)]
-    axes.set_xticks(ticks, ["Ψ", *(f"{drawing.rows[place]['iteration']:,}" for place in few)])
+        axes.bar(positions, percent, width, bottom, color=colour, label=str(distance))
+        bottom += percent
+    labelled = evenly_spaced(range(1, len(panel.rows)), 5)
+    ticks = [positions[0], *(positions[row] for row in labelled)]
+    axes.set_xticks(ticks, ["Ψ", *(f"{panel.rows[row]['iteration']:,}" for row in labelled)])
     axes.set_ylim(0, 100)
-    name_axes(axes, f"{drawing.task} task", "all of Ψ; draws up to iteration", "permutations drawn [%]", grid=False)
+    name_axes(axes, f"{panel.task} task", "all of Ψ; samples up to iteration", "permutations sampled [%]", grid=False)
     handles, names = axes.get_legend_handles_labels()
-    axes.legend(handles[::-1], names[::-1], title="parts\nmoved", loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.legend(handles[::-1], names[::-1], title="Hamming\ndistance", loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def _draw_pictures(figure: Any, drawing: Drawing) -> None:
-    """Rows for each moment: likely permutations to the left, unlikely ones to the right."""
-    across, down = (3, 1) if drawing.task == "spatial" else (1, 2)
-    grid = figure.subplots(down * len(drawing.moments), 2 * across, squeeze=False)
-    for number, moment in enumerate(drawing.moments):
+def _draw_pictures(figure: Any, panel: TaskPanel) -> None:
+    """Draw rows per state: the most likely permutations on the left, the least likely ones on the right."""
+    across, down = (3, 1) if panel.view.in_grid else (1, 2)
+    grid = figure.subplots(down * len(panel.states), 2 * across, squeeze=False)
+    for number, state in enumerate(panel.states):
         block = grid[number * down : (number + 1) * down]
         for half, chosen in zip(
-            (block[:, :across], block[:, across:]), extremes(moment.likelihoods, across * down), strict=True
+            (block[:, :across], block[:, across:]), extremes(state.likelihoods, across * down), strict=True
         ):
             for axes, permutation in zip(half.flat, chosen, strict=False):
-                _draw_permutation(axes, drawing, moment, int(permutation))
-        block[0, 0].set_ylabel(f"{moment.iteration:,}", color=INK)
+                _draw_permutation(axes, panel, state, int(permutation))
+        block[0, 0].set_ylabel(f"{state.iteration:,}", color=INK)
     figure.supylabel("after iteration", fontsize=10)
-    figure.suptitle("likely permutations to the left, unlikely ones to the right; 1 × is a uniform draw", fontsize=10)
+    figure.suptitle(
+        "most likely permutations on the left, least likely ones on the right; 1 × is uniform sampling", fontsize=10
+    )
 
 
-def _draw_permutation(axes: "Axes", drawing: Drawing, moment: Moment, permutation: int) -> None:
-    """A sample in this order, each part with its number in the true one."""
-    order = drawing.permutations[permutation]
-    axes.imshow(arrange(drawing.parts, order, drawing.columns), interpolation="none")  # an SVG keeps its pixels
-    step = drawing.parts.shape[1] + 2 * GAP
-    for place, part in enumerate(order):
-        x, y = place % drawing.columns * step, place // drawing.columns * step
+def _draw_permutation(axes: Axes, panel: TaskPanel, state: SamplingState, index: int) -> None:
+    """Draw a permuted sample, each part with its true position."""
+    permutation = panel.permutations[index]
+    axes.imshow(arrange(panel.parts, permutation, panel.columns), interpolation="none")  # an SVG keeps its pixels
+    step = panel.parts.shape[1] + 2 * GAP
+    for position, part in enumerate(permutation):
+        x, y = position % panel.columns * step, position // panel.columns * step
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8}
         axes.text(x + 0.1 * step, y + 0.1 * step, str(part + 1), fontsize=6.5, va="top", color=INK, bbox=box)
-    moved = int(distances(order[None])[0])
-    axes.set_title(f"{moment.likelihoods[permutation]:.2f} ×, {moved} moved", fontsize=8, pad=4, loc="center")
+    distance = int(distances(permutation[None])[0])
+    axes.set_title(f"{state.likelihoods[index]:.2f} ×, {distance} moved", fontsize=8, pad=4, loc="center")
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():

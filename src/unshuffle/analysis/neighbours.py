@@ -1,45 +1,38 @@
-"""What several models find alike: queries and their nearest neighbours, side by side (Fig. 3)."""
+"""Fig. 3: queries and their nearest neighbours, for several models side by side."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from matplotlib.figure import Figure
 from rich.console import Console
 
-from unshuffle.analysis.figures import INK
-from unshuffle.analysis.names import chosen_names
-from unshuffle.analysis.question import Question
-from unshuffle.analysis.result import Analysis, Row
+from unshuffle.analysis.analysis import Analysis, AnalysisResult, Row, chosen_names
+from unshuffle.analysis.figures import INK, RIGHT, WRONG, Sheet, shortened, title_width
+from unshuffle.data.dataset import LabelledImages
 from unshuffle.errors import UserError
-from unshuffle.evaluation.labelled import LabelledImages, Neighbours
+from unshuffle.evaluation.features import WORKERS
 from unshuffle.evaluation.protocol import Result
-from unshuffle.evaluation.retrieval import Retrieval
-from unshuffle.evaluation.streaming import WORKERS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from unshuffle.analysis.sheet import Sheet
+from unshuffle.evaluation.retrieval import Neighbours, Retrieval
 
 SIDE, GAP = 84, 14
 BETWEEN = 30  # two models
 
 
 @dataclass(frozen=True)
-class NearestNeighbours(Question):
-    """Queries and their five nearest, for several models side by side (Fig. 3)."""
+class NearestNeighbours(Analysis):
+    """Queries and their five nearest neighbours, for several models side by side (Fig. 3)."""
 
     weights: tuple[str, ...]
-    """Run folders, weights files, torchvision model names, or random (random:ARCHITECTURE): one for each model."""
+    """Run folders, weights files, torchvision:NAME, timm:NAME, or random (random:NAME): one per model."""
     names: tuple[str, ...] = ()
-    """What to call them; by default the names of the folders."""
-    train: Path | None = None
-    """The gallery: images, or videos, in a folder for each class."""
-    test: Path | None = None
-    """The queries, in the same classes."""
+    """Names of the models; by default those of the folders."""
+    train: str | None = None
+    """The gallery: labelled images or videos, as for `evaluate retrieval`."""
+    test: str | None = None
+    """The queries, with the same classes."""
     voc: Path | None = None
-    """Instead of the two: a VOC devkit, whose objects are cut out and compared."""
+    """Instead of the two: a VOC devkit, whose cropped objects are compared."""
     year: int = 2007
     """The year of the devkit."""
     train_set: str = "trainval"
@@ -47,9 +40,9 @@ class NearestNeighbours(Question):
     test_set: str = "test"
     """Image set whose objects are the queries."""
     count: int = 8
-    """Queries, each of another class."""
+    """Number of queries, each of another class."""
     limit: int = 0
-    """At most so many images, videos or objects on each side, evenly over the classes; 0 is no limit."""
+    """Maximum number of images, videos or objects in the gallery and in the queries, balanced over classes; 0: all."""
     device: str = "auto"
     """auto: the GPU if there is one; or cpu, cuda, cuda:1 ..."""
     seed: int = 0
@@ -57,20 +50,20 @@ class NearestNeighbours(Question):
     workers: int = WORKERS
     """Threads that read files."""
 
-    def answer(self, console: Console) -> Analysis:
-        """`evaluate retrieval` with each model."""
+    def analyse(self, console: Console) -> AnalysisResult:
+        """Run `evaluate retrieval` with each model."""
         if not self.weights or self.count < 1:
             raise UserError("give one or more weights, and a count of 1 or more")
         names = chosen_names(self.names, self.weights)
         results = {name: self._retrieve(spec, console) for name, spec in zip(names, self.weights, strict=True)}
-        found = {name: result.neighbours for name, result in results.items() if result.neighbours is not None}
+        neighbours = {name: result.neighbours for name, result in results.items() if result.neighbours is not None}
         first = next(iter(results.values()))
-        return Analysis(
+        return AnalysisResult(
             "neighbours",
-            f"{len(next(iter(found.values())).queries)} of {first.statement}",
+            f"{len(next(iter(neighbours.values())).queries)} of {first.statement}",
             {name: result.metrics for name, result in results.items()},
-            rows(found),
-            lambda: draw(found),
+            rows(neighbours),
+            lambda: draw(neighbours),
         )
 
     def _retrieve(self, weights: str, console: Console) -> Result:
@@ -79,69 +72,67 @@ class NearestNeighbours(Question):
         return Retrieval(weights=weights, examples=self.count, **options).run(console)
 
 
-def rows(found: Mapping[str, Neighbours]) -> list[Row]:
-    """A line for each neighbour of each query in each model."""
+def rows(neighbours: Mapping[str, Neighbours]) -> list[Row]:
+    """Return a row per model, query and neighbour."""
     return [
         {
             "query": shown.queries.files[query],
             "class": class_of(shown.queries, query),
             "model": model,
-            "rank": place - query * each(shown) + 1,
-            "neighbour": shown.found.files[place],
-            "neighbour_class": class_of(shown.found, place),
+            "rank": position - query * per_query(shown) + 1,
+            "neighbour": shown.neighbours.files[position],
+            "neighbour_class": class_of(shown.neighbours, position),
         }
-        for model, shown in found.items()
+        for model, shown in neighbours.items()
         for query in range(len(shown.queries))
-        for place in range(query * each(shown), (query + 1) * each(shown))
+        for position in range(query * per_query(shown), (query + 1) * per_query(shown))
     ]
 
 
-def each(shown: Neighbours) -> int:
-    """Neighbours of a query."""
-    return len(shown.found) // len(shown.queries)
+def per_query(shown: Neighbours) -> int:
+    """Return the number of neighbours per query."""
+    return len(shown.neighbours) // len(shown.queries)
 
 
-def class_of(images: LabelledImages, place: int) -> str:
-    """The name of an image's class."""
-    return images.classes[int(images.labels[place])]
+def class_of(images: LabelledImages, index: int) -> str:
+    """Return the name of an image's class."""
+    return images.classes[int(images.labels[index])]
 
 
-def draw(found: Mapping[str, Neighbours]) -> "Figure":
-    """A row for each query: itself, then what each model finds, framed in green if it is of the same class."""
-    from unshuffle.analysis.sheet import Sheet, room_for, shortened
-
-    queries = next(iter(found.values())).queries
+def draw(neighbours: Mapping[str, Neighbours]) -> Figure:
+    """Draw a row per query: the query, then its neighbours in each model, framed in green if the class is the same."""
+    queries = next(iter(neighbours.values())).queries
     step, height, margin, head = SIDE + GAP, SIDE + 30, 18, 84
     starts, left = {}, margin + SIDE + BETWEEN
-    for model, shown in found.items():
+    for model, shown in neighbours.items():
         starts[model] = left
-        left += each(shown) * step - GAP + BETWEEN
-    title = "Queries and their nearest neighbours, the nearest first; green: of the same class"
-    sheet = Sheet(max(room_for(title), left - BETWEEN + margin), head + len(queries) * height)
+        left += per_query(shown) * step - GAP + BETWEEN
+    title = "Queries and their nearest neighbours, the nearest first; green: same class"
+    sheet = Sheet(max(title_width(title), left - BETWEEN + margin), head + len(queries) * height)
     sheet.text(title, margin, 24, INK, fontsize=12)
     for row in range(len(queries)):
-        _place(sheet, queries, row, margin, head + row * height)
-        for model, shown in found.items():
-            for rank in range(each(shown)):
-                _place(
+        _draw_image(sheet, queries, row, margin, head + row * height)
+        for model, shown in neighbours.items():
+            for rank in range(per_query(shown)):
+                _draw_image(
                     sheet,
-                    shown.found,
-                    row * each(shown) + rank,
+                    shown.neighbours,
+                    row * per_query(shown) + rank,
                     starts[model] + rank * step,
                     head + row * height,
                     class_of(queries, row),
                 )
     sheet.text("query", margin, head - 34, fontsize=10)
     for model, start in starts.items():
-        sheet.text(shortened(model, each(found[model]) * step // 9), start, head - 34, INK, fontsize=10.5)
+        sheet.text(shortened(model, per_query(neighbours[model]) * step // 9), start, head - 34, INK, fontsize=10.5)
     return sheet.figure
 
 
-def _place(sheet: "Sheet", images: LabelledImages, place: int, left: int, top: int, wanted: str | None = None) -> None:
-    """An image below the name of its class."""
-    from unshuffle.analysis.sheet import RIGHT, WRONG, shortened
-
-    name = class_of(images, place)
-    frame = None if wanted is None else RIGHT if name == wanted else WRONG
-    sheet.picture(images.pixels[place], left, top, frame, side=SIDE)
+def _draw_image(
+    sheet: Sheet, images: LabelledImages, index: int, left: int, top: int, query_class: str | None = None
+) -> None:
+    """Draw an image below the name of its class."""
+    name = class_of(images, index)
+    frame = None if query_class is None else RIGHT if name == query_class else WRONG
+    sheet.picture(images.pixels[index], left, top, frame, side=SIDE)
     sheet.text(shortened(name, 12), left, top - 12, frame or INK, fontsize=8)

@@ -1,87 +1,99 @@
-"""Appendix F: how decisive the permutations are."""
+"""Appendix F: how much the choice of permutations matters."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from unshuffle.analysis.branch import Sampler, Stem, checkpoints_of
-from unshuffle.analysis.figures import INK, QUIET, TASK_COLOURS, name_axes, panels, styled
-from unshuffle.analysis.history import open_run, tasks_of
-from unshuffle.analysis.question import Question
-from unshuffle.analysis.result import Analysis
-from unshuffle.analysis.table import plus_minus
+from unshuffle.analysis.analysis import Analysis, AnalysisResult
+from unshuffle.analysis.branch import LEARNED_SAMPLERS, BranchTrainer, Sampler
+from unshuffle.analysis.figures import INK, QUIET, name_axes, panels, styled, task_colour
+from unshuffle.console import plain_table, say
 from unshuffle.errors import UserError
-from unshuffle.run import Run
+from unshuffle.runs.checkpoints import checkpoint_iterations
+from unshuffle.runs.history import choose_tasks, open_run, ordering_tasks
+from unshuffle.runs.run import Run
+from unshuffle.wording import plus_minus
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-METHODS: dict[str, Sampler] = {"policy": "policy", "random": "uniform", "inverse": "inverse"}
+SAMPLERS: tuple[Sampler, ...] = ("policy", "uniform", "inverse")
 COMPARED = ("policy", "inverse")
-PUBLISHED = {"policy": (125.0, 14.0), "inverse": (78.0, 16.0)}
-"""The paper's mean and standard deviation."""
+PUBLISHED = {"policy": {"mean": 125.0, "std": 14.0}, "inverse": {"mean": 78.0, "std": 16.0}}
+"""Mean and std in the paper."""
 
 
 @dataclass(frozen=True)
-class Selection(Question):
-    """Trains on from checkpoints with the policy, at random and with the inverse policy (appendix F)."""
+class Selection(Analysis):
+    """Continue from checkpoints with the policy, uniform sampling and the inverse policy (appendix F)."""
 
     run: Path
     """A run folder with checkpoints (`log.keep_checkpoints`)."""
     checkpoints: tuple[int, ...] = ()
-    """Iterations to begin at; by default all checkpoints of the run."""
+    """Iterations of the checkpoints to start from; by default all checkpoints of the run."""
     iterations: int = 2000
-    """Training from each checkpoint with each of the three; the paper trains one epoch."""
+    """Length of the training from each checkpoint with each of the three samplers; the paper trains one epoch."""
     device: str = "auto"
     """auto: the GPU if there is one; or cpu, cuda, cuda:1 ..."""
 
-    def answer(self, console: Console) -> Analysis:
-        """Train three branches from each checkpoint; those that are there already are not trained again."""
+    def analyse(self, console: Console) -> AnalysisResult:
+        """Train three branches from each checkpoint; finished ones that exist already are not trained again."""
         run = open_run(self.run)
-        checkpoints = self.checkpoints or tuple(checkpoints_of(run))
+        choose_tasks(run, None)  # raises if the run has no ordering task
+        checkpoints = self.checkpoints or tuple(checkpoint_iterations(run.checkpoints))
         if not checkpoints:
-            raise UserError(f"{self.run} has no checkpoint to begin at yet")
+            raise UserError(f"{self.run} has no checkpoint to start from yet")
         if self.iterations < 1:
             raise UserError(f"iterations is {self.iterations}, but must be at least 1")
-        stem = Stem.open(run, self.device)
-        rows = [row for checkpoint in checkpoints for row in self._from(stem, checkpoint, console)]
-        return analyse_selection(run, self.iterations, rows)
+        trainer = BranchTrainer.open(run, self.device)
+        rows = [row for checkpoint in checkpoints for row in self._train_branches(trainer, checkpoint, console)]
+        tasks = {task: relative_accuracy(row for row in rows if row["task"] == task) for task in ordering_tasks(run)}
+        summary = {**tasks, "all": relative_accuracy(rows)}
+        used = sorted({row["checkpoint"] for row in rows})
+        policies = "the run's own" if has_policy(run) else "new ones, as the run had none"
+        statement = (
+            f"validation accuracy after {self.iterations:,} iterations from the checkpoints "
+            f"{', '.join(map(str, used))} of {run.folder}, in percent of that of uniform sampling; "
+            f"the policies are {policies}"
+        )
+        metrics = {"relative_accuracy_percent": summary, "iterations": self.iterations, "checkpoints": used}
+        return AnalysisResult("selection", statement, metrics, rows, lambda: draw(rows, summary), _table(summary))
 
-    def _from(self, stem: Stem, checkpoint: int, console: Console) -> list[dict[str, Any]]:
-        keep_policy = has_policy(stem.run)
-        branches = {}
-        for method, sampler in METHODS.items():
-            console.print(f"checkpoint {checkpoint}, {method}: {self.iterations:,} iterations", highlight=False)
+    def _train_branches(self, trainer: BranchTrainer, checkpoint: int, console: Console) -> list[dict[str, Any]]:
+        accuracies: dict[str, dict[str, float]] = {}
+        for method in SAMPLERS:
+            say(console, f"checkpoint {checkpoint}, {method}: {self.iterations:,} iterations")
             folder = self.folder / "selection" / f"{checkpoint:08d}-{method}"
-            kept = keep_policy and method != "random"
-            branches[method] = stem.branch(checkpoint, sampler, self.iterations, folder, console, keep_policy=kept)
-        return relative_rows(checkpoint, {method: _accuracies(branch) for method, branch in branches.items()})
+            keep = has_policy(trainer.run) and method != "uniform"
+            branch = trainer.train(checkpoint, method, self.iterations, folder, console, keep_policy=keep)
+            accuracies[method] = _accuracies(branch)
+        return relative_rows(checkpoint, accuracies)
 
 
 def has_policy(run: Run) -> bool:
-    """Is there a policy in the run's checkpoints that has learned?"""
-    return run.config.policy.sampler in ("policy", "inverse")
+    """Return whether the run's checkpoints contain a trained policy."""
+    return run.config.policy.sampler in LEARNED_SAMPLERS
 
 
 def _accuracies(branch: Run) -> dict[str, float]:
-    """Validation accuracy of each task at the end [%]."""
-    return {entry["task"]: 100 * (1 - entry["error"]) for entry in branch.metrics("validation")}
+    """Return the final validation accuracy of each ordering task [%]."""
+    tasks = ordering_tasks(branch)
+    entries = (entry for entry in branch.metrics("validation") if entry["task"] in tasks)
+    return {entry["task"]: 100 * (1 - entry["error"]) for entry in entries}
 
 
 def relative_rows(checkpoint: int, accuracies: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """The accuracies [%] of each method and task, and in percent of those of random draws."""
+    """Return the accuracies [%] of each method and task, and in percent of those of uniform sampling."""
     return [
         {
             "checkpoint": checkpoint,
             "task": task,
             "method": method,
             "accuracy_percent": accuracy,
-            "relative_percent": 100 * accuracy / reference if (reference := accuracies["random"][task]) else None,
+            "relative_percent": 100 * accuracy / reference if (reference := accuracies["uniform"][task]) else None,
         }
         for method, tasks in accuracies.items()
         for task, accuracy in tasks.items()
@@ -89,7 +101,7 @@ def relative_rows(checkpoint: int, accuracies: Mapping[str, Mapping[str, float]]
 
 
 def relative_accuracy(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float | int | None]]:
-    """Mean and standard deviation (of a sample) of each method's relative accuracies."""
+    """Return the mean and std (ddof 1) of each method's relative accuracies."""
     rows = list(rows)
     return {method: _summary([row for row in rows if row["method"] == method]) for method in COMPARED}
 
@@ -103,55 +115,38 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | int | None]
     }
 
 
-def analyse_selection(run: Run, iterations: int, rows: Sequence[Mapping[str, Any]]) -> Analysis:
-    """Relative accuracies of each task, and of all together."""
-    tasks = {task: relative_accuracy(row for row in rows if row["task"] == task) for task in tasks_of(run)}
-    summary = {**tasks, "all": relative_accuracy(rows)}
-    checkpoints = sorted({row["checkpoint"] for row in rows})
-    learned = "the run's own" if has_policy(run) else "new ones, as the run had none"
-    statement = (
-        f"validation accuracy after {iterations:,} iterations from the checkpoints "
-        f"{', '.join(map(str, checkpoints))} of {run.folder}, in percent of that of random permutations; "
-        f"the policies are {learned}"
-    )
-    metrics = {"relative_accuracy_percent": summary, "iterations": iterations, "checkpoints": checkpoints}
-    return Analysis("selection", statement, metrics, rows, lambda: draw(rows, summary), _table(summary))
-
-
 def _table(summary: Mapping[str, Mapping[str, Mapping[str, float | int | None]]]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("relative accuracy [%]", *summary, "paper"):
-        table.add_column(column, justify="left" if column == "relative accuracy [%]" else "right", no_wrap=True)
+    table = plain_table("relative accuracy [%]", *summary, "paper")
     for method in COMPARED:
-        mine = (plus_minus(tasks[method]["mean"], tasks[method]["std"]) for tasks in summary.values())
-        table.add_row(method, *mine, plus_minus(*PUBLISHED[method]))
+        methods = [by_method[method] for by_method in (*summary.values(), PUBLISHED)]
+        table.add_row(method, *(plus_minus(figures["mean"], figures["std"]) for figures in methods))
     return table
 
 
 @styled
-def draw(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> "Figure":
-    """A dot for each checkpoint and task, mean and deviation beside them, and the paper's."""
+def draw(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
+    """Draw a dot per checkpoint and task, and mean ± std beside them, ours and the paper's."""
     figure, ((axes,),) = panels(width=7.2, height=4.4)
-    for place, method in enumerate(COMPARED):
-        for task, shift in zip(TASK_COLOURS, (-0.22, -0.10), strict=True):
+    tasks = [name for name in summary if name != "all"]
+    for position, method in enumerate(COMPARED):
+        for task, shift in zip(tasks, np.linspace(-0.22, -0.10, len(tasks)), strict=True):
             values = [row["relative_percent"] for row in rows if (row["method"], row["task"]) == (method, task)]
-            label = f"{task} task, one checkpoint" if not place and values else None
-            axes.plot([place + shift] * len(values), values, "o", color=TASK_COLOURS[task], alpha=0.75, label=label)
-        _bar(axes, place + 0.06, summary["all"][method], INK, "mean ± std" if not place else None)
-        mean, std = PUBLISHED[method]
-        _bar(axes, place + 0.22, {"mean": mean, "std": std}, QUIET, "paper, mean ± std" if not place else None)
-    axes.axhline(100, color=QUIET, linewidth=1.2, linestyle="--", label="random permutations")
+            label = f"{task} task, one checkpoint" if not position and values else None
+            axes.plot([position + shift] * len(values), values, "o", color=task_colour(task), alpha=0.75, label=label)
+        _bar(axes, position + 0.06, summary["all"][method], INK, "mean ± std" if not position else None)
+        _bar(axes, position + 0.22, PUBLISHED[method], QUIET, "paper, mean ± std" if not position else None)
+    axes.axhline(100, color=QUIET, linewidth=1.2, linestyle="--", label="uniform sampling")
     axes.set_xticks(
         range(len(COMPARED)), [f"{method} policy" if method == "inverse" else method for method in COMPARED]
     )
     axes.set_xlim(-0.5, len(COMPARED) - 0.5)
-    name_axes(axes, "How decisive the permutations are", "", "validation accuracy relative to random [%]")
+    name_axes(axes, "Effect of the choice of permutations", "", "validation accuracy relative to uniform sampling [%]")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
     return figure
 
 
-def _bar(axes: Any, place: float, figures: Mapping[str, Any], colour: str, label: str | None) -> None:
+def _bar(axes: Any, position: float, figures: Mapping[str, Any], colour: str, label: str | None) -> None:
     if figures["mean"] is not None:
         axes.errorbar(
-            place, figures["mean"], figures["std"] or 0, fmt="D", color=colour, markersize=6, capsize=5, label=label
+            position, figures["mean"], figures["std"] or 0, fmt="D", color=colour, markersize=6, capsize=5, label=label
         )

@@ -1,1 +1,1 @@
-"""B: where samples come from and how they are cut, coloured and shuffled."""
+"""Sources of images and videos, packed stores and tar shards, batches and crops."""

@@ -1,4 +1,4 @@
-"""Batches of samples as bytes: which items, which frames, which window, ready to go to the device.
+"""Batches of samples as bytes: which items, which frames, which window, ready to be copied to the device.
 
 A batch is a function of the seed and the iteration alone, so any thread may make it at any time.
 """
@@ -19,36 +19,36 @@ import torch
 from torch import Tensor
 
 from unshuffle.data.decode import EncodedSquares, decode
-from unshuffle.data.share import WHOLE, Share
-from unshuffle.data.source import EncodedSource, Items, OrderedSource, Source
-from unshuffle.data.squares import Resident, Squares, Windows
+from unshuffle.data.shards import ShardSource
+from unshuffle.data.source import Items, Source
+from unshuffle.data.squares import WHOLE, RankSlice, Resident, Squares, Windows
 from unshuffle.randomness import numpy_rng
 
 T = TypeVar("T")
 Batch = Mapping[str, "Squares | EncodedSquares"]
-"""What is trained on in one step, of each task."""
+"""The samples of one training step, of each task."""
 
 
-@dataclass(frozen=True, eq=False)  # hashed by identity, which the cache of orders needs
+@dataclass(frozen=True, eq=False)  # hashed by identity, as the cache of epochs needs
 class Samples:
     """The samples of one task: some items of a source, as squares of one size."""
 
     source: Source
     items: Items
     frames: int
-    """Frames of a sample; 1 for the spatial task."""
+    """Frames of a sample; 1 for an image."""
     side: int
-    """Side of the square cut out of each frame."""
+    """Side of the square window in each frame, in pixels."""
     span: int = 0
-    """Draw the frames from a window of so many; 0: from the whole item."""
+    """Sample the frames from a window of so many; 0: from the whole item."""
     reverse: bool = False
     """Play half of the items backwards in training."""
 
     def __len__(self) -> int:
         return len(self.items)
 
-    def draw(self, items: Items, rng: np.random.Generator) -> Windows:
-        """Training samples: random frames in temporal order, or against it, a random square shared by them."""
+    def random_windows(self, items: Items, rng: np.random.Generator) -> Windows:
+        """Return training samples: random frames in temporal order, or reversed, with one random window each."""
         available, sizes = self._shapes
         frames = choose_frames(available[items], self.frames, self.span, rng)
         corners = rng.integers(sizes[items] - self.side + 1)
@@ -57,14 +57,14 @@ class Samples:
             frames[backwards] = frames[backwards, ::-1]
         return Windows(items, frames, corners)
 
-    def centre(self, items: Items) -> Windows:
-        """Validation samples: evenly spaced frames, the centre square."""
+    def centre_windows(self, items: Items) -> Windows:
+        """Return validation samples: evenly spaced frames, the centre window."""
         available, sizes = self._shapes
         frames = [spaced_frames(int(count), self.frames, self.span) for count in available[items]]
         return Windows(items, np.array(frames), (sizes[items] - self.side) // 2)
 
     def read(self, windows: Windows, pinned: bool = False) -> Tensor:
-        """(B, frames, side, side, 3) bytes; pinned memory goes to a GPU without being waited for."""
+        """Read (B, frames, side, side, 3) bytes, into pinned memory if they go to a GPU."""
         shape = (len(windows.items), self.frames, self.side, self.side, 3)
         pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
         for target, item, frames, (top, left) in zip(
@@ -76,37 +76,37 @@ class Samples:
     @cached_property
     def _shapes(self) -> tuple[Items, Items]:
         """Number of frames, and height and width, of every item of the source."""
-        everything = range(len(self.source))
-        counts = np.array([self.source.num_frames(item) for item in everything])
-        return counts, np.array([self.source.size(item) for item in everything])
+        items = range(len(self.source))
+        counts = np.array([self.source.num_frames(item) for item in items])
+        return counts, np.array([self.source.size(item) for item in items])
 
     def digest(self) -> str:
-        """A fingerprint of the names of the samples, to tell whether they are still the same."""
+        """Return a hash of the names of the samples, to detect a change of the data."""
         names = "\n".join(self.source.names[item] for item in self.items.tolist())
         return hashlib.sha256(os.fsencode(names)).hexdigest()
 
     def centres(self) -> Tensor:
-        """All samples in their validation form, (N, frames, side, side, 3) bytes."""
-        return self.read(self.centre(self.items))
+        """Read all samples in their validation form, (N, frames, side, side, 3) bytes."""
+        return self.read(self.centre_windows(self.items))
 
 
 def choose_frames(available: Items, count: int, span: int, rng: np.random.Generator) -> Items:
-    """`count` different frames at random out of each number of available ones, in temporal order."""
+    """Sample `count` different frames out of each number of available ones, in temporal order."""
     window = np.minimum(available, max(span, count)) if span else available
     start = rng.integers(available - window + 1)
-    # Floyd's way to draw without replacement, for all rows at once: of 0 ... last, or last itself if that is taken
+    # Floyd's sampling without replacement, for all rows at once: one of 0 ... last, or last itself if that is taken
     chosen = np.full((len(available), count), -1)
-    for place in range(count):
-        last = window - count + place
-        drawn = rng.integers(last + 1)
-        taken = (chosen == drawn[:, None]).any(axis=1)
-        chosen[:, place] = np.where(taken, last, drawn)
+    for column in range(count):
+        last = window - count + column
+        candidate = rng.integers(last + 1)
+        taken = (chosen == candidate[:, None]).any(axis=1)
+        chosen[:, column] = np.where(taken, last, candidate)
     ordered: Items = np.sort(chosen, axis=1) + start[:, None]
     return ordered
 
 
 def spaced_frames(available: int, count: int, span: int) -> list[int]:
-    """`count` frames evenly over the middle window."""
+    """Return `count` frames evenly spaced over the middle window."""
     window = min(available, max(span, count)) if span else available
     start = (available - window) // 2
     if count == 1:
@@ -114,71 +114,74 @@ def spaced_frames(available: int, count: int, span: int) -> list[int]:
     return [start + round(position) for position in np.linspace(0, window - 1, count).tolist()]
 
 
-@lru_cache(maxsize=8)  # an order of a million samples is drawn once an epoch, not once a batch
+@lru_cache(maxsize=8)  # shuffling a million samples takes too long to do it for every batch
 def epoch_order(seed: int, task: str, epoch: int, total: int) -> Items:
-    """The order of all samples in one epoch."""
+    """Return the random order of all samples in an epoch."""
     return numpy_rng(seed, "epoch", task, epoch).permutation(total)
 
 
 @lru_cache(maxsize=8)
-def own_order(samples: Samples, seed: int, task: str, epoch: int) -> Items:
-    """The order of all samples in one epoch: the source's own, if it has one."""
-    if isinstance(samples.source, OrderedSource):
+def source_order(samples: Samples, seed: int, task: str, epoch: int) -> Items:
+    """Return the order of all samples in an epoch; shards are read a few at a time."""
+    if isinstance(samples.source, ShardSource):
         return samples.source.order(samples.items, numpy_rng(seed, "epoch", task, epoch))
     return epoch_order(seed, task, epoch, len(samples))
 
 
 @dataclass(frozen=True, eq=False)
 class BatchStream:
-    """An endless stream of training batches: every epoch is a new order of all samples."""
+    """An endless stream of training batches; every epoch shuffles all samples anew."""
 
     samples: Samples
     batch_size: int
     seed: int
     task: str
     resident: Resident | None = None
-    """The source's bytes on the device, if they are there."""
+    """The source's bytes on the device, if they are kept there."""
     gpu: bool = False
-    """Whether the batches go to a GPU: from pinned memory, or encoded as they are."""
+    """Whether the batches go to a GPU: from pinned memory, or still encoded."""
 
     def items(self, step: int) -> Items:
-        """The items of the batch at a step, across the end of an epoch if need be."""
+        """Return the items of the batch at a step; a batch may span two epochs."""
         positions = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
-        epochs, places = np.divmod(positions, len(self.samples))
+        epochs, ranks = np.divmod(positions, len(self.samples))
         chosen = [
-            own_order(self.samples, self.seed, self.task, epoch)[places[epochs == epoch]]
+            source_order(self.samples, self.seed, self.task, epoch)[ranks[epochs == epoch]]
             for epoch in np.unique(epochs).tolist()
         ]
         items: Items = self.samples.items[np.concatenate(chosen)]
         return items
 
-    def batch(self, step: int, share: Share = WHOLE) -> Squares | EncodedSquares:
-        """The batch at a step; of a share, only its own samples are read."""
-        if share.of > 1 and isinstance(self.samples.source, OrderedSource):
-            return self._apart(share).batch(step)
-        windows = self.samples.draw(self.items(step), numpy_rng(self.seed, "batch", self.task, step)).part(share)
+    def batch(self, step: int, part: RankSlice = WHOLE) -> Squares | EncodedSquares:
+        """Read one process's slice of the batch at a step."""
+        if part.world_size > 1 and isinstance(self.samples.source, ShardSource):
+            return self._of_rank(part).batch(step)
+        rng = numpy_rng(self.seed, "batch", self.task, step)
+        windows = self.samples.random_windows(self.items(step), rng).slice(part)
         if self.resident is not None:
             return self.resident.squares(windows, self.samples.side)
         source = self.samples.source
-        if self.gpu and isinstance(source, EncodedSource) and source.encoded:
-            frames = zip(windows.items.tolist(), windows.frames.tolist(), strict=True)
-            images = [image for item, some in frames for image in source.read_encoded(item, some)]
-            ready = [image if image.plain else decode(image) for image in images]
-            return EncodedSquares(ready, windows, self.samples.side)
+        if self.gpu and isinstance(source, ShardSource) and source.encoded:
+            clips = zip(windows.items.tolist(), windows.frames.tolist(), strict=True)
+            images = [image for item, frames in clips for image in source.read_encoded(item, frames)]
+            readable = [image if image.plain else decode(image) for image in images]
+            return EncodedSquares(readable, windows, self.samples.side)
         return Squares.of(self.samples.read(windows, self.gpu))
 
     @lru_cache(maxsize=8)  # noqa: B019, there are as many streams as tasks
-    def _apart(self, share: Share) -> "BatchStream":
-        """A stream of the shards that belong to one process alone: no two should fetch the same."""
+    def _of_rank(self, part: RankSlice) -> "BatchStream":
+        """Return a stream of the shards that belong to one process, so that no shard is fetched twice."""
         source = self.samples.source
-        assert isinstance(source, OrderedSource)
-        samples = replace(self.samples, items=source.share(self.samples.items, self.seed, share.index, share.of))
-        size = self.batch_size // share.of
-        return replace(self, samples=samples, batch_size=size, task=f"{self.task} {share.index} of {share.of}")
+        assert isinstance(source, ShardSource)
+        samples = replace(
+            self.samples, items=source.rank_items(self.samples.items, self.seed, part.rank, part.world_size)
+        )
+        size = self.batch_size // part.world_size
+        return replace(self, samples=samples, batch_size=size, task=f"{self.task} {part.rank} of {part.world_size}")
 
 
 class Prefetcher(Generic[T]):
-    """Results of `make(start)`, `make(start + 1)`, ... in order, computed by threads ahead of their use."""
+    """Yields `make(start)`, `make(start + 1)`, ... in order, computed ahead of their use by threads."""
 
     def __init__(self, make: Callable[[int], T], start: int, stop: int, workers: int) -> None:
         self.make, self.start, self.stop, self.workers = make, start, stop, max(1, workers)
@@ -186,10 +189,9 @@ class Prefetcher(Generic[T]):
 
     def __iter__(self) -> Generator[T]:
         pending: deque[Future[T]] = deque()
-        coming = iter(range(self.start, self.stop))
         with ThreadPoolExecutor(self.workers, thread_name_prefix="batch") as pool:
             try:
-                for step in coming:
+                for step in range(self.start, self.stop):
                     pending.append(pool.submit(self.make, step))
                     if len(pending) > 2 * self.workers:
                         yield self._wait(pending.popleft())
@@ -206,27 +208,28 @@ class Prefetcher(Generic[T]):
         return result
 
 
-def ahead(batches: Prefetcher[Batch], device: torch.device) -> Generator[dict[str, Squares]]:
-    """The batches on the device; on a GPU each travels while the one before it is used."""
+def on_device(batches: Prefetcher[Batch], device: torch.device) -> Generator[dict[str, Squares]]:
+    """Yield the batches on the device; on a GPU each is copied while the one before it is used."""
     if device.type != "cuda":
-        yield from ({task: some.to(device) for task, some in batch.items()} for batch in batches)
+        yield from ({task: squares.to(device) for task, squares in batch.items()} for batch in batches)
         return
     copies = torch.cuda.Stream(device)
-    coming: _Sent | None = None
+    upcoming: _Transfer | None = None
     with closing(iter(batches)) as source:  # type: ignore[type-var]
         for batch in source:
             begin = time.perf_counter()
-            ready, coming = coming, _Sent(batch, device, copies)
-            if any(isinstance(some, EncodedSquares) for some in batch.values()):
-                batches.seconds_waited += time.perf_counter() - begin  # for the GPU's decoder; other bytes just travel
+            ready, upcoming = upcoming, _Transfer(batch, device, copies)
+            if any(isinstance(squares, EncodedSquares) for squares in batch.values()):
+                # for the GPU's decoder; other copies take no time
+                batches.seconds_waited += time.perf_counter() - begin
             if ready is not None:
-                yield ready.received()
-        if coming is not None:
-            yield coming.received()
+                yield ready.finish()
+        if upcoming is not None:
+            yield upcoming.finish()
 
 
-class _Sent:
-    """A batch on its way to a GPU, on a stream of its own."""
+class _Transfer:
+    """A copy of a batch to a GPU, on a CUDA stream of its own."""
 
     def __init__(self, batch: Batch, device: torch.device, copies: torch.cuda.Stream) -> None:
         self.device, self.arrived = device, torch.cuda.Event()
@@ -234,11 +237,11 @@ class _Sent:
             self.batch = {task: squares.to(device) for task, squares in batch.items()}
             self.arrived.record()
 
-    def received(self) -> dict[str, Squares]:
-        """The batch, for the stream that trains."""
+    def finish(self) -> dict[str, Squares]:
+        """Return the batch, for use on the current stream."""
         here = torch.cuda.current_stream(self.device)
         here.wait_event(self.arrived)
         for squares in self.batch.values():
-            for tensor in (squares.data, squares.places):
+            for tensor in (squares.data, squares.offsets):
                 tensor.record_stream(here)
         return self.batch

@@ -1,6 +1,5 @@
-"""Samples that were held back, kept small beside a run: what its report shows lies there even if the data has moved."""
+"""Some held-out samples, stored with a run so that its report can show them after the data has moved."""
 
-import io
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,15 +8,13 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from unshuffle.data.batches import Samples
-from unshuffle.data.source import Pixels
+from unshuffle.data.media import decode_jpeg, encode_jpeg
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
 
-KEPT = {"spatial": 100, "temporal": 12}  # clips take the room of many images
 QUALITY = 92
 
 
@@ -31,53 +28,40 @@ class HeldOut:
 
     @classmethod
     def of(cls, samples: Samples, pixels: Tensor, count: int) -> "HeldOut":
-        """At most `count` of all validation samples, evenly over them."""
-        some = np.linspace(0, len(samples) - 1, min(count, len(samples))).round().astype(int).tolist()
-        return cls(pixels[some], [samples.source.names[samples.items[position]] for position in some])
+        """Select at most `count` validation samples, evenly spaced."""
+        positions = np.linspace(0, len(samples) - 1, min(count, len(samples))).round().astype(int).tolist()
+        return cls(pixels[positions], [samples.source.names[samples.items[position]] for position in positions])
 
     def __len__(self) -> int:
         return len(self.names)
 
 
 def save_held_out(path: Path, samples: Mapping[str, HeldOut]) -> None:
-    """Write them as JPEGs in one file, which appears whole or not at all."""
+    """Write them as JPEGs into one file."""
     arrays: dict[str, np.ndarray] = {}
-    for task, some in samples.items():
-        encoded = [encode_jpeg(frame, QUALITY) for frame in some.pixels.flatten(0, 1).numpy()]
+    for task, held_out in samples.items():
+        encoded = [encode_jpeg(frame, QUALITY, optimize=True) for frame in held_out.pixels.flatten(0, 1).numpy()]
         arrays[f"{task}_jpeg"] = np.frombuffer(b"".join(encoded), np.uint8)
-        arrays[f"{task}_ends"] = np.cumsum([len(one) for one in encoded])
-        arrays[f"{task}_names"] = np.array(some.names, dtype=np.str_)
+        arrays[f"{task}_ends"] = np.cumsum([len(jpeg) for jpeg in encoded])
+        arrays[f"{task}_names"] = np.array(held_out.names, dtype=np.str_)
     with atomic_write(path) as draft, draft.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def load_held_out(path: Path) -> dict[str, HeldOut]:
-    """What `save_held_out` wrote; nothing if it never did."""
+    """Read what `save_held_out` wrote; nothing if there is no such file."""
     if not path.exists():
         return {}
     try:
         with np.load(path, allow_pickle=False) as stored:
-            return {task: _decode(stored, task) for task in KEPT if f"{task}_names" in stored}
+            tasks = [name.removesuffix("_names") for name in stored if name.endswith("_names")]
+            return {task: _decode(stored, task) for task in tasks}
     except (BadZipFile, EOFError, OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path} is damaged ({error}); delete it to do without these pictures") from None
+        raise UserError(f"{path} is damaged ({error}); delete it to go without these pictures") from None
 
 
 def _decode(stored: Mapping[str, np.ndarray], task: str) -> HeldOut:
     data, names = stored[f"{task}_jpeg"].tobytes(), stored[f"{task}_names"].tolist()
     ends = [0, *stored[f"{task}_ends"].tolist()]
-    frames = [decode_jpeg(data[begin:end]) for begin, end in itertools.pairwise(ends)]
-    pixels = torch.from_numpy(np.stack(frames))
-    return HeldOut(pixels.unflatten(0, (len(names), -1)), names)
-
-
-def encode_jpeg(pixels: Pixels, quality: int) -> bytes:
-    """(H, W, 3) as the bytes of a JPEG."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=quality, optimize=True)
-    return buffer.getvalue()
-
-
-def decode_jpeg(data: bytes) -> Pixels:
-    """The bytes of a JPEG as (H, W, 3)."""
-    with Image.open(io.BytesIO(data)) as image:
-        return np.asarray(image.convert("RGB"))
+    frames = np.stack([decode_jpeg(data[begin:end]) for begin, end in itertools.pairwise(ends)])
+    return HeldOut(torch.from_numpy(frames).unflatten(0, (len(names), -1)), names)

@@ -1,73 +1,67 @@
-"""Packing a folder of images or videos into a store, once, in parallel, and resumed if it was interrupted."""
+"""Packing a folder of images or videos into a store: in parallel, and resumed after an interruption."""
 
 import errno
 import hashlib
-import io
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Collection, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from PIL import Image
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column
-from rich.text import Text
 
-from unshuffle.data.addresses import refuse_shards
-from unshuffle.data.images import find_images, read_image
-from unshuffle.data.media import BadMedia, check_short_side
-from unshuffle.data.source import Pixels
+from unshuffle.console import progress as progress_bar
+from unshuffle.data.media import (
+    VIDEO_SUFFIXES,
+    BadMedia,
+    check_short_side,
+    encode_jpeg,
+    find_images,
+    find_videos,
+    read_frames,
+    read_image,
+)
+from unshuffle.data.shard_files import is_shards
 from unshuffle.data.store import DATA, HEADER, INDEX, SKIPPED, Encoding, Header, Kind, Record, Store, Writer
-from unshuffle.data.videos import VIDEO_SUFFIXES, find_videos, read_frames
 from unshuffle.errors import UserError
 from unshuffle.files import locked
 from unshuffle.wording import counted
 
 DEFAULT_SHORT_SIDE: dict[Kind, int] = {"images": 256, "videos": 128}
-CLEARLY = 1.1  # a forecast is only trusted to say that a store is too large when it is so by this factor
+FORECAST_MARGIN = 1.1  # packing stops early only if the expected size exceeds the free space by this factor
 
 
 class PackOptions(TypedDict, total=False):
-    """How files become items; what is left out has its default."""
+    """How files become items."""
 
     short_side: int | None
-    """Pixels of the short side: 256 for images and 128 for videos unless said otherwise."""
+    """Pixels of the short side; default: 256 for images, 128 for videos."""
     encoding: Encoding
-    """"raw", the default, or "jpeg"."""
+    """"raw" (the default) or "jpeg"."""
     quality: int
-    """Quality of the JPEGs: 90."""
+    """JPEG quality, 1 to 100; default: 90."""
     every: int
-    """Keep every n-th frame of a video: 1."""
+    """Keep every n-th frame of a video; default: 1."""
     only: Collection[str] | None
-    """Names of the files to pack, relative to the folder: all unless said otherwise."""
+    """Names of the files to pack, relative to the folder; default: all."""
 
 
 @dataclass(frozen=True)
 class _Job:
-    """The files to pack, in order and by name, and the header of the store that they make."""
+    """The files to pack, by name and in order, and the header of their store."""
 
     folder: Path
     files: dict[str, Path]
     weights: dict[str, int]
-    """What each file is expected to add to the store, in proportion to the others."""
+    """Expected size of each file in the store, relative to the others."""
     header: Header
     cached: bool
-    """Whether the store goes into the cache of a run, and not where `unshuffle pack` was told to put it."""
+    """Whether the store goes into the cache of a run, not into the output folder of `unshuffle pack`."""
 
 
 def pack(
@@ -79,12 +73,13 @@ def pack(
     progress: bool = True,
     **options: Unpack[PackOptions],
 ) -> Store:
-    """Decode every image or video of `src` into a store at `out`, or carry on with one begun earlier.
+    """Decode every image or video of `src` into a store at `out`, or continue an interrupted packing.
 
-    The bytes do not depend on the number of workers nor on interruptions. Files that cannot be used are
-    left out and listed in `Store.skipped`. A finished store of the same files and options is given at once.
+    The bytes depend neither on the number of workers nor on interruptions. Files that cannot be used are left out and
+    listed in `Store.skipped`. A complete store of the same files and options is returned at once.
     """
-    refuse_shards(src)
+    if is_shards(str(src)) or ":/" in str(src):  # a Path has lost one slash of s3://
+        raise UserError(f"{src} means tar shards, which only pretrain, doctor and bench read: unpack them to a folder")
     return _run(_plan(kind, src, cached=False, **options), out, workers, progress)
 
 
@@ -97,20 +92,16 @@ def cached_store(
     progress: bool = True,
     **options: Unpack[PackOptions],
 ) -> Store:
-    """The store that `folder` is, or the one that it packs into, kept under `cache` for the next time."""
+    """Open `folder` if it is a store; otherwise pack it into a store under `cache`, or open the one packed earlier."""
     if Store.is_store(folder):
-        return _open_as(kind, folder)
+        store = Store(folder)
+        if store.kind != kind:
+            raise UserError(f"{folder} is a store of {store.kind}, but {kind} are needed: give it as --{store.kind}")
+        return store
     job = _plan(kind, folder, cached=True, **options)
     identity = f"{folder.resolve()}\n{sorted(asdict(job.header).items())}"
     digest = hashlib.sha256(os.fsencode(identity)).hexdigest()[:12]
     return _run(job, cache / f"{folder.resolve().name}-{kind}-{digest}", workers, progress)
-
-
-def _open_as(kind: Kind, folder: Path) -> Store:
-    store = Store(folder)
-    if store.kind != kind:
-        raise UserError(f"{folder} is a store of {store.kind}, and {kind} are needed")
-    return store
 
 
 def _plan(
@@ -125,269 +116,186 @@ def _plan(
     only: Collection[str] | None = None,
 ) -> _Job:
     short_side = DEFAULT_SHORT_SIDE[kind] if short_side is None else short_side
-    _check_options(short_side, quality, every)
-    files = {name: path for name, path in _find(kind, src).items() if only is None or name in only}
-    found = {name: path.stat() for name, path in files.items()}
+    check_short_side(short_side)
+    if not 1 <= quality <= 100:
+        raise UserError(f"the JPEG quality must be between 1 and 100, not {quality}")
+    if every < 1:
+        raise UserError(f"keeping every n-th frame needs n of at least 1, not {every}")
+    files = {name: path for name, path in _find(kind, src, cached).items() if only is None or name in only}
+    statuses = {name: path.stat() for name, path in files.items()}
+    fingerprint = hashlib.sha256()
+    for name, status in statuses.items():
+        fingerprint.update(os.fsencode(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"))
     header = Header(
         kind=kind,
         encoding=encoding,
-        # Options that change nothing must not make two equal stores look different.
+        # Options without effect must not give equal stores different headers.
         quality=quality if encoding == "jpeg" else None,
         short_side=short_side,
         every=every if kind == "videos" else 1,
-        source=_fingerprint(found),
+        source=fingerprint.hexdigest(),
     )
-    # Images come out about equally large; a video is as long as its file is large.
-    weights = {name: status.st_size if kind == "videos" else 1 for name, status in found.items()}
+    # Packed images are of about equal size; the length of a video is about proportional to its file size.
+    weights = {name: status.st_size if kind == "videos" else 1 for name, status in statuses.items()}
     return _Job(src, files, weights, header, cached)
 
 
-def _check_options(short_side: int, quality: int, every: int) -> None:
-    check_short_side(short_side)
-    if not 1 <= quality <= 100:
-        raise UserError(f"a JPEG quality of {quality} is not between 1 and 100")
-    if every < 1:
-        raise UserError(f"every {every} frames makes no sense: it must be at least 1")
-
-
-def _find(kind: Kind, src: Path) -> dict[str, Path]:
+def _find(kind: Kind, src: Path, cached: bool) -> dict[str, Path]:
     paths = find_images(src) if kind == "images" else find_videos(src)
     if not paths:
-        looked_for = ".jpg, .png, .webp and all else that Pillow reads"
+        looked_for, other = ".jpg, .png, .webp and all other formats of Pillow", "videos"
         if kind == "videos":
-            looked_for = ", ".join(sorted(VIDEO_SUFFIXES))
-        raise UserError(f"there are no {kind} in {src} (looked for {looked_for})")
+            looked_for, other = ", ".join(sorted(VIDEO_SUFFIXES)), "images"
+        command = "--" if cached else "pack "
+        raise UserError(f"no {kind} found in {src} (looked for {looked_for}): check the path, or use {command}{other}")
     return {path.relative_to(src).as_posix(): path for path in paths}
-
-
-def _fingerprint(found: dict[str, os.stat_result]) -> str:
-    digest = hashlib.sha256()
-    for name, status in found.items():
-        digest.update(os.fsencode(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"))
-    return digest.hexdigest()
 
 
 def _run(job: _Job, out: Path, workers: int | None, progress: bool) -> Store:
     if workers is not None and workers < 1:
-        raise UserError(f"{workers} workers cannot pack anything: give 1 or more")
-    with _full_disk_explained(job, out):
-        _claim(out)
-        if not _is_finished(job, out):
-            with locked(out / DATA):
-                if not _is_finished(job, out):  # by the packer that this one had to wait for
-                    _fill(job, out, workers or os.cpu_count() or 1, progress)
-    return Store(out)
-
-
-@contextmanager
-def _full_disk_explained(job: _Job, out: Path) -> Iterator[None]:
+        raise UserError(f"the number of workers must be at least 1, not {workers}")
     try:
-        yield
+        _create_folder(out)
+        if not _is_complete(job, out):
+            with locked(out / DATA):
+                if not _is_complete(job, out):  # by another process, while this one waited for the lock
+                    _fill(job, out, workers or os.cpu_count() or 1, Console(stderr=True, quiet=not progress))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise _no_room(job, out, f"there is no space left on the disk of {out}") from error
+    return Store(out)
 
 
 def _no_room(job: _Job, out: Path, problem: str) -> UserError:
+    """Return an error that names the options of the running command for a smaller store or another disk."""
+    option, side, folder = "--", "short_side", "an output folder"
+    if job.cached:
+        option, folder = "--data.", "a --data.cache"
+        side = "image_short_side" if job.header.kind == "images" else "frame_short_side"
+    jpeg = f"{option}encoding jpeg, " if job.header.encoding == "raw" else ""
     return UserError(
-        f"{problem}: make room and run the same command again, which goes on where this one stopped, "
-        f"or delete {out} and choose {_savings(job)}"
+        f"{problem}: free some space and run the same command again, which continues where this one stopped, "
+        f"or delete {out} and choose {jpeg}a smaller {option}{side} or {folder} on a larger disk"
     )
 
 
-def _savings(job: _Job) -> str:
-    """What else the user can do, in the options of the command that packs."""
-    option, side, place = "--", "short_side", "an output folder"
-    if job.cached:
-        option, side, place = "--data.", "image_short_side", "a --data.cache"
-        if job.header.kind == "videos":
-            side = "frame_short_side"
-    jpeg = f"{option}encoding jpeg, " if job.header.encoding == "raw" else ""
-    return f"{jpeg}a smaller {option}{side} or {place} on a larger disk"
-
-
-def _claim(out: Path) -> None:
-    """Make the store's folder, unless it is there already and somebody's for something else."""
+def _create_folder(out: Path) -> None:
+    """Create the store's folder; raise a UserError if it exists and contains other files than a store's."""
     if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file, and a store is a folder: choose another output")
+        raise UserError(f"{out} is a file, but a store is a folder: choose another output folder")
     out.mkdir(parents=True, exist_ok=True)
-    ours = {HEADER, f"{HEADER}.tmp", DATA, INDEX, SKIPPED}
-    if not (out / HEADER).exists() and any(path.name not in ours for path in out.iterdir()):
-        raise UserError(f"{out} holds other files and no store: choose a new or an empty folder")
+    store_files = {HEADER, f"{HEADER}.tmp", DATA, INDEX, SKIPPED}
+    if not (out / HEADER).exists() and any(path.name not in store_files for path in out.iterdir()):
+        raise UserError(f"{out} contains other files and no store: choose a new or an empty folder")
 
 
-def _is_finished(job: _Job, out: Path) -> bool:
-    """Whether the store is complete; an error if it is, or was to be, the store of another job."""
+def _is_complete(job: _Job, out: Path) -> bool:
+    """Whether the store is complete; raise a UserError if it has other options or was packed from other files."""
     if not (out / HEADER).exists():
         return False
-    found = Header.load(out)
-    wanted = replace(job.header, complete=found.complete)
-    if found != wanted:
-        raise _mismatch(job, out, asdict(found), asdict(wanted))
-    return found.complete
+    existing, expected = asdict(Header.load(out)), asdict(job.header)
+    complete = bool(existing.pop("complete"))
+    differing = [name for name in existing if existing[name] != expected[name]]
+    if not differing:
+        return complete
+    cause = f"from other files than those now in {job.folder}"
+    if differing != ["source"]:
+        options = [f"{name} {existing[name]}, not {expected[name]}" for name in differing if name != "source"]
+        cause = f"with {' and '.join(options)}"
+    raise UserError(f"{out} was packed {cause}: choose another output folder, or delete {out} to pack it again")
 
 
-def _mismatch(job: _Job, out: Path, found: dict[str, object], wanted: dict[str, object]) -> UserError:
-    remedy = f"choose another output folder, or delete {out} to pack it anew"
-    differing = [
-        f"{option} {value}, not {wanted[option]}"
-        for option, value in found.items()
-        if option != "source" and value != wanted[option]
-    ]
-    if differing:
-        return UserError(f"{out} was packed with {' and '.join(differing)}: {remedy}")
-    return UserError(f"{out} was packed from other files than those now in {job.folder}: {remedy}")
-
-
-def _fill(job: _Job, out: Path, workers: int, progress: bool) -> None:
+def _fill(job: _Job, out: Path, workers: int, console: Console) -> None:
+    kind = job.header.kind
     job.header.save(out)
-    with Writer(out, job.header) as writer, _progress_bar(job, writer, progress) as advance:
-        forecast = _Forecast(job, out, writer)
-        left = {name: path for name, path in job.files.items() if name not in writer.done}
-        # Closed at once on an error, or its threads would decode on for as long as the traceback lives.
-        with closing(_encode_all(left, job.header, out, workers)) as results:
+    with (
+        closing(Writer(out, job.header)) as writer,
+        progress_bar(console, f"packing {kind}", len(job.files), done=len(writer.done)) as advance,
+    ):
+        forecast = _SizeForecast(job, out, writer)
+        remaining = {name: path for name, path in job.files.items() if name not in writer.done}
+        # Closed at once on an error, or its threads would continue to decode for as long as the traceback lives.
+        with closing(_encode_all(remaining, job.header, out, workers)) as results:
             for name, result in results:
-                _put(writer, name, result)
-                advance(forecast.after(name))
+                if isinstance(result, BadMedia):
+                    writer.skip(name, str(result))
+                else:
+                    writer.add(name, result)
+                expected = forecast.after(name)
+                size = "" if expected is None else f", about {decimal(expected)}"
+                advance(len(writer.done), f"{len(writer.skipped)} skipped{size}")
         if not writer.size:
-            raise _nothing_readable(job, writer)
+            name, reason = writer.skipped[0]
+            raise UserError(
+                f"no readable {kind.removesuffix('s')} in {job.folder} "
+                f"({counted(len(job.files), 'files')} tried; first problem: {name}: {reason}): check the files"
+            )
         writer.finish()
 
 
-class _Forecast:
-    """How large the store will be, told from the files that are done."""
+class _SizeForecast:
+    """The expected size of the store, extrapolated from the files packed so far."""
 
     def __init__(self, job: _Job, out: Path, writer: Writer):
         self._job, self._out, self._writer = job, out, writer
         self._done = sum(weight for name, weight in job.weights.items() if name in writer.done)
-        self._all = sum(job.weights.values())
-        self._room = 0
-        self._measure_room()
+        self._total = sum(job.weights.values())
+        self._capacity = self._current_capacity()
 
     def after(self, name: str) -> int | None:
-        """The expected size, or None while too few files are done; an error if the disk is too small for it."""
+        """Expected size after one more file, None while too few are packed; a UserError if the disk is too small."""
         self._done += self._job.weights[name]
         if not self._done or len(self._writer.done) < min(50, 5 + len(self._job.files) // 20):
             return None
-        expected = self._writer.size * self._all // self._done
-        if expected > CLEARLY * self._room:
-            self._measure_room()
-        if expected > CLEARLY * self._room:
-            raise self._too_large(expected)
+        written = self._writer.size
+        expected = written * self._total // self._done
+        if expected > FORECAST_MARGIN * self._capacity:
+            # It grows if files are deleted meanwhile; records that are not yet written shrink it only temporarily.
+            self._capacity = max(self._capacity, self._current_capacity())
+        if expected > FORECAST_MARGIN * self._capacity:
+            problem = (
+                f"{self._job.folder} needs about {decimal(expected)} as a store in {self._out}, "
+                f"{decimal(written)} of it are written, and only {decimal(self._capacity - written)} are free"
+            )
+            raise _no_room(self._job, self._out, problem)
         return expected
 
-    def _measure_room(self) -> None:
-        """Note how large the store can get: more than before if somebody has made room.
-
-        It is never less than before, as files that wait to be written take space that they will give back.
-        """
-        self._room = max(self._room, self._writer.size + shutil.disk_usage(self._out).free)
-
-    def _too_large(self, expected: int) -> UserError:
-        written = self._writer.size
-        problem = (
-            f"{self._job.folder} needs about {decimal(expected)} as a store in {self._out}, "
-            f"{decimal(written)} of it are written, and only {decimal(self._room - written)} are free"
-        )
-        return _no_room(self._job, self._out, problem)
-
-
-def _put(writer: Writer, name: str, result: Record | BadMedia) -> None:
-    if isinstance(result, BadMedia):
-        writer.skip(name, str(result))
-    else:
-        writer.add(name, result)
-
-
-def _nothing_readable(job: _Job, writer: Writer) -> UserError:
-    name, reason = writer.skipped[0]
-    return UserError(
-        f"no readable {job.header.kind.removesuffix('s')} in {job.folder} "
-        f"({counted(len(job.files), 'files')} tried; first problem: {name}: {reason})"
-    )
-
-
-_Waiting = tuple[str, Record, Future[BadMedia | None]]
+    def _current_capacity(self) -> int:
+        """Return the largest size that the store can reach."""
+        return self._writer.size + shutil.disk_usage(self._out).free
 
 
 def _encode_all(
     files: dict[str, Path], header: Header, out: Path, workers: int
 ) -> Generator[tuple[str, Record | BadMedia]]:
-    """Results in the files' order, with only a few files under way so that memory stays bounded."""
+    """Results in the order of the files; only a few are in progress at a time, so that memory stays bounded."""
     pool = ThreadPoolExecutor(workers)
-    waiting: deque[_Waiting] = deque()
+    pending: deque[Future[tuple[str, Record | BadMedia]]] = deque()
     try:
         for name, path in files.items():
-            record = Record(out)
-            waiting.append((name, record, pool.submit(_encode_file, path, header, record)))
-            if len(waiting) >= 2 * workers:
-                yield _finished(waiting)
-        while waiting:
-            yield _finished(waiting)
+            pending.append(pool.submit(_encode_file, name, path, header, out))
+            if len(pending) >= 2 * workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-        for _, record, _ in waiting:
-            record.close()
 
 
-def _finished(waiting: deque[_Waiting]) -> tuple[str, Record | BadMedia]:
-    name, record, future = waiting[0]
-    problem = future.result()
-    waiting.popleft()
-    return name, problem or record
-
-
-def _encode_file(path: Path, header: Header, record: Record) -> BadMedia | None:
-    """Fill the record, or say why that cannot be done."""
+def _encode_file(name: str, path: Path, header: Header, out: Path) -> tuple[str, Record | BadMedia]:
+    """Return the name with all frames of a file, or with the problem if the file cannot be used."""
+    record = Record(out)
     try:
-        for frame in _read(path, header):
-            height, width, _ = frame.shape
-            record.append(height, width, _encode_frame(frame, header))
-    except BadMedia as problem:
+        if header.kind == "images":
+            frames = iter([read_image(path, header.short_side)])
+        else:
+            frames = read_frames(path, header.short_side, header.every)
+        for frame in frames:
+            record.append(frame, frame.tobytes() if header.quality is None else encode_jpeg(frame, header.quality))
+    except BaseException as problem:
         record.close()
-        return problem
-    return None
-
-
-def _read(path: Path, header: Header) -> Iterator[Pixels]:
-    if header.kind == "images":
-        return iter([read_image(path, header.short_side)])
-    return read_frames(path, header.short_side, header.every)
-
-
-def _encode_frame(frame: Pixels, header: Header) -> bytes:
-    if header.quality is None:
-        return frame.tobytes()
-    buffer = io.BytesIO()
-    Image.fromarray(frame).save(buffer, "JPEG", quality=header.quality)
-    return buffer.getvalue()
-
-
-class _SpeedColumn(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.finished_speed or task.speed or 0:.1f}/s")
-
-
-@contextmanager
-def _progress_bar(job: _Job, writer: Writer, shown: bool) -> Iterator[Callable[[int | None], None]]:
-    """A bar on the error stream; calling what it gives counts one more file and shows the expected size."""
-    bar = Progress(
-        TextColumn("packing {task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        _SpeedColumn(Column(no_wrap=True)),
-        TimeRemainingColumn(table_column=Column(no_wrap=True)),
-        TextColumn("{task.fields[skipped]} skipped{task.fields[size]}"),
-        console=Console(stderr=True),
-        disable=not shown,
-    )
-    done, skipped = len(writer.done), len(writer.skipped)
-    task = bar.add_task(job.header.kind, total=len(job.files), completed=done, skipped=skipped, size="")
-
-    def advance(expected: int | None) -> None:
-        size = "" if expected is None else f", about {decimal(expected)}"
-        bar.update(task, advance=1, skipped=len(writer.skipped), size=size)
-
-    with bar:
-        yield advance
+        if isinstance(problem, BadMedia):
+            return name, problem
+        raise
+    return name, record

@@ -1,4 +1,4 @@
-"""What every collection of images or clips looks like to the rest of the program."""
+"""The interface of a data source: a collection of images or clips, wherever they are stored."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 Pixels = npt.NDArray[np.uint8]
 Items = npt.NDArray[np.int64]
+Skipped = tuple[str, str]
+"""An item that cannot be used, and the reason."""
 
 
 class Source(Protocol):
@@ -28,51 +30,58 @@ class Source(Protocol):
         """Height and width of an item's frames."""
 
     def read(self, item: int, frames: Sequence[int]) -> Pixels:
-        """The chosen frames of one item, as (len(frames), height, width, 3) RGB."""
+        """Read the chosen frames of one item, as (len(frames), height, width, 3) RGB."""
 
 
 @runtime_checkable
 class FlatSource(Source, Protocol):
-    """A source whose frames lie one after another in memory or in a memory map."""
+    """A source whose frames are contiguous in memory or in a memory map."""
 
     @property
     def flat_bytes(self) -> int | None:
-        """How many bytes all frames take; None if they are compressed."""
+        """Size of all frames in bytes; None if they are compressed."""
 
     def flat(self) -> tuple[Pixels, Items]:
-        """All of them, and where each item begins."""
+        """Return the bytes of all frames, and the offset of each item."""
 
 
-@runtime_checkable
-class OrderedSource(Source, Protocol):
-    """A source in which some orders are far cheaper to read than others, and so has its own."""
+class IndexedSource:
+    """The common part of sources that list the shapes of all their items in memory."""
 
-    def order(self, items: Items, rng: np.random.Generator) -> Items:
-        """Positions in `items` for one epoch: a random order of all of them."""
+    names: Sequence[str]
+    counts: Items
+    """Number of frames of each item."""
+    sizes: Items
+    """(items, 2) height and width of each item's frames."""
 
-    def share(self, items: Items, seed: int, rank: int, world: int) -> Items:
-        """Those of `items` that one of `world` processes trains on; every item belongs to one of them."""
+    def __len__(self) -> int:
+        """Number of items."""
+        return len(self.names)
+
+    def num_frames(self, item: int) -> int:
+        """Number of frames of one item: 1 for an image."""
+        return int(self.counts[item])
+
+    def size(self, item: int) -> tuple[int, int]:
+        """Height and width of an item's frames."""
+        height, width = self.sizes[item].tolist()
+        return height, width
+
+    def check_frames(self, item: int, frames: Sequence[int]) -> None:
+        """Raise an IndexError for a frame that the item does not have."""
+        count = self.num_frames(item)
+        for frame in frames:
+            if not 0 <= frame < count:
+                raise IndexError(f"frame {frame} of {self.names[item]} is out of range: it has {count} frames")
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """One image or frame as it lies in a file, and the size at which it is wanted."""
+class EncodedImage:
+    """The bytes of an image file or of an encoded frame, and the size to decode it to."""
 
     name: str
     data: bytes
     height: int
     width: int
     plain: bool
-    """Whether a bare JPEG decoder makes of it what Pillow does: RGB or grey, stored upright."""
-
-
-@runtime_checkable
-class EncodedSource(Source, Protocol):
-    """A source whose frames can be had as they are encoded, to be decoded elsewhere."""
-
-    @property
-    def encoded(self) -> bool:
-        """Whether that is so for every item."""
-
-    def read_encoded(self, item: int, frames: Sequence[int]) -> list[Encoded]:
-        """The chosen frames of one item; decoded they have the size that `size` tells."""
+    """Whether it is an upright JPEG in RGB or grayscale, which any JPEG decoder reads as Pillow does."""

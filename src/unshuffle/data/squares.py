@@ -1,4 +1,4 @@
-"""Where the pixels of a batch lie: in a batch of their own, or among all of the data on the device."""
+"""Where the pixels of a batch lie: copied into a batch of their own, or in place among all data on the device."""
 
 from dataclasses import dataclass, replace
 
@@ -6,72 +6,89 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unshuffle.data.share import Share
 from unshuffle.data.source import FlatSource, Items, Pixels, Source
 
-COPY_BYTES = 256 << 20  # that go to the device at a time
+COPY_BYTES = 256 << 20  # copied to the device at a time
+
+
+@dataclass(frozen=True)
+class RankSlice:
+    """The contiguous slice of a batch that one process of a distributed training works on.
+
+    Everything random is sampled for the whole batch and then sliced, so it does not depend on the number of processes.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+
+    def rows(self, total: int) -> slice:
+        """Return this process's rows of `total`; slices are as equal as they can be."""
+        return slice(total * self.rank // self.world_size, total * (self.rank + 1) // self.world_size)
+
+
+WHOLE = RankSlice()
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Which parts of the data a batch is: some frames of some items, and a square out of them."""
+    """The parts of the data that make a batch: frames of items, and one square window in each item."""
 
     items: Items
     """(B,)"""
     frames: Items
-    """(B, F) in temporal order, or against it."""
+    """(B, F) in temporal order, or reversed."""
     corners: Items
-    """(B, 2) top and left of the square that an item's frames share."""
+    """(B, 2) top and left of the window, common to an item's frames."""
 
-    def part(self, share: Share) -> "Windows":
-        """Those of one share of the batch."""
-        rows = share.rows(len(self.items))
+    def slice(self, part: RankSlice) -> "Windows":
+        """Return one process's slice of the batch."""
+        rows = part.rows(len(self.items))
         return Windows(self.items[rows], self.frames[rows], self.corners[rows])
 
 
 @dataclass(frozen=True)
 class Squares:
-    """B · F square frames of a batch, somewhere in a long row of bytes: a batch of their own, or all of the data."""
+    """B · F square windows of frames inside a flat array of bytes, either the batch's own or all of the data."""
 
     data: Tensor
-    """(bytes,) RGB, row after row."""
-    places: Tensor
-    """(2, B · F) of each square: its first byte, and the bytes from one of its rows to the next."""
+    """(bytes,) RGB, row by row."""
+    offsets: Tensor
+    """(2, B · F): the first byte of each square, and the number of bytes from one of its rows to the next."""
     side: int
     frames: int
     dense: bool = False
-    """Whether the bytes are the squares, one after another, and nothing else."""
+    """Whether the bytes are exactly the squares, one after another."""
 
     @classmethod
     def of(cls, pixels: Tensor) -> "Squares":
-        """Of (B, F, side, side, 3) bytes."""
+        """Wrap (B, F, side, side, 3) bytes."""
         batch, frames, side = pixels.shape[:3]
         starts = torch.arange(batch * frames, device=pixels.device) * (side * side * 3)
-        places = torch.stack([starts, torch.full_like(starts, side * 3)])
-        # what is not pinned is waited for on its way to a GPU
-        return cls(pixels.flatten(), places.pin_memory() if pixels.is_pinned() else places, side, frames, True)
+        offsets = torch.stack([starts, torch.full_like(starts, side * 3)])
+        # a copy of unpinned memory to a GPU blocks
+        return cls(pixels.flatten(), offsets.pin_memory() if pixels.is_pinned() else offsets, side, frames, True)
 
     def __len__(self) -> int:
-        return self.places.shape[1] // self.frames
+        return self.offsets.shape[1] // self.frames
 
     def to(self, device: torch.device) -> "Squares":
-        """The same on a device, without waiting for it."""
-        data, places = (one.to(device, non_blocking=True) for one in (self.data, self.places))
-        return replace(self, data=data, places=places)
+        """Copy to a device without waiting for it."""
+        data, offsets = (tensor.to(device, non_blocking=True) for tensor in (self.data, self.offsets))
+        return replace(self, data=data, offsets=offsets)
 
     def pixels(self) -> Tensor:
-        """(B · F, side, side, 3) bytes."""
+        """Return (B · F, side, side, 3) bytes."""
         if self.dense:
             return self.data.view(-1, self.side, self.side, 3)
         span = torch.arange(self.side, device=self.data.device)
-        starts, strides = self.places
+        starts, strides = self.offsets
         rows = starts[:, None] + strides[:, None] * span
         inside = torch.arange(self.side * 3, device=self.data.device)
         return self.data[rows[:, :, None] + inside].view(-1, self.side, self.side, 3)
 
 
 class Resident:
-    """All bytes of a source on a device: a batch is then only a list of places."""
+    """All bytes of a source on a device, so that a batch is only a list of offsets."""
 
     def __init__(self, data: Pixels, starts: Items, sizes: Items, device: torch.device) -> None:
         self.starts, self.sizes = starts, sizes
@@ -80,23 +97,23 @@ class Resident:
             self.data[begin : begin + COPY_BYTES] = torch.from_numpy(data[begin : begin + COPY_BYTES].copy())
 
     def squares(self, windows: Windows, side: int) -> Squares:
-        """The squares of a batch, where they lie."""
+        """Return the squares of a batch in place."""
         height, width = self.sizes[windows.items].T
         top, left = windows.corners.T
         inside = (windows.frames * height[:, None] + top[:, None]) * width[:, None] + left[:, None]
         starts = self.starts[windows.items][:, None] + 3 * inside
         strides = np.broadcast_to(3 * width[:, None], starts.shape)
-        places = torch.from_numpy(np.stack([starts.ravel(), strides.ravel()]))
+        offsets = torch.from_numpy(np.stack([starts.ravel(), strides.ravel()]))
         if self.data.is_cuda:
-            places = places.pin_memory()
-        return Squares(self.data, places, side, windows.frames.shape[1])
+            offsets = offsets.pin_memory()
+        return Squares(self.data, offsets, side, windows.frames.shape[1])
 
 
-def make_resident(source: Source, device: torch.device, share: float) -> Resident | None:
-    """All of a source's bytes on a GPU, if they are decoded and fit into a share of its free memory."""
+def make_resident(source: Source, device: torch.device, memory_fraction: float) -> Resident | None:
+    """Copy a source to a GPU if its frames are stored decoded and fit into a fraction of the free memory."""
     if device.type != "cuda" or not isinstance(source, FlatSource):
         return None
-    wanted = source.flat_bytes
-    if wanted is None or wanted > share * torch.cuda.mem_get_info(device)[0]:
+    size = source.flat_bytes
+    if size is None or size > memory_fraction * torch.cuda.mem_get_info(device)[0]:
         return None
     return Resident(*source.flat(), np.array([source.size(item) for item in range(len(source))]), device)

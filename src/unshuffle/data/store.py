@@ -1,7 +1,7 @@
-"""The packed store: a folder of decoded images or clips that opens at once and is read through a memory map.
+"""The packed store: a folder of resized images or clips that opens at once and is read through a memory map.
 
-`store.json` says how it was made, `index.jsonl` has a line per item, `data.bin` the items' bytes one after
-another, and `skipped.jsonl` a line per file that could not be used.
+`store.json` is the header with the options of the packing, `index.jsonl` has a line per item, `data.bin` holds the
+items' bytes one after another, and `skipped.jsonl` has a line per file that could not be used.
 """
 
 import io
@@ -16,15 +16,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
-from PIL import Image
 
-from unshuffle.data.source import Pixels
+from unshuffle.data.media import decode_jpeg
+from unshuffle.data.source import IndexedSource, Items, Pixels
 from unshuffle.errors import UserError
+from unshuffle.files import atomic_write
 
 Kind = Literal["images", "videos"]
 Encoding = Literal["raw", "jpeg"]
@@ -32,13 +31,13 @@ Row = dict[str, Any]
 
 FORMAT = 1
 HEADER, INDEX, DATA, SKIPPED = "store.json", "index.jsonl", "data.bin", "skipped.jsonl"
-SPOOL_BYTES = 32 << 20  # of an item that is not written yet are kept in memory; what is longer waits on the disk
-BLOCK_BYTES = 1 << 20
+SPOOL_BYTES = 32 << 20  # an item that is not yet in the store is kept in memory up to this size, above it on disk
+COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Header:
-    """How a store was made; two packings with equal headers hold the same bytes."""
+    """The options and the source of a store; stores with equal headers hold the same bytes."""
 
     kind: Kind
     encoding: Encoding
@@ -50,32 +49,28 @@ class Header:
     format: int = FORMAT
 
     def save(self, folder: Path) -> None:
-        """Write the header so that a kill leaves the old one or the new one, never half of one."""
-        draft = folder / f"{HEADER}.tmp"
-        with draft.open("w") as file:
-            json.dump(asdict(self), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(folder / HEADER)
+        """Write the header into the store's folder."""
+        with atomic_write(folder / HEADER, sync=True) as draft:
+            draft.write_text(json.dumps(asdict(self), indent=1))
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read the header of a store of this format."""
+        """Read the header of a store; raise a UserError if it is damaged or has another format."""
         try:
             values = json.loads((folder / HEADER).read_bytes())
-            found = values["format"]
-            if found == FORMAT:
+            version = values["format"]
+            if version == FORMAT:
                 return cls(**{entry.name: values[entry.name] for entry in fields(cls)})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _damaged(folder, f"{HEADER} cannot be read") from error
-        raise UserError(f"{folder} has store format {found} and this version reads format {FORMAT} only")
+        raise UserError(f"{folder} has store format {version}, but this version reads only {FORMAT}: pack it again")
 
 
 class Record:
-    """One item on its way into a store, a chunk of bytes per frame.
+    """One item that is not yet in the store, as a chunk of bytes per frame.
 
-    A long one waits in a file without a name in the store's own folder: it vanishes with the process, however
-    that ends, and takes neither memory nor the disk of /tmp.
+    A long one is kept in an unnamed file in the store's folder: it disappears with the process, however that ends,
+    and takes up neither memory nor space in /tmp.
     """
 
     def __init__(self, folder: Path):
@@ -83,30 +78,31 @@ class Record:
         self.lengths: list[int] = []
         self._spool = SpooledTemporaryFile(SPOOL_BYTES, dir=str(folder))  # noqa: SIM115
 
-    def append(self, height: int, width: int, chunk: bytes) -> None:
-        """Add a frame of the same size as those before it."""
-        self.height, self.width = height, width
+    def append(self, frame: Pixels, chunk: bytes) -> None:
+        """Add a frame of the same size as those before it, encoded as a chunk of bytes."""
+        self.height, self.width, _ = frame.shape
         self.lengths.append(len(chunk))
         self.crc32 = zlib.crc32(chunk, self.crc32)
         self._spool.write(chunk)
 
     def move_to(self, file: io.BufferedWriter) -> None:
-        """Copy all frames in blocks, and let go of them."""
+        """Append all frames to a file and close the record."""
         with self._spool:
             self._spool.seek(0)
-            shutil.copyfileobj(self._spool, file, BLOCK_BYTES)
+            shutil.copyfileobj(self._spool, file, COPY_BYTES)
 
     def close(self) -> None:
-        """Let go of the frames."""
+        """Discard the frames."""
         self._spool.close()
 
 
-class Store:
-    """A finished store, read-only; safe to read from threads, and to pickle (the copy opens it again)."""
+class Store(IndexedSource):
+    """A complete store, read-only; thread-safe, and picklable (the copy opens the store again)."""
 
     def __init__(self, path: Path):
         self.path = Path(path)
         self.header = Header.load(self.path)
+        self.kind, self.encoding = self.header.kind, self.header.encoding
         if not self.header.complete:
             raise UserError(f"{self.path} is incomplete: run the same pack again to finish it")
         try:
@@ -116,133 +112,94 @@ class Store:
 
     def _open(self) -> None:
         rows = _read_rows(self.path / INDEX)
-        self._names: list[str] = [row["name"] for row in rows]
-        self._sizes: list[tuple[int, int]] = [(row["height"], row["width"]) for row in rows]
+        lengths = [_lengths(row) for row in rows]
+        self.names = [row["name"] for row in rows]
+        self.sizes = np.array([(row["height"], row["width"]) for row in rows])
+        self.counts = np.array([len(frames) for frames in lengths])
         self._crcs: list[int] = [row["crc32"] for row in rows]
-        self._counts = np.array([_num_frames(row) for row in rows])
-        self._first = np.cumsum(self._counts) - self._counts
+        self._first = np.cumsum(self.counts) - self.counts
         # Byte offsets of all frames of all items, and of the end.
-        lengths = chain([0], *map(_lengths, rows))
-        self._starts = np.cumsum(np.fromiter(lengths, np.int64))
-        self._check([row["offset"] for row in rows])
-        self._data: Pixels = np.asarray(np.memmap(self.path / DATA, np.uint8, mode="r"))
-        self._checked = np.zeros(len(rows), bool)
-
-    def _check(self, offsets: list[int]) -> None:
+        self._starts = np.cumsum(np.fromiter(chain([0], *lengths), np.int64))
         size = (self.path / DATA).stat().st_size
         if size != self._starts[-1]:
-            raise ValueError(f"{DATA} has {size} bytes and the index stands for {self._starts[-1]}")
-        if not np.array_equal(offsets, self._starts[self._first]) or len(set(self._names)) < len(self._names):
-            raise ValueError(f"{INDEX} contradicts itself")
+            raise ValueError(f"{DATA} has {size} bytes, but the index lists {self._starts[-1]}")
+        offsets = [row["offset"] for row in rows]
+        if not np.array_equal(offsets, self._starts[self._first]) or len(set(self.names)) < len(self):
+            raise ValueError(f"{INDEX} is inconsistent")
+        self._data: Pixels = np.asarray(np.memmap(self.path / DATA, np.uint8, mode="r"))
+        self._checked = np.zeros(len(rows), bool)
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
         return type(self), (self.path,)
 
     @staticmethod
     def is_store(path: Path) -> bool:
-        """Whether a folder is a store, finished or not."""
+        """Whether a folder is a store, complete or not."""
         return (path / HEADER).is_file() and (path / DATA).is_file()
-
-    @property
-    def kind(self) -> Kind:
-        """What was packed."""
-        return self.header.kind
-
-    @property
-    def encoding(self) -> Encoding:
-        """How the frames are kept."""
-        return self.header.encoding
 
     @property
     def skipped(self) -> list[tuple[str, str]]:
         """Name and reason for each file that could not be used."""
         return [(row["name"], row["reason"]) for row in _read_rows(self.path / SKIPPED)]
 
-    @property
-    def names(self) -> Sequence[str]:
-        """Paths relative to the packed folder."""
-        return self._names
-
-    def __len__(self) -> int:
-        """Number of items."""
-        return len(self._names)
-
-    def num_frames(self, item: int) -> int:
-        """Number of frames of one item: 1 for an image."""
-        return int(self._counts[item])
-
-    def size(self, item: int) -> tuple[int, int]:
-        """Height and width of an item's frames."""
-        return self._sizes[item]
-
     def read(self, item: int, frames: Sequence[int]) -> Pixels:
-        """The chosen frames of one item, as (len(frames), height, width, 3) RGB."""
-        first, count = self._first[item], self._counts[item]
-        starts = self._starts[first : first + count + 1]
+        """Read the chosen frames of one item, as (len(frames), height, width, 3) RGB."""
+        self.check_frames(item, frames)
+        first = self._first[item]
+        starts = self._starts[first : first + self.counts[item] + 1]
         if not self._checked[item]:
             self._verify(item, self._data[starts[0] : starts[-1]])
-        pixels = np.empty((len(frames), *self.size(item), 3), np.uint8)
-        for place, frame in enumerate(frames):
-            if not 0 <= frame < count:
-                raise IndexError(f"{self._names[item]} has {count} frames, so none has number {frame}")
-            pixels[place] = self._decode(self._data[starts[frame] : starts[frame + 1]], item)
+        shape = (*self.size(item), 3)
+        pixels = np.empty((len(frames), *shape), np.uint8)
+        for position, frame in enumerate(frames):
+            chunk = self._data[starts[frame] : starts[frame + 1]]
+            pixels[position] = chunk.reshape(shape) if self.encoding == "raw" else decode_jpeg(chunk.data)
         return pixels
 
     @property
     def flat_bytes(self) -> int | None:
-        """How many bytes all frames take; None if they are compressed."""
+        """Size of all frames in bytes; None if they are compressed."""
         return len(self._data) if self.encoding == "raw" else None
 
-    def flat(self) -> tuple[Pixels, npt.NDArray[np.int64]]:
-        """All of them, once every checksum was looked at, and where each item begins."""
-        ends = np.append(self._starts[self._first[1:]], self._starts[-1])
+    def flat(self) -> tuple[Pixels, Items]:
+        """Verify all checksums; return the bytes of all frames, and the offset of each item."""
+        starts, ends = self._starts[self._first], self._starts[self._first + self.counts]
         with ThreadPoolExecutor() as pool:
-            starts = self._starts[self._first]
             records = (self._data[start:end] for start, end in zip(starts, ends, strict=True))
             list(pool.map(self._verify, range(len(self)), records))
         return self._data, starts
 
-    def _decode(self, chunk: Pixels, item: int) -> Pixels:
-        if self.encoding == "raw":
-            return chunk.reshape(*self.size(item), 3)
-        with Image.open(io.BytesIO(chunk.data)) as image:
-            return np.asarray(image)
-
     def _verify(self, item: int, record: Pixels) -> None:
         if zlib.crc32(record.data) != self._crcs[item]:
-            raise _damaged(self.path, f"the record of {self._names[item]} has the wrong checksum")
+            raise _damaged(self.path, f"wrong checksum of {self.names[item]}")
         self._checked[item] = True
 
 
 class Writer:
-    """Appends items to an unfinished store, from where the last writer stopped or was killed."""
+    """Appends items to an incomplete store, continuing where the last writer was interrupted."""
 
     def __init__(self, folder: Path, header: Header):
         self._folder, self._header = folder, header
         for name in (DATA, INDEX, SKIPPED):
             (folder / name).touch()
         stored = (folder / DATA).stat().st_size
-        rows = _keep_whole_rows(folder / INDEX, lambda row: _end(row) <= stored)
+        rows = _truncate_to_usable(folder / INDEX, lambda row: _end(row) <= stored)
         self.size = _end(rows[-1]) if rows else 0
-        """Bytes of all items so far."""
+        """Size of all items so far, in bytes."""
         os.truncate(folder / DATA, self.size)
-        self.skipped = [(row["name"], row["reason"]) for row in _keep_whole_rows(folder / SKIPPED)]
+        self.skipped = [(row["name"], row["reason"]) for row in _truncate_to_usable(folder / SKIPPED)]
         self.done = {row["name"] for row in rows} | {name for name, _ in self.skipped}
         self._files = ExitStack()
         self._data, self._index, self._skipped = (
             self._files.enter_context((folder / name).open("ab")) for name in (DATA, INDEX, SKIPPED)
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the files, whether the store is complete or not."""
         self._files.close()
 
     def add(self, name: str, record: Record) -> None:
-        """Append an item; its bytes are on their way before the index speaks of them."""
+        """Append an item: first its bytes, then its line in the index."""
         record.move_to(self._data)
         self._data.flush()
         row = {"name": name, "height": record.height, "width": record.width, "offset": self.size}
@@ -253,7 +210,7 @@ class Writer:
         self.done.add(name)
 
     def skip(self, name: str, reason: str) -> None:
-        """Note a file that cannot be used."""
+        """Record a file that cannot be used."""
         _append_row(self._skipped, {"name": name, "reason": reason})
         self.skipped.append((name, reason))
         self.done.add(name)
@@ -269,12 +226,8 @@ def _damaged(folder: Path, problem: str) -> UserError:
     return UserError(f"{folder} is damaged ({problem}): delete it and pack it again")
 
 
-def _num_frames(row: Row) -> int:
-    return row["frames"] if "frames" in row else len(row["lengths"])
-
-
 def _lengths(row: Row) -> list[int]:
-    """Bytes of each frame; only compressed frames differ in length."""
+    """Size of each frame in bytes; only compressed frames differ in size."""
     return row["lengths"] if "lengths" in row else [row["height"] * row["width"] * 3] * row["frames"]
 
 
@@ -288,30 +241,23 @@ def _append_row(file: io.BufferedWriter, row: Row) -> None:
 
 
 def _read_rows(path: Path) -> list[Row]:
-    """All lines in one parse, which is several times faster than a parse per line."""
+    """Parse all lines at once, which is several times faster than line by line."""
     rows: list[Row] = json.loads(b"[" + b",".join(path.read_bytes().splitlines()) + b"]")
     return rows
 
 
-def _keep_whole_rows(path: Path, usable: Callable[[Row], bool] = lambda row: True) -> list[Row]:
-    """Cut a file after the last usable line of its unbroken beginning, and return the lines that stay."""
+def _truncate_to_usable(path: Path, usable: Callable[[Row], bool] = lambda row: True) -> list[Row]:
+    """Truncate a file before its first unusable line, and return the rows that remain."""
     rows: list[Row] = []
     size = 0
     for line in path.read_bytes().splitlines(keepends=True):
-        row = _parse_row(line)
-        if row is None or not usable(row):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            break
+        if not line.endswith(b"\n") or not usable(row):
             break
         rows.append(row)
         size += len(line)
     os.truncate(path, size)
     return rows
-
-
-def _parse_row(line: bytes) -> Row | None:
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        row: Row = json.loads(line)
-    except ValueError:
-        return None
-    return row

@@ -1,13 +1,15 @@
-"""The synthetic world: labelled images and clips, drawn from a seed in seconds, so that everything runs anywhere.
+"""The synthetic world: labelled images and clips, rendered from a seed in seconds, so that everything runs anywhere.
 
-An image shows one object made of parts, upright in front of a scene. Colours and textures are drawn at random for every
-part, so neither tells the class: what tells it is which parts there are and where they sit, which is what putting tiles
-in order has to find out. A clip shows an object in a motion that has a direction in time, so that its frames have one
-right order and the reverse of it looks wrong.
+An image shows one object made of parts, upright in front of a scene. Colours and textures of every part are random and
+therefore do not reveal the class: it is determined by which parts there are and where they are, which is also what
+ordering tiles requires. A clip shows an object in a motion with a direction in time, so that only one permutation of
+its frames looks right, and the reverse looks wrong.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +20,7 @@ from unshuffle.data.source import Pixels
 Points = npt.NDArray[np.float64]
 Parts = list[Points]
 
-SUPERSAMPLING = 2  # drawn this much larger, then averaged: soft edges
+SUPERSAMPLING = 2  # rendered this much larger, then averaged: soft edges
 
 
 def _box(left: float, top: float, right: float, bottom: float) -> Points:
@@ -38,138 +40,46 @@ def _disc(x: float, y: float, radius: float) -> Points:
     return _ellipse(x, y, radius, radius)
 
 
-# Each object in a unit square, y pointing down, facing right; later parts cover earlier ones.
-OBJECTS: dict[str, Parts] = {
-    "house": [
-        _box(0.15, 0.45, 0.85, 0.95),
-        _polygon((0.05, 0.45), (0.5, 0.05), (0.95, 0.45)),
-        _box(0.42, 0.65, 0.6, 0.95),
-        _box(0.2, 0.55, 0.36, 0.7),
-        _box(0.66, 0.55, 0.8, 0.7),
-    ],
-    "tree": [
-        _box(0.43, 0.55, 0.57, 0.98),
-        _disc(0.5, 0.35, 0.32),
-        _disc(0.3, 0.5, 0.17),
-        _disc(0.7, 0.5, 0.17),
-    ],
-    "car": [
-        _box(0.02, 0.5, 0.98, 0.75),
-        _polygon((0.2, 0.5), (0.32, 0.27), (0.66, 0.27), (0.8, 0.5)),
-        _disc(0.24, 0.76, 0.13),
-        _disc(0.76, 0.76, 0.13),
-        _disc(0.24, 0.76, 0.05),
-        _disc(0.76, 0.76, 0.05),
-        _box(0.9, 0.53, 0.98, 0.61),
-    ],
-    "face": [
-        _ellipse(0.5, 0.5, 0.38, 0.47),
-        _disc(0.35, 0.4, 0.075),
-        _disc(0.65, 0.4, 0.075),
-        _polygon((0.5, 0.45), (0.43, 0.62), (0.57, 0.62)),
-        _polygon((0.3, 0.72), (0.5, 0.77), (0.7, 0.72), (0.5, 0.86)),
-    ],
-    "fish": [
-        _polygon((0.3, 0.5), (0.02, 0.25), (0.02, 0.75)),
-        _polygon((0.45, 0.3), (0.6, 0.1), (0.7, 0.32)),
-        _ellipse(0.58, 0.5, 0.38, 0.24),
-        _disc(0.8, 0.44, 0.05),
-        _polygon((0.5, 0.5), (0.36, 0.6), (0.52, 0.64)),
-    ],
-    "flower": [
-        _box(0.47, 0.45, 0.53, 0.98),
-        _polygon((0.5, 0.85), (0.22, 0.68), (0.3, 0.85)),
-        _polygon((0.5, 0.78), (0.78, 0.6), (0.7, 0.78)),
-        *[_disc(0.5 + 0.19 * np.cos(a), 0.28 + 0.19 * np.sin(a), 0.12) for a in np.arange(6) * np.pi / 3],
-        _disc(0.5, 0.28, 0.11),
-    ],
-    "boat": [
-        _polygon((0.05, 0.68), (0.95, 0.68), (0.8, 0.93), (0.2, 0.93)),
-        _box(0.47, 0.05, 0.52, 0.68),
-        _polygon((0.54, 0.08), (0.54, 0.62), (0.9, 0.62)),
-        _polygon((0.45, 0.18), (0.45, 0.62), (0.16, 0.62)),
-    ],
-    "rocket": [
-        _polygon((0.36, 0.65), (0.18, 0.92), (0.4, 0.86)),
-        _polygon((0.64, 0.65), (0.82, 0.92), (0.6, 0.86)),
-        _box(0.36, 0.3, 0.64, 0.86),
-        _polygon((0.36, 0.3), (0.5, 0.02), (0.64, 0.3)),
-        _disc(0.5, 0.45, 0.08),
-        _polygon((0.42, 0.87), (0.58, 0.87), (0.5, 1.0)),
-    ],
-    "butterfly": [
-        _ellipse(0.26, 0.34, 0.23, 0.27),
-        _ellipse(0.74, 0.34, 0.23, 0.27),
-        _ellipse(0.3, 0.74, 0.17, 0.19),
-        _ellipse(0.7, 0.74, 0.17, 0.19),
-        _ellipse(0.5, 0.52, 0.06, 0.38),
-        _disc(0.24, 0.34, 0.08),
-        _disc(0.76, 0.34, 0.08),
-    ],
-    "mushroom": [
-        _polygon((0.4, 0.5), (0.6, 0.5), (0.68, 0.97), (0.32, 0.97)),
-        _polygon((0.04, 0.54), (0.14, 0.28), (0.35, 0.1), (0.65, 0.1), (0.86, 0.28), (0.96, 0.54)),
-        _disc(0.35, 0.3, 0.07),
-        _disc(0.62, 0.25, 0.06),
-        _disc(0.73, 0.42, 0.06),
-    ],
-    "robot": [
-        _box(0.48, 0.02, 0.52, 0.15),
-        _box(0.3, 0.13, 0.7, 0.38),
-        _disc(0.41, 0.25, 0.05),
-        _disc(0.59, 0.25, 0.05),
-        _box(0.24, 0.42, 0.76, 0.74),
-        _box(0.08, 0.44, 0.2, 0.7),
-        _box(0.8, 0.44, 0.92, 0.7),
-        _box(0.3, 0.76, 0.44, 0.98),
-        _box(0.56, 0.76, 0.7, 0.98),
-    ],
-    "lamp": [
-        _polygon((0.3, 0.05), (0.7, 0.05), (0.9, 0.48), (0.1, 0.48)),
-        _box(0.46, 0.48, 0.54, 0.88),
-        _ellipse(0.5, 0.91, 0.28, 0.07),
-    ],
-}
+def _read_objects(kind: str) -> dict[str, Parts]:
+    """Read objects in the unit square, y pointing down, facing right; later parts cover earlier ones."""
+    shapes: dict[str, Callable[..., Points]] = {"box": _box, "polygon": _polygon, "ellipse": _ellipse, "disc": _disc}
+    objects = json.loads(files("unshuffle.data").joinpath("synthetic_objects.json").read_text())[kind]
+    return {name: [shapes[shape](*numbers) for shape, *numbers in parts] for name, parts in objects.items()}
 
-# Only in clips: a wheel whose one thick spoke shows the angle, a ball, a candle that burns down.
-MOVING_OBJECTS: dict[str, Parts] = {
-    "wheel": [
-        _disc(0.5, 0.5, 0.48),
-        _disc(0.5, 0.5, 0.36),
-        _polygon((0.5, 0.4), (0.94, 0.5), (0.5, 0.6)),
-        _disc(0.5, 0.5, 0.1),
-    ],
-    "ball": [_disc(0.5, 0.5, 0.46), _ellipse(0.5, 0.5, 0.16, 0.44), _disc(0.38, 0.32, 0.09)],
-    "candle": [_box(0.36, 0.25, 0.64, 1.0), _polygon((0.42, 0.25), (0.5, 0.02), (0.58, 0.25))],
-    **{name: OBJECTS[name] for name in ("rocket", "car", "fish", "flower", "tree", "mushroom")},
+
+OBJECTS = _read_objects("images")
+# a wheel whose single thick spoke shows the angle, a ball, a candle that burns down, and objects of images
+MOVING_OBJECTS = _read_objects("clips") | {
+    name: OBJECTS[name] for name in ("rocket", "car", "fish", "flower", "tree", "mushroom")
 }
 
 
 @dataclass(frozen=True)
 class Pose:
-    """Where an object stands: centre and size as shares of the picture, angle in radians, mirrored or not."""
+    """Centre and size of an object as fractions of the image, angle in radians, and whether it is flipped."""
 
     x: float
     y: float
     width: float
     height: float
     angle: float = 0.0
-    mirrored: bool = False
+    hflip: bool = False
 
 
-def _place(points: Points, pose: Pose, size: int) -> Points:
+def _to_pixels(points: Points, pose: Pose, size: int) -> Points:
+    """Transform points of the unit square to pixel coordinates (x, y)."""
     centred = points - 0.5
-    if pose.mirrored:
+    if pose.hflip:
         centred = centred * (-1, 1)
     scaled = centred * (pose.width, pose.height)
     cos, sin = np.cos(pose.angle), np.sin(pose.angle)
-    turned = scaled @ np.array([[cos, sin], [-sin, cos]])
-    return np.asarray((turned + np.array([pose.x, pose.y])) * size)
+    rotated = scaled @ np.array([[cos, sin], [-sin, cos]])
+    return np.asarray((rotated + np.array([pose.x, pose.y])) * size)
 
 
 @dataclass(frozen=True)
-class Look:
-    """Random colours and texture of one object."""
+class Appearance:
+    """Colours and texture of one object."""
 
     colours: npt.NDArray[np.uint8]
     frequency: npt.NDArray[np.float64]
@@ -177,8 +87,8 @@ class Look:
     contrast: float
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, num_parts: int) -> "Look":
-        """A new look; neighbouring parts get clearly different brightness, whichever is the darker."""
+    def sample(cls, rng: np.random.Generator, num_parts: int) -> "Appearance":
+        """Sample an appearance in which consecutive parts differ clearly in brightness."""
         colours = rng.uniform(30, 225, (num_parts, 3))
         lightness = np.where(np.arange(num_parts) % 2 == rng.integers(2), 55.0, -55.0)
         angle, waves = rng.uniform(0, np.pi), rng.uniform(6, 16)
@@ -190,27 +100,26 @@ class Look:
         )
 
 
-def _paint(canvas: Image.Image, parts: Parts, pose: Pose, look: Look) -> None:
+def _paint(canvas: Image.Image, parts: Parts, pose: Pose, appearance: Appearance) -> None:
     size = canvas.size[0]
     mask = Image.new("L", canvas.size)
     draw, draw_mask = ImageDraw.Draw(canvas), ImageDraw.Draw(mask)
-    for points, colour in zip(parts, look.colours, strict=True):
-        outline = [tuple(point) for point in _place(points, pose, size)]
+    for points, colour in zip(parts, appearance.colours, strict=True):
+        outline = [tuple(point) for point in _to_pixels(points, pose, size)]
         draw.polygon(outline, fill=tuple(int(c) for c in colour))
         draw_mask.polygon(outline, fill=255)
-    if look.contrast:
+    if appearance.contrast:
         y, x = np.mgrid[:size, :size] / size
-        wave = 128 + 127 * look.contrast * np.sin(look.frequency[0] * x + look.frequency[1] * y + look.phase)
-        shade = Image.fromarray(wave.astype(np.uint8)).convert("RGB")
-        # 128 leaves a colour as it is; the wave darkens and lightens around it
-        doubled = Image.fromarray(
-            np.clip(np.asarray(canvas, np.int32) * np.asarray(shade, np.int32) // 128, 0, 255).astype(np.uint8)
+        wave = 128 + 127 * appearance.contrast * np.sin(
+            appearance.frequency[0] * x + appearance.frequency[1] * y + appearance.phase
         )
-        canvas.paste(doubled, mask=mask)
+        # 128 leaves a colour unchanged; the wave darkens and lightens around it
+        shaded = np.asarray(canvas, np.int32) * wave.astype(np.int32)[..., None] // 128
+        canvas.paste(Image.fromarray(np.clip(shaded, 0, 255).astype(np.uint8)), mask=mask)
 
 
 def _jitter_parts(parts: Parts, rng: np.random.Generator, amount: float = 0.08) -> Parts:
-    """Each part a little larger, smaller or displaced, so that no two objects of a class are alike."""
+    """Scale and shift each part a little, so that no two objects of a class are equal."""
     jittered = []
     for points in parts:
         centre = points.mean(axis=0)
@@ -220,7 +129,7 @@ def _jitter_parts(parts: Parts, rng: np.random.Generator, amount: float = 0.08) 
 
 
 def _landscape(rng: np.random.Generator, x: Points, y: Points) -> Points:
-    """A smooth sky above a ground whose texture grows towards the viewer."""
+    """Smooth sky above a ground whose texture grows towards the viewer."""
     horizon = rng.uniform(0.4, 0.8)
     sky, ground = rng.uniform(20, 235, (2, 3))
     height = np.clip(y / horizon, 0, 1)[..., None]
@@ -232,7 +141,7 @@ def _landscape(rng: np.random.Generator, x: Points, y: Points) -> Points:
 
 
 def _wall(rng: np.random.Generator, x: Points, y: Points) -> Points:
-    """A flat texture that looks the same everywhere: only the object tells where a tile belongs."""
+    """Flat texture that is the same everywhere, so that only the object reveals the position of a tile."""
     colour, angle, waves = rng.uniform(30, 225, 3), rng.uniform(0, np.pi), rng.uniform(20, 70, 2)
     along, across = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
     pattern = np.sin(waves[0] * along) * (np.sin(waves[1] * across) if rng.integers(2) else 1)
@@ -240,27 +149,28 @@ def _wall(rng: np.random.Generator, x: Points, y: Points) -> Points:
 
 
 def _haze(rng: np.random.Generator, x: Points, y: Points) -> Points:
-    """One colour fading into another in any direction."""
+    """Gradient from one colour to another in a random direction."""
     start, end = rng.uniform(20, 235, (2, 3))
     angle = rng.uniform(0, 2 * np.pi)
-    share = np.clip(0.5 + (x - 0.5) * np.cos(angle) + (y - 0.5) * np.sin(angle), 0, 1)[..., None]
-    return np.asarray(start * (1 - share) + end * share)
+    fraction = np.clip(0.5 + (x - 0.5) * np.cos(angle) + (y - 0.5) * np.sin(angle), 0, 1)[..., None]
+    return np.asarray(start * (1 - fraction) + end * fraction)
 
 
 def _scene(rng: np.random.Generator, size: int) -> Image.Image:
-    """What stands behind the object, in any colours."""
+    """Render a random background."""
     y, x = np.mgrid[:size, :size] / size
-    paint = (_landscape, _wall, _haze)[rng.integers(3)]
-    return Image.fromarray(np.clip(paint(rng, x, y), 0, 255).astype(np.uint8))
+    background = (_landscape, _wall, _haze)[rng.integers(3)]
+    return Image.fromarray(np.clip(background(rng, x, y), 0, 255).astype(np.uint8))
 
 
-def _finish(canvas: Image.Image, rng: np.random.Generator, size: int) -> Pixels:
+def _downsample(canvas: Image.Image, rng: np.random.Generator, size: int) -> Pixels:
+    """Average to the final size and add noise."""
     small = np.asarray(canvas.resize((size, size), Image.Resampling.BOX), np.float32)
     return np.clip(small + rng.normal(0, 4, small.shape), 0, 255).astype(np.uint8)
 
 
-def draw_image(rng: np.random.Generator, name: str, size: int) -> Pixels:
-    """One picture of the named object, as (size, size, 3)."""
+def render_image(rng: np.random.Generator, name: str, size: int) -> Pixels:
+    """Render one image of the named object, as (size, size, 3)."""
     canvas = _scene(rng, size * SUPERSAMPLING)
     parts = _jitter_parts(OBJECTS[name], rng)
     side = rng.uniform(0.6, 0.95)
@@ -270,10 +180,10 @@ def draw_image(rng: np.random.Generator, name: str, size: int) -> Pixels:
         width=side * rng.uniform(0.85, 1.1),
         height=side,
         angle=rng.uniform(-0.15, 0.15),
-        mirrored=bool(rng.integers(2)),
+        hflip=bool(rng.integers(2)),
     )
-    _paint(canvas, parts, pose, Look.draw(rng, len(parts)))
-    return _finish(canvas, rng, size)
+    _paint(canvas, parts, pose, Appearance.sample(rng, len(parts)))
+    return _downsample(canvas, rng, size)
 
 
 Motion = Callable[[np.random.Generator], tuple[str, Callable[[float], Pose]]]
@@ -292,14 +202,14 @@ def _rising(rng: np.random.Generator) -> tuple[str, Callable[[float], Pose]]:
 
 
 def _passing(rng: np.random.Generator) -> tuple[str, Callable[[float], Pose]]:
-    """Things move the way they face: left to right, or mirrored."""
-    name, mirrored = str(rng.choice(["car", "fish"])), bool(rng.integers(2))
+    """Objects move the way they face: to the right, or flipped to the left."""
+    name, hflip = str(rng.choice(["car", "fish"])), bool(rng.integers(2))
     y, side = rng.uniform(0.4, 0.75), rng.uniform(0.4, 0.6)
     start, end = rng.uniform(-0.05, 0.15), rng.uniform(0.85, 1.05)
 
     def pose(t: float) -> Pose:
         x = start + (end - start) * t
-        return Pose(1 - x if mirrored else x, y, side, side, mirrored=mirrored)
+        return Pose(1 - x if hflip else x, y, side, side, hflip=hflip)
 
     return name, pose
 
@@ -327,7 +237,7 @@ def _burning(rng: np.random.Generator) -> tuple[str, Callable[[float], Pose]]:
 
 
 def _rotating(rng: np.random.Generator) -> tuple[str, Callable[[float], Pose]]:
-    """Clockwise, most of one turn."""
+    """Clockwise rotation by most of one turn."""
     x, y, side = rng.uniform(0.4, 0.6), rng.uniform(0.4, 0.6), rng.uniform(0.6, 0.85)
     start, turn = rng.uniform(0, 2 * np.pi), rng.uniform(1.2, 1.8) * np.pi
     return "wheel", lambda t: Pose(x, y, side, side, angle=start + turn * t)
@@ -343,23 +253,23 @@ MOTIONS: dict[str, Motion] = {
 }
 
 
-def draw_clip(rng: np.random.Generator, motion: str, size: int, num_frames: int) -> Pixels:
-    """One clip of the named motion, as (num_frames, size, size, 3)."""
+def render_clip(rng: np.random.Generator, motion: str, size: int, num_frames: int) -> Pixels:
+    """Render one clip of the named motion, as (num_frames, size, size, 3)."""
     scene = _scene(rng, size * SUPERSAMPLING)
     name, pose = MOTIONS[motion](rng)
     parts = _jitter_parts(MOVING_OBJECTS[name], rng)
-    look = Look.draw(rng, len(parts))
+    appearance = Appearance.sample(rng, len(parts))
     frames = []
     for t in np.linspace(0, 1, num_frames):
         canvas = scene.copy()
-        _paint(canvas, parts, pose(float(t)), look)
-        frames.append(_finish(canvas, rng, size))
+        _paint(canvas, parts, pose(float(t)), appearance)
+        frames.append(_downsample(canvas, rng, size))
     return np.stack(frames)
 
 
 @dataclass(frozen=True)
 class SyntheticSource:
-    """Images or clips of the synthetic world, with the labels that pretraining never sees."""
+    """Images or clips of the synthetic world in memory, with labels, which pretraining does not use."""
 
     names: Sequence[str]
     labels: npt.NDArray[np.int64]
@@ -371,46 +281,46 @@ class SyntheticSource:
         return len(self.pixels)
 
     def num_frames(self, item: int) -> int:
-        """Frames of one item."""
+        """Number of frames of one item: 1 for an image."""
         return int(self.pixels.shape[1])
 
     def size(self, item: int) -> tuple[int, int]:
-        """Height and width."""
+        """Height and width of an item's frames."""
         return int(self.pixels.shape[2]), int(self.pixels.shape[3])
 
     def read(self, item: int, frames: Sequence[int]) -> Pixels:
-        """The chosen frames of one item."""
+        """Read the chosen frames of one item, as (len(frames), height, width, 3) RGB."""
         return self.pixels[item, list(frames)]
 
     @property
     def flat_bytes(self) -> int:
-        """How many bytes all frames take."""
+        """Size of all frames in bytes."""
         return self.pixels.nbytes
 
     def flat(self) -> tuple[Pixels, npt.NDArray[np.int64]]:
-        """All of them, and where each item begins."""
+        """Return the bytes of all frames, and the offset of each item."""
         return self.pixels.reshape(-1), np.arange(len(self)) * int(np.prod(self.pixels.shape[1:]))
 
 
-def _labelled(
+def _render_all(
     kind: str,
     classes: Sequence[str],
     count: int,
     seed: int,
-    draw: Callable[[np.random.Generator, str], Pixels],
+    render: Callable[[np.random.Generator, str], Pixels],
 ) -> SyntheticSource:
     labels = [item % len(classes) for item in range(count)]
     rngs = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(count)]
-    pixels = np.stack([draw(rng, classes[label]) for rng, label in zip(rngs, labels, strict=True)])
+    pixels = np.stack([render(rng, classes[label]) for rng, label in zip(rngs, labels, strict=True)])
     names = [f"{kind}/{classes[label]}/{item:05d}" for item, label in enumerate(labels)]
     return SyntheticSource(names, np.array(labels), classes, pixels)
 
 
 def synthetic_images(count: int, size: int, seed: int) -> SyntheticSource:
-    """Labelled pictures of objects, the classes in turn."""
-    return _labelled("image", tuple(OBJECTS), count, seed, lambda rng, name: draw_image(rng, name, size)[None])
+    """Render labelled images of objects, the classes in turn."""
+    return _render_all("image", tuple(OBJECTS), count, seed, lambda rng, name: render_image(rng, name, size)[None])
 
 
 def synthetic_clips(count: int, size: int, num_frames: int, seed: int) -> SyntheticSource:
-    """Labelled clips of motions, the classes in turn."""
-    return _labelled("clip", tuple(MOTIONS), count, seed, lambda rng, name: draw_clip(rng, name, size, num_frames))
+    """Render labelled clips of motions, the classes in turn."""
+    return _render_all("clip", tuple(MOTIONS), count, seed, lambda rng, name: render_clip(rng, name, size, num_frames))

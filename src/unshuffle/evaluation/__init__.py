@@ -1,1 +1,1 @@
-"""What the learned features are worth."""
+"""Evaluations of a backbone: retrieval, probes, fine-tuning, action recognition, RankMe and PASCAL VOC."""

@@ -1,44 +1,61 @@
-"""What the evaluations that classify images have in common: folders by class, training crops, accuracies."""
+"""Classification of labelled images: data, training crops and accuracies of all classifiers, and fine-tuning."""
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
+from annotated_types import Ge, Interval
 from PIL import Image
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unshuffle.accelerator import choose_device
-from unshuffle.data.images import read_image
+from unshuffle.config import Count, NonNegative, Positive
+from unshuffle.data.dataset import LabelledDataset, Square, digest, shared_files
 from unshuffle.data.media import BadMedia
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
-from unshuffle.evaluation.backbones import find_backbone
-from unshuffle.evaluation.coverage import check_covered, note, shared_files, sharing, tell_few, tell_shared
-from unshuffle.evaluation.fine_tuning import Recipe, Workshop, drawn, fine_tune
-from unshuffle.evaluation.identity import digest, fingerprint
-from unshuffle.evaluation.items import Items, class_folders
-from unshuffle.evaluation.kept import Kept, kept_features
-from unshuffle.evaluation.protocol import Evaluation
-from unshuffle.evaluation.skips import skipped_figures, tell_skipped
-from unshuffle.evaluation.streaming import readable, stream
+from unshuffle.evaluation.features import (
+    WORKERS,
+    FeatureCache,
+    extract_features,
+    find_backbone,
+    merge_chunks,
+    network_input,
+    open_pair,
+    readable_items,
+    weights_digest,
+)
+from unshuffle.evaluation.finetuning import Classifier, Recipe, TrainingSetup, batch_items, fine_tune
+from unshuffle.evaluation.protocol import (
+    Evaluation,
+    Result,
+    check_covered,
+    figure_table,
+    note,
+    note_few,
+    note_shared,
+    note_skipped,
+    shared_sentence,
+    skipped_figures,
+)
 from unshuffle.models import Backbone
+from unshuffle.models.registry import backbone_features
 from unshuffle.randomness import numpy_rng, seed_everything
 
-MARGIN = 256 / 227  # short side of an image over the side of a crop, in training and in the test
-FEW_STEPS = 50
+MARGIN = 256 / 227  # short side of an image divided by the side of a crop, in training and in the test
+FEW_ITERATIONS = 50
 """Fewer iterations than this teach little."""
 Augment = Callable[[Pixels, int, np.random.Generator], Pixels]
 
 
-class Labelled(NamedTuple):
-    """A batch to learn from."""
+class LabelledBatch(NamedTuple):
+    """A batch to train on."""
 
     pixels: Tensor
     """(N, side, side, 3) bytes"""
@@ -46,22 +63,23 @@ class Labelled(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What a classifier is trained and tested with."""
+    """The backbone and the data that a classifier is trained and tested with."""
 
     backbone: Backbone
     weights: str
-    """Tells the backbone's weights from others, as they were before any training."""
+    """Digest of the backbone's weights before any training."""
     device: torch.device
-    training: Items
-    testing: Items
+    training: LabelledDataset
+    testing: LabelledDataset
     shared: int
-    """Test images that are also learned from."""
+    """Test images that are training images too."""
     idle: frozenset[str]
     """Options that change nothing."""
+    console: Console
 
     @property
-    def learned(self) -> int:
-        """Classes that there are training images of: a low --limit leaves some out."""
+    def trained_classes(self) -> int:
+        """Number of classes that have training images: a low --limit leaves some out."""
         return len(set(self.training.labels))
 
 
@@ -69,209 +87,260 @@ class Setting(NamedTuple):
 class Classification(Evaluation):
     """Options of every evaluation that classifies images."""
 
-    train: Path | None = None
-    """Images to learn from, in a folder for each class."""
-    test: Path | None = None
-    """Images to measure on, in the same classes."""
-    limit: int = 0
-    """At most so many images on each side, evenly over the classes; 0 is no limit."""
-    batch_size: int = 256
-    """Images of a step."""
-    momentum: float = 0.9
-    """Of SGD."""
-    weight_decay: float = 5e-4
-    """Of SGD; biases have none, and learn twice as fast."""
-    workers: int = os.cpu_count() or 1
-    """Threads that read images."""
-    save_every: int = 1000
+    train: str | None = None
+    """Images to train on: class folders (torchvision's ImageFolder layout), a packed store or tar shards with labels,
+    VOC2007/ImageSets/Main/trainval.txt for objects of VOC, or synthetic:images:COUNT:SEED."""
+    test: str | None = None
+    """Images to test on, with the same classes."""
+    limit: Annotated[int, Ge(0)] = 0
+    """Use at most this many images for training and for testing, evenly over the classes; 0 is no limit."""
+    batch_size: Annotated[int, Ge(2)] = 256
+    """Images per step, 2 or more."""
+    momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.9
+    """Momentum of SGD."""
+    weight_decay: NonNegative = 5e-4
+    """Weight decay of SGD; biases have none, and twice the learning rate."""
+    workers: Count = WORKERS
+    """Threads that decode images."""
+    save_every: Count = 1000
     """Iterations between checkpoints in --out."""
 
     training_title: ClassVar[str] = "training the classifiers"
-    """What the training is called while it goes on."""
-    may_be_zero = Evaluation.may_be_zero | {"limit", "momentum", "weight_decay"}
+    """Title of the progress bar."""
 
     def prepare(self, console: Console) -> Setting:
-        """The backbone on its device, and the images to learn from and to measure on; draws are seeded."""
+        """Return the backbone on its device and the images to train and to test on, and seed all random numbers."""
         if self.train is None or self.test is None:
-            raise UserError("say what to classify: give --train and --test, folders with a subfolder for each class")
-        if self.batch_size < 2:
-            raise UserError(f"batch_size is {self.batch_size}, but batch normalisation needs two images or more")
+            raise UserError(
+                "there is nothing to classify: give --train and --test, folders with a subfolder for each class"
+            )
         device = choose_device(self.device)
         backbone = find_backbone(self.weights, self.seed).to(device)
-        training = class_folders(self.train)
-        testing = class_folders(self.test, training.classes)
-        for items, folder in ((training, self.train), (testing, self.test)):
-            if items.kind != "images":
-                raise UserError(f"{folder} holds {items.kind}, but this evaluation classifies images")
+        datasets = open_pair(self.train, self.test, square=Square(backbone.eval_size, margin=MARGIN))
+        if datasets[0].kind == "videos":
+            raise UserError(f"{self.train} holds videos, but this evaluation classifies images: see evaluate action")
         seed_everything(self.seed)
-        idle = frozenset({"limit"} if all(items.idle(self.limit) for items in (training, testing)) else ())
-        training, testing = (
-            replace(items, side=backbone.eval_size, margin=MARGIN).first(self.limit) for items in (training, testing)
-        )
-        shared = len(shared_files(*([item.path for item in items.items] for items in (training, testing))))
-        tell_shared(console, shared)
-        return Setting(backbone, fingerprint(backbone), device, training, testing, shared, idle)
+        idle = frozenset({"limit"} if not any(dataset.exceeds(self.limit) for dataset in datasets) else ())
+        training, testing = (dataset.limited(self.limit) for dataset in datasets)
+        shared = len(shared_files(training.paths(), testing.paths()))
+        note_shared(console, shared)
+        return Setting(backbone, weights_digest(backbone), device, training, testing, shared, idle, console)
 
-    def readable(self, setting: Setting, console: Console) -> Setting:
-        """The same without the training images that cannot be read, which are named; each is read once."""
-        kept = kept_features(self.folder("features/readable"), [setting.training.fingerprint()])
-        training = readable(setting.training, console, workers=self.workers, kept=kept)
-        self.check_training(setting.training, training.labels, console)
+    def readable(self, setting: Setting) -> Setting:
+        """Read every training image once and leave out those that cannot be read, which are named."""
+        cache = FeatureCache.at(self.folder("features/readable"), [setting.training.identity()])
+        training = readable_items(setting.training, setting.console, workers=self.workers, cache=cache)
+        self.check_training(setting, training.labels)
         return setting._replace(training=training)
 
-    def check_training(self, training: Items, labels: Sequence[int], console: Console) -> None:
-        """Name the images that cannot be read, refuse a class that has no others, and say if there are few."""
-        tell_skipped(console, training.skipped, "training images")
+    def check_training(self, setting: Setting, labels: Sequence[int]) -> None:
+        """Name the images that cannot be read, refuse a class without others, and print a note if there are few."""
+        training = setting.training
+        note_skipped(setting.console, training.skipped, "training images")
         check_covered(labels, training.labels, training.classes, f"image in {self.train}")
-        tell_few(console, labels, training.classes, "training images")
+        note_few(setting.console, labels, training.classes, "training images")
 
-    def workshop(self, setting: Setting, console: Console) -> Workshop:
-        """Where and how the training goes on."""
-        identity = digest([self.options(), setting.weights, setting.training.fingerprint()])
-        folder = self.folder("checkpoints")
-        title = self.training_title
-        return Workshop(console, self.seed, self.workers, folder, identity, self.save_every, title)
+    def training_setup(self, setting: Setting) -> TrainingSetup:
+        """Return checkpoint folder, identity and other settings of the training."""
+        identity = digest([self.options(), setting.weights, setting.training.identity()])
+        folder, title = self.folder("checkpoints"), self.training_title
+        return TrainingSetup(setting.console, self.seed, self.workers, folder, identity, self.save_every, title)
 
-    def steps(self, epochs: Sequence[float], items: Items, least: int, console: Console) -> tuple[int, ...]:
-        """Iterations at the ends of stretches of epochs, all longer alike if the last would come before `least`."""
-        each = max(len(items) / self.batch_size, least / epochs[-1])
-        steps = tuple(max(1, round(epoch * each)) for epoch in epochs)
-        if steps[-1] < FEW_STEPS:
-            note(console, f"only {steps[-1]} iterations, as there are few images: give more epochs, or smaller batches")
-        return steps
+    def iterations_until(
+        self, epochs: Sequence[float], dataset: LabelledDataset, minimum: int, console: Console
+    ) -> tuple[int, ...]:
+        """Return the iterations at which the given epochs end, all longer alike if the last is below `minimum`."""
+        per_epoch = max(len(dataset) / self.batch_size, minimum / epochs[-1])
+        ends = tuple(max(1, round(epoch * per_epoch)) for epoch in epochs)
+        if ends[-1] < FEW_ITERATIONS:
+            note(console, f"only {ends[-1]} iterations, as there are few images: give more epochs, or smaller batches")
+        return ends
 
-    def batches(self, items: Items, augment: Augment) -> Callable[[int], Labelled]:
-        """Batches of training crops as a function of the iteration."""
+    def batches(self, dataset: LabelledDataset, augment: Augment) -> Callable[[int], LabelledBatch]:
+        """Return batches of training crops as a function of the iteration."""
 
-        def crop(position: int, rng: np.random.Generator) -> Pixels:
-            path = items.items[position].path
+        def crop(index: int, rng: np.random.Generator) -> Pixels:
             try:
-                pixels = read_image(path, round(items.side * MARGIN))
+                pixels = dataset.load_resized(index)
             except BadMedia as reason:
-                raise UserError(f"{path} could be read before, and no more: {reason}") from None
-            return mirrored(augment(pixels, items.side, rng), rng)
+                raise UserError(f"{dataset.location(index)} could be read before and no longer can: {reason}") from None
+            return random_hflip(augment(pixels, dataset.square.side, rng), rng)
 
-        def batch(iteration: int) -> Labelled:
+        def batch(iteration: int) -> LabelledBatch:
             rng = numpy_rng(self.seed, "crops", iteration)
-            positions = drawn(self.seed, len(items), iteration, self.batch_size).tolist()
-            crops = np.stack([crop(position, rng) for position in positions])
-            return Labelled(torch.from_numpy(crops), torch.tensor([items.items[place].label for place in positions]))
+            indices = batch_items(self.seed, len(dataset), iteration, self.batch_size).tolist()
+            crops = np.stack([crop(index, rng) for index in indices])
+            return LabelledBatch(torch.from_numpy(crops), torch.tensor([dataset.labels[index] for index in indices]))
 
         return batch
 
     def train_and_test(
-        self,
-        network: nn.Module,
-        recipe: Recipe,
-        scores_of: Callable[[Tensor], Tensor],
-        augment: Augment,
-        setting: Setting,
-        console: Console,
+        self, setting: Setting, network: nn.Module, recipe: Recipe, input_of: Callable[[Tensor], Any], augment: Augment
     ) -> tuple[Tensor, Tensor]:
-        """Fit a network to the labels of batches; scores and labels of the test images.
+        """Train a network on the labels of batches; return scores and labels of the test images.
 
-        Scores are (N, classes), or (N, classifiers, classes) whose losses are summed, as none is to learn more slowly
-        because there are others.
+        `input_of` makes the network's input of (N, side, side, 3) bytes. Scores are (N, classes), or (N, classifiers,
+        classes) whose losses are summed, so that the number of classifiers does not change the learning rate of each.
         """
 
-        def loss(batch: Labelled) -> Tensor:
+        def scores_of(pixels: Tensor) -> Tensor:
+            scores: Tensor = network(input_of(pixels))
+            return scores
+
+        def loss(batch: LabelledBatch) -> Tensor:
             scores = scores_of(batch.pixels.to(setting.device))
             labels = batch.labels.to(setting.device)
             each = labels.view(-1, *[1] * (scores.dim() - 2)).expand(scores.shape[:-1])
             return F.cross_entropy(scores.flatten(0, -2), each.flatten(), reduction="sum") / len(labels)
 
         batches = self.batches(setting.training, augment)
-        last = fine_tune(network, recipe, batches, loss, self.workshop(setting, console))
+        last_loss = fine_tune(network, recipe, batches, loss, self.training_setup(setting))
         network.eval()
         with torch.no_grad():
-            scores, labels = self.scores(setting.testing, scores_of, setting.device, console, "test")
-        tell_skipped(console, setting.testing.skipped, "test images")
-        tell_unlearned(console, last / scores[0, ..., 0].numel(), setting.learned)
+            scores, labels = self.scores(setting, setting.testing, scores_of, "test")
+        note_skipped(setting.console, setting.testing.skipped, "test images")
+        note_unlearned(setting.console, last_loss / scores[0, ..., 0].numel(), setting.trained_classes)
         return scores, labels
 
     def scores(
         self,
-        items: Items,
+        setting: Setting,
+        dataset: LabelledDataset,
         compute: Callable[[Tensor], Tensor],
-        device: torch.device,
-        console: Console,
         title: str,
-        kept: Kept | None = None,
+        cache: FeatureCache | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`compute` on the centre crops of all readable images, on the CPU, and their labels."""
-        chunks = list(stream(items, compute, device, console, title, workers=self.workers, kept=kept))
-        labels = torch.tensor(items.labels)[torch.cat([chunk.items for chunk in chunks])]
-        return torch.cat([chunk.values for chunk in chunks]), labels
+        """Return `compute` of the centre crops of all readable images, on the CPU, and their labels."""
+        device, console = setting.device, setting.console
+        chunks = extract_features(dataset, compute, device, console, title, workers=self.workers, cache=cache)
+        values, items, _ = merge_chunks(list(chunks))
+        return values, torch.tensor(dataset.labels)[items]
 
-    def statement(self, setting: Setting, trained_on: int, labels: Tensor, how: str) -> str:
-        """What is measured on what, by the number of training images and the labels of the test images."""
-        tested, classes = len(labels.unique()), setting.learned
+    def with_data(self, result: Result, correct: str, setting: Setting, trained_on: int, labels: Tensor) -> Result:
+        """Add the data to the statement and the figures of a result; `correct` says which test images count."""
+        tested, classes = len(labels.unique()), setting.trained_classes
         lacking = f", {tested} of which are tested" if tested < classes else ""
-        shared = f" ({sharing(setting.shared)})" if setting.shared else ""
-        side = setting.testing.side
-        return (
+        shared = f" ({shared_sentence(setting.shared)})" if setting.shared else ""
+        side = setting.testing.square.side
+        statement = (
             f"{trained_on:,} training images ({self.train}), {len(labels):,} test images ({self.test}), "
-            f"{classes} classes{lacking}{shared}; {how}; one centre crop of {side} px "
-            f"(short side {round(side * MARGIN)}); percent of the test images"
+            f"{classes} classes{lacking}{shared}; {result.statement}; one centre crop of {side} px "
+            f"(short side {round(side * MARGIN)}); percent of the test images {correct}"
         )
-
-    def figures(self, setting: Setting, trained_on: int, labels: Tensor) -> dict[str, Any]:
-        """What every such evaluation puts beside its accuracies."""
-        return {
-            "chance": 100 / setting.learned,
+        metrics = {
+            **result.metrics,
+            "chance": 100 / classes,
             "train_images": trained_on,
             "test_images": len(labels),
             "shared_files": setting.shared,
             "skipped": skipped_figures([*setting.training.skipped, *setting.testing.skipped]),
         }
+        return replace(result, statement=statement, metrics=metrics, idle=setting.idle)
 
 
-def tell_unlearned(console: Console, loss: float, classes: int) -> None:
-    """Say that a training has ended worse than it began, when all classes were as likely."""
+def note_unlearned(console: Console, loss: float, classes: int) -> None:
+    """Print a note if the training ended with a loss above that of uniform scores."""
     if loss > math.log(classes):
-        blind = f"{math.log(classes):.2f} of a blind guess"
-        note(console, f"the loss of the last step is {loss:.2f}, above the {blind}: try a lower rate, or more epochs")
+        chance = f"{math.log(classes):.2f} at chance"
+        note(console, f"the last loss is {loss:.2f}, above {chance}: try a lower learning rate, or more epochs")
 
 
-def window(pixels: Pixels, side: int, rng: np.random.Generator) -> Pixels:
-    """A random square of a side out of an image."""
+def random_crop(pixels: Pixels, side: int, rng: np.random.Generator) -> Pixels:
+    """Return a random (side, side) crop of an image."""
     top, left = rng.integers(pixels.shape[0] - side + 1), rng.integers(pixels.shape[1] - side + 1)
     return pixels[top : top + side, left : left + side]
 
 
-def zoom(pixels: Pixels, side: int, rng: np.random.Generator, least: float = 0.35) -> Pixels:
-    """A random part of an image, from `least` of its area and not far from square, resized to a square."""
+def random_resized_crop(pixels: Pixels, side: int, rng: np.random.Generator, min_area: float = 0.35) -> Pixels:
+    """Return a random part of an image, from `min_area` of its area and not far from square, resized to a square."""
     height, width = pixels.shape[:2]
-    area, shape = rng.uniform(least, 1) * height * width, np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+    area, shape = rng.uniform(min_area, 1) * height * width, np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
     w, h = min(width, np.sqrt(area * shape)), min(height, np.sqrt(area / shape))
     left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
     box = (left, top, left + w, top + h)
     return np.asarray(Image.fromarray(pixels).resize((side, side), Image.Resampling.BILINEAR, box=box))
 
 
-def mirrored(pixels: Pixels, rng: np.random.Generator) -> Pixels:
-    """An image or its mirror image, by the toss of a coin."""
+def random_hflip(pixels: Pixels, rng: np.random.Generator) -> Pixels:
+    """Return an image, flipped horizontally with probability 1/2."""
     return pixels[:, ::-1] if rng.random() < 0.5 else pixels
 
 
 def accuracy(scores: Tensor, labels: Tensor, k: int = 1) -> float:
-    """Percent of the rows whose label is among their k highest scores; a tie with a wrong class does not count."""
+    """Return the percentage of rows whose label is among their k highest scores; a tie with another class is wrong."""
     own = scores.gather(1, labels[:, None])
     others_above = (~(scores < own)).sum(dim=1) - 1  # NaN, which compares with nothing, is above
     return 100 * float((others_above < k).double().mean())
 
 
 def mean_class_accuracy(scores: Tensor, labels: Tensor) -> float:
-    """Mean over the classes of the percent of their rows that are recognised; classes without any do not count."""
+    """Return the mean over the classes of their top-1 accuracy in percent; classes without any row do not count."""
     each = [accuracy(scores[labels == label], labels[labels == label]) for label in labels.unique()]
     return sum(each) / len(each)
 
 
-def blind_accuracies(classes: int, top: Sequence[int] = (1, 5)) -> dict[str, float]:
-    """The top-k accuracies in percent of a blind guess."""
+def chance_accuracies(classes: int, top: Sequence[int] = (1, 5)) -> dict[str, float]:
+    """Return the top-k accuracies in percent at chance."""
     return {f"top{k}": 100 * min(1.0, k / classes) for k in top}
 
 
 def accuracies(scores: Tensor, labels: Tensor, top: Sequence[int] = (1, 5)) -> dict[str, float]:
-    """Top-k accuracies in percent, of each k that there are classes for."""
+    """Return the top-k accuracies in percent, for each k up to the number of classes."""
     return {f"top{k}": accuracy(scores, labels, k) for k in top if k <= scores.shape[1]}
+
+
+# ---- fine-tuning
+
+
+@dataclass(frozen=True)
+class CosineRecipe(Recipe):
+    """SGD whose learning rate falls to zero along half a cosine."""
+
+    def learning_rate(self, iteration: int) -> float:
+        """Return the learning rate of a step."""
+        return self.lr * (1 + math.cos(math.pi * iteration / self.iterations)) / 2
+
+
+@dataclass(frozen=True)
+class FineTuning(Classification):
+    """Fine-tune the whole backbone with a new classifier on labelled images."""
+
+    epochs: Count = 50
+    """Passes over the training images."""
+    min_iterations: Count = 1
+    """Minimum number of steps: with few images there are more epochs."""
+    lr: Positive = 0.001
+    """Initial learning rate; it falls to zero along half a cosine."""
+    batch_size: Annotated[int, Ge(2)] = 64
+    """Images per step, 2 or more."""
+    weight_decay: NonNegative = 1e-4
+    """Weight decay of SGD; biases have none, and twice the learning rate."""
+
+    training_title = "fine-tuning"
+
+    @classmethod
+    def quick(cls) -> Self:
+        """Return the options for 5 epochs, and 100 steps at least."""
+        return cls(preset="quick", epochs=5, min_iterations=100, limit=2000, save_every=50)
+
+    def measure(self, console: Console) -> Result:
+        """Fine-tune, then test."""
+        setting = self.readable(self.prepare(console))
+        backbone, training = setting.backbone, setting.training
+        layer = nn.Linear(backbone_features(backbone, backbone.eval_size), len(training.classes))
+        network = Classifier(backbone, [layer], training.classes).to(setting.device)
+        (steps,) = self.iterations_until([self.epochs], training, self.min_iterations, console)
+        recipe = CosineRecipe(steps, self.lr, self.momentum, self.weight_decay)
+        input_of = partial(network_input, backbone)
+        scores, labels = self.train_and_test(setting, network, recipe, input_of, random_resized_crop)
+        if self.out is not None:
+            network.save(self.out.expanduser())
+        figures = {**accuracies(scores, labels), "mean_class": mean_class_accuracy(scores, labels)}
+        how = f"{steps:,} steps of SGD in batches of {self.batch_size}, random resized crops and flips"
+        correct = "recognised, and the mean of that over the classes"
+        titles = {"top1": "top 1", "top5": "top 5", "mean_class": "mean over classes"}
+        chance = {**chance_accuracies(setting.trained_classes), "mean_class": 100 / setting.trained_classes}
+        rows = {"this network": figures, "chance": chance}
+        table = figure_table({name: {titles[key]: row[key] for key in figures} for name, row in rows.items()})
+        result = Result("fine-tuning of the whole backbone", how, figures, table)
+        return self.with_data(result, correct, setting, len(training), labels)

@@ -1,57 +1,131 @@
-"""Images to pool5 features, prepared the way the backbone was trained."""
+"""From a dataset to features: the backbone to evaluate, its input, and extraction that resumes where it stopped."""
 
 import copy
-from collections.abc import Callable
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
+from rich.console import Console
 from torch import Tensor
 from torch.nn import functional as F
 
-from unshuffle.data.images import read_image, upright_rgb
-from unshuffle.data.media import BadMedia, resize_short_side
-from unshuffle.data.source import Pixels
+from unshuffle.console import progress, say
+from unshuffle.data.batches import Prefetcher
+from unshuffle.data.dataset import (
+    CACHE,
+    LabelledDataset,
+    Square,
+    centre_square,
+    digest,
+    open_dataset,
+)
+from unshuffle.data.media import BadMedia, read_image, resize_short_side, upright_rgb
+from unshuffle.data.source import Pixels, Skipped
 from unshuffle.errors import UserError
-from unshuffle.evaluation.labelled import centre_square
-from unshuffle.models import Backbone
-from unshuffle.models.normalisation import PER_IMAGE
+from unshuffle.files import atomic_write
+from unshuffle.models import BACKBONES, Backbone, build_backbone
+from unshuffle.models.registry import PER_IMAGE
+from unshuffle.models.torchvision_timm import cached_weights, is_published
+from unshuffle.models.weights import load_backbone
+from unshuffle.wording import counted
 
+T = TypeVar("T")
 BATCH = 64
+WORKERS = os.cpu_count() or 1
+PART = 256
+"""Frames in a part of the features: what an interruption can cost."""
+
+
+# ---- the backbone
+
+
+def find_backbone(spec: str, seed: int = 0) -> Backbone:
+    """Return a backbone in the form for evaluation.
+
+    `spec` is a run folder; a weights file; `alexnet`, `torchvision:NAME` or `timm:NAME` for pretrained weights that are
+    on this machine already; or `random` for the paper's backbone untrained and `random:NAME` for any other.
+    """
+    if not spec:
+        raise UserError("there is no backbone to evaluate: give --weights")
+    name, _, architecture = spec.partition(":")
+    if name == "random":
+        torch.manual_seed(seed)
+        return build_backbone(architecture or "caffenet").for_evaluation()
+    path = Path(spec).expanduser()
+    if path.exists():
+        return load_backbone(path)
+    if is_published(spec):
+        return load_backbone(cached_weights(spec), architecture=spec if ":" in spec else f"torchvision:{spec}")
+    if spec in BACKBONES:
+        raise UserError(
+            f"{spec} has no weights of its own: give a run folder or a file, or random:{spec} for it untrained"
+        )
+    raise UserError(f"there are no weights at {spec}, and there is no backbone of that name")
+
+
+def weights_digest(backbone: Backbone) -> str:
+    """Return a digest of the weights and the normalisation of a backbone."""
+    hashed = hashlib.sha256(backbone.normalisation.to_json().encode())
+    for key, value in backbone.state_dict().items():
+        hashed.update(key.encode() + value.cpu().contiguous().numpy().tobytes())
+    return hashed.hexdigest()
+
+
+# ---- its input
 
 
 def preprocess(
     image: Image.Image | Pixels | str | Path, size: int, normalise: Callable[[Tensor], Tensor] = PER_IMAGE
 ) -> Tensor:
-    """One image or image file as a backbone expects it, (3, size, size): short side to size, centre square, normalised.
+    """Return an image or image file as a (3, size, size) input: short side resized, centre crop, normalised.
 
-    Weights that were learned elsewhere want their own `backbone.normalise`.
+    Weights that were trained elsewhere need their own `backbone.normalise`.
     """
     if isinstance(image, str | Path):
-        image = _read(Path(image).expanduser())
+        file = Path(image).expanduser()
+        try:
+            image = read_image(file)
+        except BadMedia as problem:
+            raise UserError(f"{file}: {problem}") from None
     picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
     pixels = np.asarray(resize_short_side(upright_rgb(picture), size))
     return normalise(to_floats(torch.from_numpy(centre_square(pixels, size).copy())[None]))[0]
 
 
-def _read(file: Path) -> Pixels:
-    try:
-        return read_image(file)
-    except BadMedia as problem:
-        raise UserError(f"{file}: {problem}") from None
-
-
 def to_floats(pixels: Tensor) -> Tensor:
-    """(N, H, W, 3) bytes to (N, 3, H, W) in [0, 1]."""
+    """Return (N, H, W, 3) bytes as (N, 3, H, W) floats in [0, 1]."""
     return pixels.permute(0, 3, 1, 2).float() / 255
+
+
+def resized_floats(pixels: Tensor, height: int, width: int) -> Tensor:
+    """Return (N, H, W, 3) bytes as (N, 3, height, width) floats in [0, 1], with antialiasing."""
+    images = to_floats(pixels)
+    if images.shape[2:] == (height, width):
+        return images
+    return F.interpolate(images, (height, width), mode="bilinear", align_corners=False, antialias=True)
+
+
+def network_input(backbone: Backbone, pixels: Tensor, size: int | None = None) -> Tensor:
+    """Return (N, side, side, 3) bytes normalised for a backbone, resized to `size` if that is given."""
+    return backbone.normalise(to_floats(pixels) if size is None else resized_floats(pixels, size, size))
+
+
+# ---- features of pixels
 
 
 @torch.no_grad()
 def extract(backbone: Backbone, pixels: Pixels, device: torch.device) -> Tensor:
-    """pool5 of (N, side, side, 3) square images at the backbone's evaluation size, flattened, (N, D) on the CPU.
+    """Return pool5 of (N, side, side, 3) squares at the backbone's evaluation size, flattened, (N, D) on the CPU.
 
-    The backbone itself is left as it is; a copy takes the form for evaluation.
+    The backbone itself is not changed; a copy takes the form for evaluation.
     """
     evaluated = copy.deepcopy(backbone).for_evaluation().to(device)
     chunks = torch.from_numpy(pixels).split(BATCH)
@@ -60,29 +134,208 @@ def extract(backbone: Backbone, pixels: Pixels, device: torch.device) -> Tensor:
 
 @torch.no_grad()
 def pool5(backbone: Backbone, pixels: Tensor, size: int) -> Tensor:
-    """Flattened features of (N, side, side, 3) bytes, resized to `size`, by a backbone in its form for evaluation."""
+    """Return flattened features of (N, side, side, 3) bytes, resized to `size`; the backbone is in evaluation form."""
     maps: Tensor = backbone(network_input(backbone, pixels, size))
     return maps.flatten(1).float()
 
 
-def network_input(backbone: Backbone, pixels: Tensor, size: int | None = None) -> Tensor:
-    """(N, side, side, 3) bytes as a backbone wants them, resized to `size` if that is given."""
-    images = to_floats(pixels)
-    if size is not None and images.shape[-1] != size:
-        images = F.interpolate(images, (size, size), mode="bilinear", align_corners=False, antialias=True)
-    return backbone.normalise(images)
-
-
 def raw_pixels(pixels: Pixels, side: int = 32) -> Tensor:
-    """What a network has to beat: the normalised image itself, (N, 3 * side * side)."""
+    """Return a baseline's features: the normalised image itself, (N, 3 * side * side)."""
     images = F.interpolate(to_floats(torch.from_numpy(pixels)), (side, side), mode="bilinear", antialias=True)
     return PER_IMAGE(images).flatten(1)
 
 
 def colour_histograms(pixels: Pixels, bins: int = 4) -> Tensor:
-    """What a network has to beat: how much of each colour, (N, bins³)."""
+    """Return a baseline's features: how many pixels have each colour, (N, bins³)."""
     counts = []
     for image in torch.from_numpy(pixels):  # one at a time: a one-hot code of all would take gigabytes
         red, green, blue = (image.flatten(0, 1).long() * bins // 256).unbind(dim=1)
         counts.append(torch.bincount((red * bins + green) * bins + blue, minlength=bins**3))
     return torch.stack(counts).float()
+
+
+# ---- datasets to train and to test on
+
+
+def open_pair(
+    train: str | Path, test: str | Path, *, square: Square | None = None, frames: int = 10, cache: Path = CACHE
+) -> tuple[LabelledDataset, LabelledDataset]:
+    """Open a training and a test dataset of one kind, the second with the classes of the first."""
+    training = open_dataset(train, square=square, frames=frames, cache=cache)
+    testing = open_dataset(test, classes=training.classes, square=square, frames=frames, cache=cache)
+    if training.kind != testing.kind:
+        raise UserError(f"{train} holds {training.kind}, but {test} holds {testing.kind}: give two of a kind")
+    return training, testing
+
+
+# ---- features of datasets
+
+
+def prefetched(make: Callable[[int], T], count: int, workers: int, console: Console, title: str) -> Iterator[T]:
+    """Yield `make` of 0 to count - 1, computed by threads ahead of their use, and show the progress."""
+    results = iter(Prefetcher(make, 0, count, workers))
+    with closing(results), progress(console, title, count) as advance:
+        for done, result in enumerate(results, start=1):
+            yield result
+            advance(done)
+
+
+class FeatureChunk(NamedTuple):
+    """Features of the frames of some items that follow one another."""
+
+    values: Tensor
+    """(frames, ...)"""
+    items: Tensor
+    """(frames,) index of the item that each frame is of"""
+    skipped: Sequence[Skipped] = ()
+
+
+@dataclass(frozen=True)
+class FeatureCache:
+    """A folder of features, one file for each part, from which an interrupted extraction resumes."""
+
+    folder: Path
+    identity: str
+    """Digest of the data, weights and options; a folder with another one is refused."""
+
+    def __post_init__(self) -> None:
+        header = self.folder / "job.txt"
+        if header.exists():
+            if header.read_text() != self.identity:
+                raise UserError(
+                    f"{self.folder} was begun with other files, weights or options: delete it, or choose another --out"
+                )
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(header) as draft:
+            draft.write_text(self.identity)
+
+    @classmethod
+    def at(cls, folder: Path | None, job: Iterable[object]) -> "FeatureCache | None":
+        """Return the cache of a job in a folder; None without a folder."""
+        return None if folder is None else cls(folder, digest(job))
+
+    def __contains__(self, part: range) -> bool:
+        return self._file(part).exists()
+
+    def save(self, part: range, chunk: FeatureChunk) -> None:
+        """Write the features of a part."""
+        with atomic_write(self._file(part)) as draft, draft.open("wb") as file:
+            skipped = np.array(chunk.skipped, str).reshape(-1, 2)
+            np.savez(file, values=chunk.values.numpy(), items=chunk.items.numpy(), skipped=skipped)
+
+    def load(self, part: range) -> FeatureChunk:
+        """Read the features of a part."""
+        with np.load(self._file(part)) as stored:
+            skipped = [(str(file), str(reason)) for file, reason in stored["skipped"]]
+            return FeatureChunk(torch.from_numpy(stored["values"]), torch.from_numpy(stored["items"]), skipped)
+
+    def _file(self, part: range) -> Path:
+        return self.folder / f"{part.start:09}.npz"
+
+
+def extract_features(
+    dataset: LabelledDataset,
+    compute: Callable[[Tensor], Tensor],
+    device: torch.device,
+    console: Console,
+    title: str,
+    *,
+    batch: int = BATCH,
+    workers: int = WORKERS,
+    cache: FeatureCache | None = None,
+    item_means: bool = False,
+) -> Iterator[FeatureChunk]:
+    """Yield `compute` of the (frames, side, side, 3) bytes of all items in their order, on the CPU, a part at a time.
+
+    Threads decode the items; they are never all in memory. Unreadable ones are left out and added to
+    `dataset.skipped`. Parts in the cache are not computed again. With `item_means` an item has one value, the mean of
+    its frames' values.
+    """
+    frames = dataset.frames_per_item
+    parts = _ranges(range(len(dataset)), max(1, PART // frames))
+    missing = [part for part in parts if cache is None or part not in cache]
+    batches = {part: _ranges(part, max(1, batch // frames)) for part in missing}
+    flat = [indices for part in missing for indices in batches[part]]
+    coming = iter(Prefetcher(lambda number: _load_batch(dataset, flat[number]), 0, len(flat), workers))
+    done = len(dataset) - sum(map(len, missing))
+    if 0 < done < len(dataset):
+        say(console, f"resuming: {done} of {counted(len(dataset), dataset.kind)} were done before")
+    rows = 0
+    with closing(coming), progress(console, title, len(dataset)) as advance:
+        for part in parts:
+            if part in batches:
+                chunk = _compute(islice(coming, len(batches[part])), compute, device, item_means)
+                if cache is not None:
+                    cache.save(part, chunk)
+            else:
+                assert cache is not None
+                chunk = cache.load(part)
+            dataset.skipped.extend(chunk.skipped)
+            if len(chunk.items):
+                rows += len(chunk.items)
+                yield chunk
+            advance(part.stop)
+    if not rows:
+        file, reason = dataset.skipped[0]
+        count = counted(len(dataset), dataset.kind)
+        raise UserError(f"none of the {dataset.kind} can be read ({count}; first problem: {file}: {reason})")
+
+
+def readable_items(
+    dataset: LabelledDataset, console: Console, *, workers: int, cache: FeatureCache | None
+) -> LabelledDataset:
+    """Return the items that can be read; the others are added to `skipped`."""
+
+    def nothing(pixels: Tensor) -> Tensor:
+        return torch.zeros(len(pixels), 0)
+
+    chunks = extract_features(
+        dataset, nothing, torch.device("cpu"), console, "reading", workers=workers, cache=cache, item_means=True
+    )
+    return dataset.subset(torch.cat([chunk.items for chunk in chunks]).tolist())
+
+
+def merge_chunks(chunks: Sequence[FeatureChunk]) -> FeatureChunk:
+    """Return the values and items of several chunks as one."""
+    return FeatureChunk(torch.cat([chunk.values for chunk in chunks]), torch.cat([chunk.items for chunk in chunks]))
+
+
+def _ranges(whole: range, length: int) -> list[range]:
+    return [whole[start : start + length] for start in range(0, len(whole), length)]
+
+
+def _load_batch(dataset: LabelledDataset, indices: range) -> FeatureChunk:
+    """Return the bytes of the frames of the readable items."""
+    frames, items, skipped = [], [], []
+    for index in indices:
+        try:
+            pixels = dataset.load(index)
+        except BadMedia as reason:
+            skipped.append((dataset.location(index), str(reason)))
+        else:
+            frames.append(pixels)
+            items += [index] * len(pixels)
+    values = torch.from_numpy(np.concatenate(frames)) if frames else torch.zeros(0)
+    return FeatureChunk(values, torch.tensor(items, dtype=torch.long), skipped)
+
+
+def _compute(
+    batches: Iterable[FeatureChunk], compute: Callable[[Tensor], Tensor], device: torch.device, item_means: bool
+) -> FeatureChunk:
+    computed, skipped = list[FeatureChunk](), list[Skipped]()
+    for batch in batches:
+        if len(batch.items):
+            computed.append(batch._replace(values=compute(batch.values.to(device)).cpu()))
+        skipped += batch.skipped
+    if not computed:
+        return FeatureChunk(torch.zeros(0), torch.zeros(0, dtype=torch.long), skipped)
+    chunk = merge_chunks(computed)._replace(skipped=skipped)
+    return mean_per_item(chunk) if item_means else chunk
+
+
+def mean_per_item(chunk: FeatureChunk) -> FeatureChunk:
+    """Return one vector for each item: the mean of those of its frames."""
+    items, owners, counts = chunk.items.unique_consecutive(return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(items), chunk.values.shape[1]).index_add_(0, owners, chunk.values)
+    return FeatureChunk(sums / counts[:, None], items, chunk.skipped)

@@ -1,18 +1,27 @@
-"""What all evaluations have in common: their options, their result, and the list of them."""
+"""Options, results and notes to the user that all evaluations share, published figures, and the registry."""
 
+import csv
 import shutil
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
+from annotated_types import Interval
 from rich.console import Console, RenderableType
+from rich.table import Table
 
+from unshuffle.console import say
 from unshuffle.errors import UserError
-from unshuffle.lazy import LazyClass, find_class
+from unshuffle.lazy import LazyClass, find_entry
+from unshuffle.options import check_bounds
 
-if TYPE_CHECKING:
-    from unshuffle.evaluation.labelled import Neighbours  # needs torch, which takes seconds to import
+if TYPE_CHECKING:  # both need torch, which takes seconds to import
+    from unshuffle.data.source import Skipped
+    from unshuffle.evaluation.retrieval import Neighbours
 
 
 @dataclass(frozen=True)
@@ -20,7 +29,7 @@ class Result:
     """The outcome of an evaluation."""
 
     protocol: str
-    """Its name, such as "retrieval, per image"."""
+    """Name of the protocol, such as "retrieval, per image"."""
     statement: str
     """One sentence: split, crops and metric."""
     metrics: dict[str, Any]
@@ -28,15 +37,15 @@ class Result:
     table: RenderableType | None = None
     """What to print below the statement, such as `published_table`."""
     neighbours: "Neighbours | None" = None
-    """Queries and what was found for them, to be drawn into `out`."""
+    """Queries and their nearest neighbours, to be drawn into `out`."""
     idle: frozenset[str] = frozenset()
     """Options that changed nothing here, such as a limit above the number of images."""
 
 
 UNFINISHED = "unfinished"
-"""Folder in --out that is deleted in the end; a name of its own, as a run has checkpoints too."""
-PLACES = frozenset({"weights", "train", "test", "images", "voc", "list", "videos"})
-"""Options that lead to weights and data; what they lead to decides."""
+"""Folder in --out that is deleted at the end; a name of its own, as a run has checkpoints too."""
+DATA_OPTIONS = frozenset({"weights", "train", "test", "images", "voc", "list", "videos"})
+"""Options that lead to weights and data: the identity of an evaluation is that of the data, not of the address."""
 
 
 @dataclass(frozen=True)
@@ -46,72 +55,56 @@ class Evaluation:
     weights: str = ""
     """A run folder, a weights file, alexnet, torchvision:NAME, timm:NAME, or random (random:NAME)."""
     preset: Literal["paper", "quick"] = "paper"
-    """paper: the full schedules; quick: minutes."""
+    """paper: the full schedules; quick: a short version that takes minutes."""
     out: Path | None = None
-    """Folder for what a broken-off evaluation goes on from, and for pictures."""
+    """Folder for pictures and for the state from which an interrupted evaluation resumes."""
     device: str = "auto"
     """auto: the GPU if there is one; or cpu, cuda, cuda:1 ..."""
-    seed: int = 0
-    """Seed of everything random."""
+    seed: Annotated[int, Interval(ge=0, lt=2**32)] = 0
+    """Seed of everything random, from 0 to 2^32 - 1."""
     json: Path | None = None
-    """Write the figures there."""
+    """Write the figures to this file."""
 
     incidental: ClassVar[frozenset[str]] = frozenset({"preset", "out", "device", "json", "workers", "save_every"})
     """Options that change no figure."""
     stated: ClassVar[frozenset[str]] = frozenset({"seed"})
-    """Options that no protocol decides, or that a statement names in its own words."""
-    may_be_zero: ClassVar[frozenset[str]] = frozenset({"seed"})
-    """Numbers that must not be negative; all others must be above 0."""
+    """Options that the protocol leaves open, or that the statement names in its own words."""
 
     @classmethod
     def quick(cls) -> Self:
-        """The preset `quick`."""
+        """Return the options of the preset `quick`."""
         return cls(preset="quick")
 
     def run(self, console: Console) -> Result:
-        """Evaluate. The command line prints the result; what else a person wants to see is printed meanwhile."""
-        self.check_numbers()
+        """Evaluate; progress and notes are printed meanwhile, the result is left to the caller."""
+        check_bounds(self)
         result = self.measure(console)
         if self.out is not None:
-            shutil.rmtree(self.out.expanduser() / UNFINISHED, ignore_errors=True)  # large, and of no use any more
+            shutil.rmtree(self.out.expanduser() / UNFINISHED, ignore_errors=True)  # large, and of no further use
         changed = ", ".join(self.departures(result.idle))
-        return (
-            replace(result, statement=f"{result.statement}; not as in the preset paper: {changed}")
-            if changed
-            else result
-        )
+        if changed:
+            return replace(result, statement=f"{result.statement}; not as in the preset paper: {changed}")
+        return result
 
     def measure(self, console: Console) -> Result:
-        """What an evaluation is about."""
+        """Measure; every evaluation implements this."""
         raise NotImplementedError
 
-    def check_numbers(self) -> None:
-        """Refuse numbers that nothing can be done with."""
-        for name, value in vars(self).items():
-            least = "not be negative" if name in self.may_be_zero else "be above 0"
-            numbers = value if isinstance(value, tuple) else (value,)
-            for number in numbers:
-                is_number = isinstance(number, int | float) and not isinstance(number, bool)
-                if is_number and not (number > 0 or (number == 0 and name in self.may_be_zero)):
-                    raise UserError(f"--{name} is {_words(value)}, but must {least}")
-        if self.seed >= 2**32:
-            raise UserError(f"--seed is {self.seed}, but must be below 2 to the power of 32")
-
     def folder(self, name: str) -> Path | None:
-        """A folder in --out, for what a broken-off evaluation goes on from."""
+        """Return a folder in --out for the state from which an interrupted evaluation resumes."""
         return None if self.out is None else self.out.expanduser() / UNFINISHED / name
 
     def options(self) -> dict[str, Any]:
-        """The options that decide the figures, besides weights and data."""
-        return {name: value for name, value in asdict(self).items() if name not in self.incidental | PLACES}
+        """Return the options that decide the figures, besides weights and data."""
+        return {name: value for name, value in asdict(self).items() if name not in self.incidental | DATA_OPTIONS}
 
     def unchanged(self, *names: str) -> bool:
-        """Whether these options are as the preset paper has them."""
-        usual = type(self)()
-        return all(getattr(self, name) == getattr(usual, name) for name in names)
+        """Return whether these options are as in the preset paper."""
+        paper = type(self)()
+        return all(getattr(self, name) == getattr(paper, name) for name in names)
 
     def departures(self, idle: frozenset[str] = frozenset()) -> list[str]:
-        """The options that are not as the preset paper has them, in words; not those that changed nothing."""
+        """Return the options that differ from the preset paper, in words; not those that changed nothing."""
         return [
             _option(name, value)
             for name, value in self.options().items()
@@ -130,62 +123,171 @@ def _words(value: object) -> str:
 
 
 def rounded(value: Any, digits: int = 4) -> Any:
-    """Figures for a file, without digits that mean nothing."""
+    """Return figures for a file, without digits that mean nothing."""
     if isinstance(value, float):
         return round(value, digits)
     if isinstance(value, Mapping):
-        return {key: rounded(one, digits) for key, one in value.items()}
-    return [rounded(one, digits) for one in value] if isinstance(value, list | tuple) else value
+        return {key: rounded(inner, digits) for key, inner in value.items()}
+    return [rounded(inner, digits) for inner in value] if isinstance(value, list | tuple) else value
 
 
+# ---- notes to the user
+
+
+FEW_PER_CLASS = 10
+"""Fewer training files of a class than this teach little."""
+SHOWN, LISTED = 3, 100
+"""Skipped files that are printed, and that JSON lists."""
+
+
+def note(console: Console, text: str) -> None:
+    """Print a remark on one line."""
+    say(console, f"note: {text}")
+
+
+def check_covered(labels: Iterable[int], wanted: Iterable[int], classes: Sequence[str], what: str) -> None:
+    """Raise a UserError if a wanted class has no label: a mean over the classes, or a search, would be wrong."""
+    if empty := sorted(set(wanted) - set(labels)):
+        raise UserError(f"the class {classes[empty[0]]} has no readable {what}")
+
+
+def note_few(console: Console, labels: Sequence[int], classes: Sequence[str], what: str) -> None:
+    """Print a note if there is little to train on."""
+    if len(labels) < FEW_PER_CLASS * len(classes):
+        counts = [Counter(labels)[label] for label in range(len(classes))]
+        least, most = min(counts), max(counts)
+        each = f"{least} to {most}" if least < most else f"{most}"
+        note(console, f"only {len(labels):,} {what} for {len(classes)} classes, {each} of each: little to train on")
+
+
+def note_shared(console: Console, shared: int) -> None:
+    """Print a note if test files are training files too."""
+    if shared:
+        note(console, f"{shared_sentence(shared)}: the figures do not tell the accuracy on new ones")
+
+
+def shared_sentence(shared: int) -> str:
+    """Return how many test files are training files too, for a statement."""
+    return f"{shared:,} of the test files are training files too"
+
+
+def note_skipped(console: Console, skipped: "Sequence[Skipped]", where: str) -> None:
+    """Print how many files were skipped, and name the first ones."""
+    if not skipped:
+        return
+    say(console, f"{where}: {len(skipped)} skipped")
+    for file, reason in skipped[:SHOWN]:
+        say(console, f"  {file}: {reason}")
+    if len(skipped) > SHOWN:
+        say(console, f"  and {len(skipped) - SHOWN} more; --json lists them")
+
+
+def skipped_figures(skipped: "Sequence[Skipped]") -> dict[str, Any]:
+    """Return for JSON how many files were skipped, with name and reason of the first hundred."""
+    return {"count": len(skipped), "files": [{"file": file, "reason": reason} for file, reason in skipped[:LISTED]]}
+
+
+# ---- published figures
+
+
+@cache
+def published(table: str) -> dict[str, dict[str, float]]:
+    """Return one of the paper's tables, "1" to "5": the figures of each method by column, without the dashes."""
+    methods: dict[str, dict[str, float]] = {}
+    with files("unshuffle.evaluation").joinpath("published.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["table"] == table:
+                methods.setdefault(row["method"], {})[row["column"]] = float(row["value"])
+    return methods
+
+
+def figure_table(ours: Mapping[str, Mapping[str, float]]) -> Table:
+    """Return a table of figures in percent by row and column; a row may lack some."""
+    grid = Table(box=None, padding=(0, 2, 0, 0))
+    grid.add_column("[%]", no_wrap=True)
+    columns = list(dict.fromkeys(column for row in ours.values() for column in row))
+    for column in columns:
+        grid.add_column(column, justify="right")
+    for name, row in ours.items():
+        _add(grid, name, row, columns)
+    return grid
+
+
+def published_table(
+    table: str,
+    ours: Mapping[str, Mapping[str, float]],
+    data: str,
+    paper_columns: Mapping[str, str] | None = None,
+    *,
+    same: bool = False,
+) -> Table:
+    """Return a table of our figures by row and column, and below them the paper's in the same columns.
+
+    `data` names the data of the paper's figures, and `same` says whether ours are of the same data. `paper_columns`
+    maps our columns to the paper's names where these differ. Methods without a figure in any column are left out.
+    """
+    grid = figure_table(ours)
+    columns = {str(column.header): str(column.header) for column in grid.columns[1:]}
+    columns |= paper_columns or {}
+    rows = {method: row for method, row in published(table).items() if row.keys() & set(columns.values())}
+    if rows:
+        grid.add_row()
+        grid.add_row(f"published, {data}" if same else f"published, other data ({data})")
+    for method, row in rows.items():
+        _add(grid, f"  {method}", row, list(columns.values()))
+    return grid
+
+
+def _add(grid: Table, name: str, row: Mapping[str, float], columns: list[str]) -> None:
+    grid.add_row(name, *(f"{row[key]:.1f}" if key in row else "-" for key in columns))
+
+
+# ---- the registry
+
+
+_evaluation = partial(LazyClass, "unshuffle.evaluation")
 EVALUATIONS: dict[str, LazyClass] = {
-    "retrieval": LazyClass(
-        "unshuffle.evaluation.retrieval",
+    "retrieval": _evaluation(
+        "retrieval",
         "Retrieval",
         "Nearest neighbours by cosine of pool5: is the class of a query among its k nearest? (Tab. 1)",
     ),
-    "linear": LazyClass(
-        "unshuffle.evaluation.probes",
+    "linear": _evaluation(
+        "probes",
         "Linear",
-        "A linear classifier on each layer of the frozen backbone (Tab. 2); --fast is logistic regression.",
+        "A linear probe on each layer of the frozen backbone (Tab. 2); --fast is logistic regression.",
     ),
-    "nonlinear": LazyClass(
-        "unshuffle.evaluation.probes", "NonLinear", "Two hidden layers of 4096 on the frozen pool5 (Tab. 2)."
+    "nonlinear": _evaluation("probes", "NonLinear", "A probe with two hidden layers on the frozen pool5 (Tab. 2)."),
+    "finetune": _evaluation(
+        "classification", "FineTuning", "Fine-tune the whole backbone with a new classifier on labelled images."
     ),
-    "finetune": LazyClass(
-        "unshuffle.evaluation.transfer",
-        "FineTuning",
-        "All of the backbone and a new classifier, trained on your labelled images.",
-    ),
-    "action": LazyClass(
-        "unshuffle.evaluation.action",
+    "action": _evaluation(
+        "action",
         "ActionRecognition",
-        "Actions in videos, fine-tuned on single frames with the sampling of temporal segment networks.",
+        "Action recognition, fine-tuned on single frames with the sampling of temporal segment networks (Tab. 3).",
     ),
-    "rankme": LazyClass(
-        "unshuffle.evaluation.rankme",
+    "rankme": _evaluation(
+        "rankme",
         "RankMe",
-        "How many dimensions the features of unlabelled images use (RankMe): low is a sign of collapse.",
+        "Effective rank of the features of unlabelled images (RankMe): a low rank is a sign of collapse.",
     ),
-    "voc-classification": LazyClass(
-        "unshuffle.evaluation.voc_classification",
+    "voc-classification": _evaluation(
+        "voc.classification",
         "VocClassification",
-        "Which of 20 classes are in an image? mAP after fine-tuning all layers (Tab. 4).",
+        "Fine-tune all layers to tell which of 20 classes an image shows; mAP (Tab. 4).",
     ),
-    "voc-detection": LazyClass(
-        "unshuffle.evaluation.voc_detection",
-        "VocDetection",
-        "Where are the objects of 20 classes? mAP of Fast R-CNN after fine-tuning (Tab. 4).",
+    "voc-detection": _evaluation(
+        "voc.detection", "VocDetection", "Fine-tune Fast R-CNN to detect the objects of 20 classes; mAP (Tab. 4)."
     ),
-    "voc-segmentation": LazyClass(
-        "unshuffle.evaluation.voc_segmentation",
+    "voc-segmentation": _evaluation(
+        "voc.segmentation",
         "VocSegmentation",
-        "Which class is each pixel? Mean IoU of FCN-32s after fine-tuning (Tab. 4).",
+        "Fine-tune FCN-32s to label each pixel with its class; mean IoU (Tab. 4).",
     ),
 }
 
 
 def find_evaluation(name: str) -> type[Evaluation]:
-    """The class of an evaluation."""
-    evaluation: type[Evaluation] = find_class(name, EVALUATIONS, "evaluation")
+    """Return the class of an evaluation by its name."""
+    evaluation: type[Evaluation] = find_entry(name, EVALUATIONS, "evaluation").load()
     return evaluation

@@ -1,84 +1,95 @@
-"""The effective rank of features, for any folder of images."""
+"""RankMe (Garrido et al., ICML 2023): the effective rank of the features of unlabelled data."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Self
+from typing import Annotated, Literal, Self
 
 import torch
+from annotated_types import Ge
 from rich.console import Console
+from torch import Tensor
 
 from unshuffle.accelerator import choose_device
-from unshuffle.data.addresses import refuse_shards
-from unshuffle.data.images import find_images
+from unshuffle.config import Count
+from unshuffle.data.dataset import Square, open_dataset
 from unshuffle.errors import UserError
-from unshuffle.evaluation.backbones import find_backbone
-from unshuffle.evaluation.effective_rank import effective_rank
-from unshuffle.evaluation.features import pool5
-from unshuffle.evaluation.identity import fingerprint
-from unshuffle.evaluation.items import Item, Items
-from unshuffle.evaluation.kept import kept_features
-from unshuffle.evaluation.protocol import Evaluation, Result
-from unshuffle.evaluation.skips import skipped_figures, tell_skipped
-from unshuffle.evaluation.streaming import WORKERS, stream
+from unshuffle.evaluation.features import (
+    WORKERS,
+    FeatureCache,
+    extract_features,
+    find_backbone,
+    pool5,
+    weights_digest,
+)
+from unshuffle.evaluation.protocol import Evaluation, Result, note_skipped, skipped_figures
 from unshuffle.randomness import numpy_rng
+
+EPSILON = 1e-7
+
+
+def effective_rank(features: Tensor) -> float:
+    """Return exp of the entropy of the normalised singular values of (N, D) features, between 1 and min(N, D)."""
+    # The singular values of a matrix are the roots of its smaller Gram matrix' eigenvalues, which are far cheaper.
+    wide = features if len(features) <= features.shape[1] else features.T
+    values = wide.double() if wide.device.type != "mps" else wide.cpu().double()
+    singular = torch.linalg.eigvalsh(values @ values.T).clamp(min=0).sqrt()
+    fractions = singular / singular.sum().clamp(min=torch.finfo(singular.dtype).tiny) + EPSILON
+    return float((-fractions * fractions.log()).sum().exp())
 
 
 @dataclass(frozen=True)
 class RankMe(Evaluation):
-    """How many dimensions the features of unlabelled images use (RankMe): low is a sign of collapse."""
+    """Effective rank of the features of unlabelled images (RankMe): a low rank is a sign of collapse."""
 
-    images: Path | None = None
-    """Any folder of images."""
-    limit: int = 25_600
-    """At most so many of them, drawn with the seed; the rank cannot be higher than their number; 0 is no limit."""
-    batch_size: int = 64
-    """Images that pass the backbone together."""
-    workers: int = WORKERS
-    """Threads that read files."""
+    images: str | None = None
+    """Images without labels: a folder, flat or nested, a packed store, tar shards, VOC2007/ImageSets/Main/trainval.txt
+    for the objects of VOC, or synthetic:images:COUNT:SEED. Of videos the middle frames are used."""
+    kind: Literal["auto", "images", "videos"] = "auto"
+    """What to read; auto works if there are only images or only videos."""
+    limit: Annotated[int, Ge(0)] = 25_600
+    """Evaluate at most this many images, sampled with the seed; the rank is bounded by their number; 0 is no limit."""
+    batch_size: Count = 64
+    """Images per forward pass; lower it if memory runs out."""
+    workers: Count = WORKERS
+    """Threads that decode files."""
 
     @classmethod
     def quick(cls) -> Self:
-        """At most 1,000 images."""
+        """Return the options for at most 1,000 images."""
         return cls(preset="quick", limit=1000)
 
     incidental = Evaluation.incidental | {"batch_size"}
-    may_be_zero = Evaluation.may_be_zero | {"limit"}
+    stated = Evaluation.stated | {"kind"}
 
     def measure(self, console: Console) -> Result:
-        """The effective rank of pool5."""
+        """Measure the effective rank of pool5."""
         if self.images is None:
-            raise UserError("say whose features to rank: give --images")
+            raise UserError("there are no images to rank: give --images")
         device = choose_device(self.device)
         backbone = find_backbone(self.weights, self.seed).to(device)
-        items = Items([Item(path, 0) for path in self._chosen()], ["image"], "images", backbone.eval_size)
-        chunks = stream(
-            items,
+        square = Square(backbone.eval_size)
+        dataset = open_dataset(self.images, kind=self.kind, labelled=False, square=square, frames=1)
+        if dataset.exceeds(self.limit):
+            order = numpy_rng(self.seed, "rankme").permutation(len(dataset))
+            dataset = dataset.subset(sorted(order[: self.limit].tolist()))
+        chunks = extract_features(
+            dataset,
             lambda pixels: pool5(backbone, pixels, backbone.eval_size),
             device,
             console,
-            "images",
+            dataset.kind,
             batch=self.batch_size,
             workers=self.workers,
-            kept=kept_features(self.folder("features/images"), [fingerprint(backbone), items.fingerprint()]),
+            cache=FeatureCache.at(self.folder("features/images"), [weights_digest(backbone), dataset.identity()]),
         )
         features = torch.cat([chunk.values for chunk in chunks])
-        tell_skipped(console, items.skipped, "images")
+        note_skipped(console, dataset.skipped, dataset.kind)
         count, dimensions = features.shape
         rank = effective_rank(features.to(device))
         return Result(
             "RankMe",
-            f"{count:,} images ({self.images}), centre square at {backbone.eval_size} px; exp of the entropy of the "
-            f"singular values of pool5 ({dimensions:,} numbers), to compare with equal numbers of images only",
-            {"rankme": rank, "images": count, "dimensions": dimensions, "skipped": skipped_figures(items.skipped)},
+            f"{count:,} {dataset.kind} ({self.images}), centre square at {backbone.eval_size} px; "
+            f"exp of the entropy of the singular values of pool5 ({dimensions:,} numbers), "
+            f"to compare with equal numbers of {dataset.kind} only",
+            {"rankme": rank, "images": count, "dimensions": dimensions, "skipped": skipped_figures(dataset.skipped)},
             f"effective rank {rank:.1f} of at most {min(count, dimensions):,}",
         )
-
-    def _chosen(self) -> list[Path]:
-        assert self.images is not None
-        refuse_shards(self.images)
-        paths = find_images(self.images.expanduser())
-        if not paths:
-            raise UserError(f"there is no image in {self.images}")
-        if not 0 < self.limit < len(paths):
-            return paths
-        return [paths[place] for place in sorted(numpy_rng(self.seed, "rankme").permutation(len(paths))[: self.limit])]

@@ -1,147 +1,273 @@
-"""Nearest-neighbour retrieval, Tab. 1 of the paper: images, videos or objects of VOC."""
+"""Nearest-neighbour retrieval, Tab. 1 of the paper: the exact search, the evaluation, and the monitor of a run."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
+from annotated_types import Ge, MinLen
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch.nn import functional as F
 
 from unshuffle.accelerator import choose_device
+from unshuffle.config import Config, Count
+from unshuffle.data.dataset import (
+    LabelledDataset,
+    LabelledImages,
+    Square,
+    load_images,
+    one_per_class,
+    shared_files,
+    synthetic_dataset,
+    voc_objects,
+)
+from unshuffle.data.synthetic import synthetic_images
 from unshuffle.errors import UserError
-from unshuffle.evaluation.backbones import find_backbone
-from unshuffle.evaluation.coverage import check_covered, note, shared_files, sharing, tell_shared
-from unshuffle.evaluation.features import pool5
-from unshuffle.evaluation.identity import fingerprint
-from unshuffle.evaluation.items import Items, class_folders, voc_objects
-from unshuffle.evaluation.kept import kept_features
-from unshuffle.evaluation.labelled import LabelledImages, Neighbours, one_of_each
-from unshuffle.evaluation.protocol import Evaluation, Result
-from unshuffle.evaluation.published import published_table
-from unshuffle.evaluation.search import GALLERY, Search, top_k_accuracy
-from unshuffle.evaluation.skips import skipped_figures, tell_skipped
-from unshuffle.evaluation.streaming import WORKERS, Chunk, stream
-from unshuffle.models.ordering import backbone_features
+from unshuffle.evaluation.features import (
+    WORKERS,
+    FeatureCache,
+    FeatureChunk,
+    colour_histograms,
+    extract,
+    extract_features,
+    find_backbone,
+    merge_chunks,
+    open_pair,
+    pool5,
+    raw_pixels,
+    weights_digest,
+)
+from unshuffle.evaluation.protocol import (
+    Evaluation,
+    Result,
+    check_covered,
+    note,
+    note_shared,
+    note_skipped,
+    published_table,
+    shared_sentence,
+    skipped_figures,
+)
+from unshuffle.evaluation.rankme import effective_rank
+from unshuffle.models import Backbone, build_backbone
+from unshuffle.models.registry import backbone_features
+from unshuffle.randomness import stream_seed
 
+TOP = (1, 5, 10, 20)
+QUERIES, GALLERY = 4096, 4096  # a product of so many by so many is held at a time
 NEIGHBOURS = 5  # in a picture
+
+
+# ---- exact search
+
+
+class Search:
+    """Exact search by cosine similarity: the k most similar of all vectors that were added, for each query."""
+
+    def __init__(self, queries: Tensor, k: int, device: torch.device) -> None:
+        self.queries = F.normalize(queries.to(device), dim=1)
+        self.k = k
+        self.seen = 0
+        self._similarities = torch.full((len(queries), k), -torch.inf, device=device, dtype=queries.dtype)
+        self._indices = torch.full((len(queries), k), -1, device=device)
+        self._buffer = self.queries.new_empty(min(QUERIES, len(queries)) * GALLERY)
+
+    def add(self, vectors: Tensor) -> None:
+        """Compare all queries with further vectors of the gallery."""
+        for part in vectors.split(GALLERY):
+            part = part.to(self.queries.device)
+            # Scaling the products is cheaper than scaling the vectors, and the answers are the same.
+            scale = 1 / torch.linalg.vector_norm(part, dim=1).clamp(min=1e-12)
+            for begin in range(0, len(self.queries), QUERIES):
+                self._merge(slice(begin, begin + QUERIES), part, scale)
+            self.seen += len(part)
+
+    def _merge(self, rows: slice, part: Tensor, scale: Tensor) -> None:
+        scores = self._products(self.queries[rows], part).mul_(scale)
+        if self.seen == 0:
+            best, columns = scores.topk(min(self.k, len(part)), dim=1)
+        else:
+            best, columns = _above(scores, self._similarities[rows, -1:])
+        similarities = torch.cat([self._similarities[rows], best], dim=1)
+        candidates = torch.cat([self._indices[rows], columns + self.seen], dim=1)
+        self._similarities[rows], chosen = similarities.topk(self.k, dim=1)
+        self._indices[rows] = candidates.gather(1, chosen)
+
+    def _products(self, queries: Tensor, part: Tensor) -> Tensor:
+        products = self._buffer[: len(queries) * len(part)].view(len(queries), len(part))
+        if products.device.type != "cpu":
+            return torch.mm(queries, part.T, out=products)
+        # Numpy's BLAS is faster at this than the one that torch comes with.
+        np.matmul(queries.numpy(), part.numpy().T, out=products.numpy())
+        return products
+
+    @property
+    def neighbours(self) -> Tensor:
+        """Indices of the nearest vectors in the order in which they were added, (queries, k), the nearest first."""
+        return self._indices[:, : self.seen]
+
+    @property
+    def similarities(self) -> Tensor:
+        """Cosines of the nearest vectors, (queries, k)."""
+        return self._similarities[:, : self.seen]
+
+
+def _above(scores: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the values above each row's threshold, side by side, and their columns; shorter rows end in -inf.
+
+    Once much of the gallery is seen they are few, and selecting them is far faster than sorting rows.
+    """
+    row, column = (scores > threshold).nonzero(as_tuple=True)
+    counts = row.bincount(minlength=len(scores))
+    slot = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+    values = scores.new_full((len(scores), int(counts.max())), -torch.inf)
+    columns = torch.full(values.shape, -1, device=row.device)
+    values[row, slot], columns[row, slot] = scores[row, column], column
+    return values, columns
+
+
+def nearest(queries: Tensor, gallery: Tensor, k: int) -> Tensor:
+    """Return the indices of the k most similar gallery vectors of each query, (queries, k), the nearest first."""
+    search = Search(queries, k, queries.device)
+    search.add(gallery)
+    return search.neighbours
+
+
+def top_k_accuracy(neighbours: Tensor, queries: Tensor, gallery: Tensor, top: Sequence[int] = TOP) -> dict[str, float]:
+    """Return the percentage of queries with their class among the first k of (queries, ≥ max k) neighbour indices."""
+    hits = gallery[neighbours] == queries[:, None]
+    return {f"top{k}": 100 * float(hits[:, :k].any(dim=1).double().mean()) for k in top if k <= hits.shape[1]}
+
+
+# ---- the evaluation
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Some queries and their nearest neighbours, as images."""
+
+    queries: LabelledImages
+    neighbours: LabelledImages
+    """Equally many for each query, one query after another, the nearest first."""
 
 
 class Side(NamedTuple):
     """The queries or the gallery."""
 
-    items: Items
-    owners: Tensor
-    """Which item each vector is of."""
+    dataset: LabelledDataset
+    items: Tensor
+    """Index of the item that each vector is of."""
 
     @property
     def labels(self) -> Tensor:
-        """The class of each vector."""
-        return torch.tensor(self.items.labels)[self.owners]
+        """Class of each vector."""
+        return torch.tensor(self.dataset.labels)[self.items]
 
 
 @dataclass(frozen=True)
 class Retrieval(Evaluation):
     """Nearest neighbours by cosine of pool5: is the class of a query among its k nearest? (Tab. 1)"""
 
-    train: Path | None = None
-    """The gallery: images, or videos, in a folder for each class."""
-    test: Path | None = None
-    """The queries, in the same classes."""
+    train: str | None = None
+    """The gallery: class folders (torchvision's ImageFolder layout) of images or of videos, a packed store or tar
+    shards with labels, a split list such as ucfTrainTestlist/trainlist01.txt, VOC2007/ImageSets/Main/trainval.txt for
+    the objects of VOC, or synthetic:images:COUNT:SEED (synthetic:videos:…)."""
+    test: str | None = None
+    """The queries, with the same classes."""
     voc: Path | None = None
-    """Instead of the two: a VOC devkit, whose objects are cut out and compared."""
-    year: int = 2007
-    """The year of the devkit."""
+    """Instead of --train and --test: a VOC devkit, whose objects are cut out and compared."""
+    year: Count = 2007
+    """Year of the devkit."""
     train_set: str = "trainval"
     """Image set whose objects are the gallery."""
     test_set: str = "test"
     """Image set whose objects are the queries."""
-    min_pixels: int = 10_000
-    """Objects with a smaller box are left out."""
+    min_pixels: Annotated[int, Ge(0)] = 10_000
+    """Leave out objects whose box has fewer pixels."""
     difficult: bool = True
-    """Whether objects that are marked as difficult take part."""
-    frames: int = 10
-    """Frames of each video."""
+    """Include objects that are marked as difficult."""
+    frames: Count = 10
+    """Frames of each video, evenly spaced."""
     per_video: bool = False
     """Compare videos by the mean vector of their frames; otherwise every frame is a query of its own."""
     fit: Literal["auto", "crop", "squash"] = "auto"
-    """How an image becomes a square: crop its middle, or squash it; auto squashes objects of VOC only."""
-    size: int = 0
+    """How an image becomes a square: crop its centre, or squash it; auto squashes objects of VOC only."""
+    size: Annotated[int, Ge(0)] = 0
     """Side of the input in pixels; 0 is the backbone's own, 227 for CaffeNet."""
-    top: tuple[int, ...] = (1, 5, 10, 20, 50)
-    """Each k."""
-    examples: int = 8
-    """Queries in the picture that --out gets, each of another class."""
-    limit: int = 0
-    """At most so many images, videos or objects on each side, evenly over the classes; 0 is no limit."""
-    batch_size: int = 64
-    """Images that pass the backbone together."""
-    workers: int = WORKERS
-    """Threads that read files."""
+    top: Annotated[tuple[Count, ...], MinLen(1)] = (1, 5, 10, 20, 50)
+    """Each k of the top-k accuracies."""
+    examples: Annotated[int, Ge(0)] = 8
+    """Queries in the picture that is written to --out, each of another class; 0 writes none."""
+    limit: Annotated[int, Ge(0)] = 0
+    """Use at most this many images, videos or objects as gallery and as queries, evenly over the classes; 0 is no
+    limit."""
+    batch_size: Count = 64
+    """Images per forward pass; lower it if memory runs out."""
+    workers: Count = WORKERS
+    """Threads that decode files."""
 
     @classmethod
     def quick(cls) -> Self:
-        """At most 500 things on each side."""
+        """Return the options for at most 500 items in the gallery and as queries."""
         return cls(preset="quick", limit=500)
 
     incidental = Evaluation.incidental | {"batch_size", "examples"}
     stated = Evaluation.stated | {"year", "train_set", "test_set"}
-    may_be_zero = Evaluation.may_be_zero | {"min_pixels", "size", "limit", "examples"}
 
     def measure(self, console: Console) -> Result:
         """Search the gallery for the nearest neighbours of every query."""
-        if not self.top:
-            raise UserError("--top needs a number, or several")
         device = choose_device(self.device)
         backbone = find_backbone(self.weights, self.seed).to(device)
         size = self.size or backbone.eval_size
-        backbone_features(backbone, size)  # or the size is said to be wrong before anything is read
-        sources = self._sources()
-        idle = frozenset({"limit"} if all(items.idle(self.limit) for items in sources) else ())
-        gallery_items, query_items = (self._prepared(items, size) for items in sources)
-        shared = len(shared_files(*({item.path for item in items.items} for items in (gallery_items, query_items))))
-        tell_shared(console, shared)
-        weights = fingerprint(backbone)
+        backbone_features(backbone, size)  # a wrong size is an error before anything is read
+        datasets = self._open(size)
+        idle = frozenset({"limit"} if not any(dataset.exceeds(self.limit) for dataset in datasets) else ())
+        gallery_dataset, query_dataset = (self._prepared(dataset, size) for dataset in datasets)
+        shared = len(shared_files(gallery_dataset.paths(), set(query_dataset.paths())))
+        note_shared(console, shared)
+        weights = weights_digest(backbone)
 
-        def vectors(items: Items, title: str) -> Iterator[Chunk]:
-            return stream(
-                items,
+        def vectors(dataset: LabelledDataset, title: str) -> Iterator[FeatureChunk]:
+            job = [weights, dataset.identity(), self.per_video]
+            return extract_features(
+                dataset,
                 lambda pixels: pool5(backbone, pixels, size),
                 device,
                 console,
                 title,
                 batch=self.batch_size,
                 workers=self.workers,
-                kept=kept_features(self.folder(f"features/{title}"), [weights, items.fingerprint(), self.per_video]),
-                means=self.per_video,
+                cache=FeatureCache.at(self.folder(f"features/{title}"), job),
+                item_means=self.per_video,
             )
 
-        chunks = list(vectors(query_items, "queries"))
-        queries = Side(query_items, torch.cat([chunk.items for chunk in chunks]))
-        search = Search(torch.cat([chunk.values for chunk in chunks]), max(max(self.top), NEIGHBOURS), device)
-        owners = []
-        for chunk in merged(vectors(gallery_items, "gallery"), GALLERY):
+        query_vectors = merge_chunks(list(vectors(query_dataset, "queries")))
+        queries = Side(query_dataset, query_vectors.items)
+        search = Search(query_vectors.values, max(max(self.top), NEIGHBOURS), device)
+        items = []
+        for chunk in rebatched(vectors(gallery_dataset, "gallery"), GALLERY):
             search.add(chunk.values)
-            owners.append(chunk.items)
-        gallery = Side(gallery_items, torch.cat(owners))
+            items.append(chunk.items)
+        gallery = Side(gallery_dataset, torch.cat(items))
         self._check_sides(queries, gallery, console)
         return replace(self._result(queries, gallery, search.neighbours.cpu(), size, shared), idle=idle)
 
     def _check_sides(self, queries: Side, gallery: Side, console: Console) -> None:
-        """Say what was left out; a class of the gallery without a readable file is refused, a lacking one noted."""
+        """Note skipped files and classes that the gallery lacks; refuse a class whose files are all unreadable."""
         for side, title in ((queries, "queries"), (gallery, "gallery")):
-            tell_skipped(console, side.items.skipped, title)
-        found, place = gallery.labels.tolist(), self._side_name(self.train, self.train_set)
-        check_covered(found, gallery.items.labels, gallery.items.classes, f"file in {place}")
-        lost = len(set(queries.labels.tolist()) - set(found))
-        if lost:
-            note(console, f"{lost} of the classes of the queries are not in the gallery: they cannot be found")
+            note_skipped(console, side.dataset.skipped, title)
+        labels, name = gallery.labels.tolist(), self._side_name(self.train, self.train_set)
+        check_covered(labels, gallery.dataset.labels, gallery.dataset.classes, f"file in {name}")
+        lacking = len(set(queries.labels.tolist()) - set(labels))
+        if lacking:
+            note(console, f"{lacking} of the classes of the queries are not in the gallery: they cannot be retrieved")
 
-    def _sources(self) -> tuple[Items, Items]:
-        """Gallery and queries."""
+    def _open(self, size: int) -> tuple[LabelledDataset, LabelledDataset]:
+        """Return gallery and queries."""
         if self.voc is not None and (self.train or self.test):
             raise UserError("give --voc, or --train and --test, not both")
         if self.voc is not None:
@@ -152,35 +278,31 @@ class Retrieval(Evaluation):
             )
             return gallery, queries
         if self.train is None or self.test is None:
-            raise UserError("say what to retrieve: give --train and --test (folders by class), or --voc")
-        gallery = class_folders(self.train)
-        queries = class_folders(self.test, gallery.classes)
-        if gallery.kind != queries.kind:
-            raise UserError(f"{self.train} holds {gallery.kind}, but {self.test} holds {queries.kind}")
-        return gallery, queries
+            raise UserError("there is nothing to retrieve: give --train and --test (class folders), or --voc")
+        return open_pair(self.train, self.test, square=Square(size), frames=self.frames)
 
-    def _prepared(self, items: Items, size: int) -> Items:
-        if self.per_video and items.kind != "videos":
-            raise UserError(f"per_video is for videos, and there are {items.kind}")
-        fit = items.fit if self.fit == "auto" else self.fit
-        return replace(items, side=size, fit=fit, frames=self.frames).first(self.limit)
+    def _prepared(self, dataset: LabelledDataset, size: int) -> LabelledDataset:
+        if self.per_video and dataset.kind != "videos":
+            raise UserError(f"--per_video is for videos, but {dataset.address} holds {dataset.kind}")
+        auto: Literal["crop", "squash"] = "squash" if dataset.kind == "objects" else "crop"
+        return dataset.with_square(Square(size, auto if self.fit == "auto" else self.fit)).limited(self.limit)
 
     def _result(self, queries: Side, gallery: Side, neighbours: Tensor, size: int, shared: int) -> Result:
         accuracies = top_k_accuracy(neighbours, queries.labels, gallery.labels, self.top)
-        counts = {"queries": len(queries.owners), "gallery": len(gallery.owners)}
-        kind = queries.items.kind
+        counts = {"queries": len(queries.items), "gallery": len(gallery.items)}
+        kind = queries.dataset.kind
         figures = {
             **accuracies,
             **counts,
             "shared_files": shared,
-            "skipped": skipped_figures([*queries.items.skipped, *gallery.items.skipped]),
+            "skipped": skipped_figures([*queries.dataset.skipped, *gallery.dataset.skipped]),
         }
         return Result(
             f"retrieval, {self._unit(kind)}",
             f"{counts['queries']:,} queries ({self._side_name(self.test, self.test_set)}) in a gallery of "
             f"{counts['gallery']:,} ({self._side_name(self.train, self.train_set)}), "
-            f"{f'{sharing(shared)}, ' if shared else ''}"
-            f"{self._crop(queries.items)} {size} px; percent of the queries whose class is among "
+            f"{f'{shared_sentence(shared)}, ' if shared else ''}"
+            f"{self._crop(queries.dataset)} {size} px; percent of the queries whose class is among "
             "their k nearest by cosine of pool5",
             figures,
             self._table(accuracies, kind),
@@ -188,57 +310,118 @@ class Retrieval(Evaluation):
         )
 
     def _table(self, accuracies: dict[str, float], kind: str) -> Table:
-        on = "UCF-101" if kind == "videos" else "VOC 2007"
+        data = "UCF-101" if kind == "videos" else "VOC 2007"
         same = kind == "objects" and self.unchanged("year", "train_set", "test_set", "limit")
         titles = {key: key.replace("top", "top ") for key in accuracies}
-        theirs = {title: f"{on} {key}" for key, title in titles.items()}
+        paper_columns = {title: f"{data} {key}" for key, title in titles.items()}
         ours = {"this network": {titles[key]: value for key, value in accuracies.items()}}
-        return published_table("1", ours, on, theirs, same=same)
+        return published_table("1", ours, data, paper_columns, same=same)
 
     def _unit(self, kind: str) -> str:
         if kind == "videos":
             return f"per video, the mean of {self.frames} frames" if self.per_video else "per frame"
         return "per image" if kind == "images" else "per object"
 
-    def _side_name(self, folder: Path | None, split: str) -> str:
-        return f"VOC{self.year} {split}" if folder is None else str(folder)
+    def _side_name(self, address: str | None, split: str) -> str:
+        return f"VOC{self.year} {split}" if address is None else str(address)
 
-    def _crop(self, items: Items) -> str:
-        frames = f"{self.frames} frames of each video, " if items.kind == "videos" else ""
-        if items.kind == "objects":
+    def _crop(self, dataset: LabelledDataset) -> str:
+        chosen = f"{self.frames} frames of each video, " if dataset.kind == "videos" else ""
+        if dataset.kind == "objects":
             marked = "all" if self.difficult else "all but the difficult"
-            frames = f"{marked} boxes of {self.min_pixels:,} pixels or more, "
-        return frames + ("centre square at" if items.fit == "crop" else "squashed to")
+            chosen = f"{marked} boxes of {self.min_pixels:,} pixels or more, "
+        return chosen + ("centre square at" if dataset.square.fit == "crop" else "squashed to")
 
     def _examples(self, queries: Side, gallery: Side, neighbours: Tensor) -> Neighbours | None:
-        """Some queries and their nearest as images; read again, as no image was kept."""
+        """Return some queries and their neighbours as images, read again as none are kept in memory."""
         if not self.examples:
             return None
-        chosen = one_of_each(queries.labels, self.examples)
-        found = neighbours[chosen, :NEIGHBOURS].flatten().tolist()
-        return Neighbours(_pictures(queries, chosen), _pictures(gallery, found))
+        chosen = one_per_class(queries.labels, self.examples)
+        nearest_rows = neighbours[chosen, :NEIGHBOURS].flatten().tolist()
+        return Neighbours(_pictures(queries, chosen), _pictures(gallery, nearest_rows))
 
 
 def _pictures(side: Side, rows: list[int]) -> LabelledImages:
-    """The frames that vectors were made of; the first one of a video that has but one vector."""
-    owners = side.owners[rows].tolist()
-    first = torch.searchsorted(side.owners, side.owners[rows]).tolist()
-    pixels = [side.items.read(owner)[row - start] for owner, row, start in zip(owners, rows, first, strict=True)]
-    files = [str(side.items.items[owner].path) for owner in owners]
-    return LabelledImages(np.stack(pixels), side.labels[rows], side.items.classes, files)
+    """Return the frames that vectors were made of; the first one for a video with a single vector."""
+    items = side.items[rows].tolist()
+    first = torch.searchsorted(side.items, side.items[rows]).tolist()
+    pixels = [side.dataset.load(item)[row - start] for item, row, start in zip(items, rows, first, strict=True)]
+    files = [side.dataset.location(item) for item in items]
+    return LabelledImages(np.stack(pixels), side.labels[rows], side.dataset.classes, files)
 
 
-def merged(chunks: Iterable[Chunk], rows: int) -> Iterator[Chunk]:
-    """The same in chunks of at least so many rows, but for the last: large products are faster."""
-    held: list[Chunk] = []
+def rebatched(chunks: Iterable[FeatureChunk], rows: int) -> Iterator[FeatureChunk]:
+    """Merge chunks into larger ones of at least `rows` rows, except the last: large products are faster."""
+    pending: list[FeatureChunk] = []
     for chunk in chunks:
-        held.append(chunk)
-        if sum(len(some.items) for some in held) >= rows:
-            yield _joined(held)
-            held = []
-    if held:
-        yield _joined(held)
+        pending.append(chunk)
+        if sum(len(part.items) for part in pending) >= rows:
+            yield merge_chunks(pending)
+            pending = []
+    if pending:
+        yield merge_chunks(pending)
 
 
-def _joined(chunks: list[Chunk]) -> Chunk:
-    return Chunk(torch.cat([chunk.values for chunk in chunks]), torch.cat([chunk.items for chunk in chunks]))
+# ---- the monitor of a run
+
+
+@dataclass(frozen=True)
+class RetrievalMonitor:
+    """Retrieval and effective rank on a small labelled set, measured during pretraining."""
+
+    gallery: LabelledImages
+    queries: LabelledImages
+    device: torch.device
+
+    def neighbours(self, backbone: Backbone) -> Tensor:
+        """Return the indices of each query's nearest gallery images."""
+        return self._nearest(*self._features(backbone))
+
+    def __call__(self, backbone: Backbone) -> dict[str, float]:
+        """Return the top-k accuracies of a backbone, and the effective rank of its features of the gallery."""
+        queries, gallery = self._features(backbone)
+        rank = effective_rank(gallery.to(self.device))
+        return {**self._score(self._nearest(queries, gallery)), "rankme": rank}
+
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """Return the accuracies of features that are not learned."""
+        features = {"raw pixels": raw_pixels, "colour histograms": colour_histograms}
+        return {
+            name: self._score(self._nearest(feature(self.queries.pixels), feature(self.gallery.pixels)))
+            for name, feature in features.items()
+        }
+
+    def _features(self, backbone: Backbone) -> tuple[Tensor, Tensor]:
+        queries, gallery = (extract(backbone, side.pixels, self.device) for side in (self.queries, self.gallery))
+        return queries, gallery
+
+    def _nearest(self, queries: Tensor, gallery: Tensor) -> Tensor:
+        return nearest(queries, gallery, min(max(TOP), len(self.gallery)))
+
+    def _score(self, neighbours: Tensor) -> dict[str, float]:
+        return top_k_accuracy(neighbours, self.queries.labels, self.gallery.labels)
+
+
+def build_monitor(config: Config, console: Console | None = None) -> RetrievalMonitor | None:
+    """Return retrieval on the given labelled data, or on the synthetic world if that is trained on, or None.
+
+    Files that cannot be read are named on the console.
+    """
+    device, monitor = choose_device(config.device), config.monitor
+    if monitor.gallery is not None and monitor.queries is not None:
+        square, cache = Square(build_backbone(config.model.backbone).eval_size), config.data.cache
+        datasets = open_pair(monitor.gallery, monitor.queries, square=square, frames=1, cache=cache)
+        gallery, queries = (load_images(dataset, monitor.limit) for dataset in datasets)
+        if console is not None:
+            for dataset in datasets:
+                note_skipped(console, dataset.skipped, f"monitor, {dataset.address}")
+        return RetrievalMonitor(gallery, queries, device)
+    if config.images is not None or config.videos is not None:
+        return None
+
+    def synthetic(name: str, count: int) -> LabelledImages:
+        seed = int(stream_seed(config.seed, "monitor", name).generate_state(1)[0])
+        return load_images(synthetic_dataset(synthetic_images(count, config.synthetic.image_size, seed)))
+
+    gallery, queries = synthetic("gallery", config.synthetic.gallery), synthetic("queries", config.synthetic.queries)
+    return RetrievalMonitor(gallery, queries, device)

@@ -1,17 +1,17 @@
-"""CaffeNet up to pool5 with batch normalisation, the paper's backbone, and a small one in its image."""
+"""CaffeNet up to pool5: with batch normalisation (the paper's backbone), with LRN (the author's), and a tiny one."""
 
 import torch
 from torch import Tensor, nn
 
 from unshuffle.accelerator import has_kernels
-from unshuffle.models.norm import is_synchronised
-from unshuffle.models.registry import Backbone, register_backbone, sequential
+from unshuffle.models.batch_norm import is_synchronised
+from unshuffle.models.registry import SequentialBackbone, register_backbone
 
 
 def _block(
     inputs: int, outputs: int, kernel: int, *, stride: int = 1, padding: int = 0, groups: int = 1
 ) -> nn.Sequential:
-    """Convolution, BN, ReLU, in the order that folds into one convolution; biases as in CaffeNet's layer table."""
+    """Return convolution, BN and ReLU, an order that folds into one convolution; with a bias, as in CaffeNet."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups),
         nn.BatchNorm2d(outputs),
@@ -20,7 +20,7 @@ def _block(
 
 
 @register_backbone("caffenet")
-class CaffeNet(Backbone):
+class CaffeNet(SequentialBackbone):
     """2304 features at 75 px with conv1 stride 2 (training), 9216 at 227 px with stride 4 (evaluation)."""
 
     channels = 256
@@ -35,43 +35,68 @@ class CaffeNet(Backbone):
         # floor pooling: 75 px give 3x3 only with it (Caffe's ceil pooling would give 4x4)
         self.pool = nn.MaxPool2d(3, 2)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """The pool5 map."""
-        pool5: Tensor = self.pool(self.stages(images)["conv5"])
-        return pool5
-
-    def stages(self, images: Tensor) -> dict[str, Tensor]:
-        """`conv1` to `conv5`."""
-        conv1 = self.conv1(images)
-        conv2 = self.conv2(self.pool(conv1))
-        conv3 = self.conv3(self.pool(conv2))
-        conv4 = self.conv4(conv3)
-        return {"conv1": conv1, "conv2": conv2, "conv3": conv3, "conv4": conv4, "conv5": self.conv5(conv4)}
+    def layers(self) -> list[nn.Module]:
+        """Return conv1 to pool5."""
+        early = [self.conv1, self.pool, self.conv2, self.pool]
+        return [*early, self.conv3, self.conv4, self.conv5, self.pool]
 
     def training_pass(self, images: Tensor) -> Tensor:
-        """The pool5 map; bf16 images on a GPU take the fused kernels."""
+        """Return the pool5 map; bf16 images on a GPU go through the fused kernels."""
         is_folded = not isinstance(self.conv1[1], nn.BatchNorm2d)
         if is_folded or not has_kernels(images.device) or images.dtype != torch.bfloat16 or is_synchronised(self):
             return super().training_pass(images)
-        from unshuffle.models.fused_caffenet import fused_pool5  # needs Triton, which comes with torch for GPUs only
+        from unshuffle.kernels.fused_caffenet import fused_pool5  # needs Triton, which only torch for GPUs installs
 
-        return fused_pool5(self, images)
-
-    def forms(self) -> dict[str, nn.Module]:
-        """Also as one sequence; folded, its names are those of torchvision's AlexNet."""
-        early = [self.conv1, self.pool, self.conv2, self.pool]
-        return {"unshuffle": self, "torchvision": sequential(*early, self.conv3, self.conv4, self.conv5, self.pool)}
+        return fused_pool5((self.conv1, self.conv2, self.conv3, self.conv4, self.conv5), images)
 
     def for_evaluation(self) -> "CaffeNet":
-        """Conv1 takes stride 4, as in all of the paper's evaluations."""
+        """Set conv1 to stride 4, as in all of the paper's evaluations."""
         conv1 = self.conv1[0]
         assert isinstance(conv1, nn.Conv2d)
         conv1.stride = (4, 4)
         return self.eval()
 
 
+@register_backbone("caffenet-lrn")
+class CaffeNetLrn(SequentialBackbone):
+    """CaffeNet with local response normalisation in place of BN: the backbone of the author's public jigsaw network.
+
+    The shapes are those of `caffenet`: 2304 features at 75 px, 9216 at 227 px with conv1 stride 4.
+    """
+
+    channels = 256
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 96, 11, stride=2)
+        self.conv2 = nn.Conv2d(96, 256, 5, padding=2, groups=2)
+        self.conv3 = nn.Conv2d(256, 384, 3, padding=1)
+        self.conv4 = nn.Conv2d(384, 384, 3, padding=1, groups=2)
+        self.conv5 = nn.Conv2d(384, 256, 3, padding=1, groups=2)
+        self.relu = nn.ReLU(inplace=True)
+        self.pool = nn.MaxPool2d(3, 2)
+        self.lrn = nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75)
+
+    def layers(self) -> list[nn.Module]:
+        """Return conv1 to pool5."""
+        relu, pool, lrn = self.relu, self.pool, self.lrn
+        early = [self.conv1, relu, pool, lrn, self.conv2, relu, pool, lrn]
+        return [*early, self.conv3, relu, self.conv4, relu, self.conv5, relu, pool]
+
+    def forms(self) -> dict[str, nn.Module]:
+        """Add that of the author's files too, `conv.conv1_s1.weight` and so on."""
+        convs = [self.conv1, self.conv2, self.conv3, self.conv4, self.conv5]
+        author = nn.ModuleDict({f"conv{number}_s1": conv for number, conv in enumerate(convs, 1)})
+        return {**super().forms(), "author": nn.ModuleDict({"conv": author})}
+
+    def for_evaluation(self) -> "CaffeNetLrn":
+        """Set conv1 to stride 4, as in all of the paper's evaluations."""
+        self.conv1.stride = (4, 4)
+        return self.eval()
+
+
 @register_backbone("tiny")
-class Tiny(Backbone):
+class Tiny(SequentialBackbone):
     """Four convolutions for the demo and for tests: 3x3 features at 24 px, in milliseconds on a CPU."""
 
     channels = 96
@@ -85,19 +110,6 @@ class Tiny(Backbone):
         self.conv4 = _block(96, 96, 3, padding=1)
         self.pool = nn.MaxPool2d(2, 2)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """The last pooled map."""
-        pool4: Tensor = self.pool(self.stages(images)["conv4"])
-        return pool4
-
-    def stages(self, images: Tensor) -> dict[str, Tensor]:
-        """`conv1` to `conv4`."""
-        conv1 = self.conv1(images)
-        conv2 = self.conv2(conv1)
-        conv3 = self.conv3(self.pool(conv2))
-        return {"conv1": conv1, "conv2": conv2, "conv3": conv3, "conv4": self.conv4(conv3)}
-
-    def forms(self) -> dict[str, nn.Module]:
-        """Also as one sequence."""
-        layers = [self.conv1, self.conv2, self.pool, self.conv3, self.conv4, self.pool]
-        return {"unshuffle": self, "torchvision": sequential(*layers)}
+    def layers(self) -> list[nn.Module]:
+        """Return conv1 to the last pooling."""
+        return [self.conv1, self.conv2, self.pool, self.conv3, self.conv4, self.pool]

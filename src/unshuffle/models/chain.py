@@ -1,7 +1,8 @@
-"""Backbones that are a plain chain of layers, for tasks that change a backbone's padding or leave its last pooling out."""
+"""Backbones as a chain of layers, for evaluations that change the padding or omit the last pooling."""
 
 import copy
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple
 
 from torch import fx, nn
@@ -11,48 +12,40 @@ from unshuffle.models.registry import Backbone
 
 
 class Geometry(NamedTuple):
-    """Where the cells of a map lie in the image."""
+    """The position of a map's cells in the image."""
 
     stride: int
     """Pixels from one cell to the next."""
     centre: float
-    """The pixel at the centre of what the first cell sees."""
+    """Pixel coordinate of the centre of the first cell's receptive field."""
 
 
 def chain_of(backbone: Backbone) -> nn.Sequential:
-    """The layers of a backbone one after another, each its own copy; only backbones without branches have this form."""
+    """Return copies of a backbone's layers one after another; only backbones without branches have this form."""
+    error = UserError(
+        f"{backbone.architecture or type(backbone).__name__} is not a plain chain of layers, so its padding cannot be "
+        "changed: use detection and segmentation with backbones such as caffenet, alexnet and tiny"
+    )
     try:
         traced = fx.symbolic_trace(backbone)
-    except Exception:  # tracing runs the backbone's own code, which may fail in any way
-        raise _no_chain(backbone) from None
-    placeholder, *nodes, output = traced.graph.nodes
-    layers: list[nn.Module] = []
-    before = placeholder
-    for node in nodes:
-        if node.op != "call_module" or node.args != (before,) or node.kwargs:
-            raise _no_chain(backbone)
-        layers.append(copy.deepcopy(traced.get_submodule(str(node.target))))
-        before = node
-    if output.args != (before,):
-        raise _no_chain(backbone)
+    except Exception:  # tracing runs the backbone's own code, which may raise anything
+        raise error from None
+    nodes = list(traced.graph.nodes)
+    are_linked = all(node.args == (previous,) and not node.kwargs for previous, node in pairwise(nodes))
+    calls = nodes[1:-1]  # without input and output
+    if not are_linked or any(node.op != "call_module" for node in calls):
+        raise error
+    layers = [copy.deepcopy(traced.get_submodule(str(node.target))) for node in calls]
     return nn.Sequential(*(layer for layer in layers if not isinstance(layer, nn.Identity)))
 
 
-def _no_chain(backbone: Backbone) -> UserError:
-    name = backbone.architecture or type(backbone).__name__
-    return UserError(
-        f"{name} is no plain chain of layers, whose padding this task must change: "
-        "detection and segmentation are for backbones such as caffenet, alexnet and tiny"
-    )
-
-
 def first_convolution(layers: nn.Sequential) -> nn.Conv2d:
-    """Conv1."""
+    """Return the first convolution of a chain."""
     return next(layer for layer in layers if isinstance(layer, nn.Conv2d))
 
 
 def geometry(layers: Iterable[nn.Module]) -> Geometry:
-    """Stride of a chain, and where its first cell looks."""
+    """Return the stride of a chain and the centre of its first cell."""
     stride, centre = 1, 0.0
     for layer in layers:
         if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
@@ -62,7 +55,7 @@ def geometry(layers: Iterable[nn.Module]) -> Geometry:
 
 
 def side_of(value: int | str | tuple[int, ...]) -> int:
-    """A layer's setting, which is the same for both sides of an image."""
+    """Return a layer's kernel size, stride or padding, which must be the same for both axes."""
     assert not isinstance(value, str)
     if isinstance(value, int):
         return value

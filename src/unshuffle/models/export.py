@@ -1,10 +1,9 @@
-"""Backbones for use elsewhere: safetensors, a state dict as torchvision would write it, or ONNX."""
+"""Export of backbones: safetensors, a state dict in torchvision's layout, or ONNX."""
 
 import copy
 import importlib.util
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,70 +11,63 @@ import torch
 
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write, check_new_file
-from unshuffle.models.fold import fold_batch_norm
+from unshuffle.models.batch_norm import fold_batch_norm
 from unshuffle.models.registry import Backbone
-from unshuffle.models.weights import METADATA, WEIGHTS_NAME, write_weights
+from unshuffle.models.weights import METADATA, describe, write_weights
+from unshuffle.runs.run import WEIGHTS_NAME
 
 Format = Literal["safetensors", "torchvision", "onnx"]
 SUFFIXES: dict[Format, str] = {"safetensors": ".safetensors", "torchvision": ".pth", "onnx": ".onnx"}
 TOLERANCE = 1e-4
-"""Largest difference between torch and onnxruntime, as a share of the largest value."""
+"""Largest difference between torch and onnxruntime, as a fraction of the largest value."""
 
 
 def export(backbone: Backbone, out: Path, form: Format, *, fold: bool = False) -> dict[str, Any]:
-    """Write a backbone that is in its form for evaluation; returns what is worth telling about the file."""
+    """Write a backbone, given in its evaluation form, and return a description of the file."""
     check_new_file(out, "--out")
     if out.suffix != SUFFIXES[form]:
-        raise UserError(f"the name of a file in the format {form} ends with {SUFFIXES[form]}, and {out} does not")
+        raise UserError(f"--out {out} must end with {SUFFIXES[form]} for the format {form}")
     if fold:
         backbone = fold_batch_norm(backbone)
-    metadata = {**backbone.metadata, **_description(backbone)} | ({"batch_norm": "folded"} if fold else {})
-    findings = _WRITERS[form](backbone, metadata, out)
-    return {"file": str(out), "bytes": out.stat().st_size, **metadata, **findings}
+    metadata = {**backbone.metadata, **describe(backbone)} | ({"batch_norm": "folded"} if fold else {})
+    checks = {}
+    if form == "safetensors":
+        write_weights(backbone, metadata, out)
+    elif form == "torchvision":
+        _write_torchvision(backbone, metadata, out)
+    else:
+        checks["difference"] = _write_onnx(backbone, metadata, out)
+    return {"file": str(out), "bytes": out.stat().st_size, **metadata, **checks}
 
 
 def default_file(weights: str, form: Format, *, fold: bool = False) -> Path:
-    """Where an export goes that is not told: into the run folder or beside the weights file, or else where we are."""
+    """Return the default output file: in the run folder, beside the weights file, or else in the working directory."""
     path = Path(weights).expanduser()
     base = path / WEIGHTS_NAME if path.is_dir() else path if path.is_file() else Path(weights.replace(":", "-") + ".x")
     out = base.with_name(f"{base.stem}{'-folded' if fold else ''}{SUFFIXES[form]}")
     if form == "safetensors" and out == base and base.is_file():
-        raise UserError(f"{base} is the backbone as safetensors already: use it as it is, or give --out or --fold")
+        raise UserError(f"{base} is already a safetensors file: use it directly, or pass --out or --fold")
     return out
 
 
-def _description(backbone: Backbone) -> dict[str, str]:
-    return {
-        "architecture": backbone.architecture,
-        "input_size": str(backbone.eval_size),
-        "normalisation": str(backbone.normalisation),
-    }
-
-
-def _write_safetensors(backbone: Backbone, metadata: dict[str, str], out: Path) -> dict[str, Any]:
-    write_weights(backbone, metadata, out)
-    return {}
-
-
-def _write_torchvision(backbone: Backbone, metadata: dict[str, str], out: Path) -> dict[str, Any]:
-    """A plain state dict; the metadata travels where torch keeps the versions of layers, out of everybody's way."""
+def _write_torchvision(backbone: Backbone, metadata: dict[str, str], out: Path) -> None:
+    """Write a plain state dict; its metadata goes where torch keeps the versions of layers, which loaders ignore."""
     state = backbone.forms()["torchvision"].state_dict()
     weights = OrderedDict((key, value.detach().cpu().clone()) for key, value in state.items())
     weights._metadata = state._metadata | {METADATA: metadata}  # type: ignore[attr-defined]
     with atomic_write(out) as draft:
         torch.save(weights, draft)
-    return {}
 
 
-def _write_onnx(backbone: Backbone, metadata: dict[str, str], out: Path) -> dict[str, Any]:
-    """The network with any number of images at a time, kept only if onnxruntime computes what torch does."""
+def _write_onnx(backbone: Backbone, metadata: dict[str, str], out: Path) -> float:
+    """Write the network for any batch size and return its `onnx_difference`; the file is kept only if it is small."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"ONNX needs {package}: pip install 'unshuffle[onnx]'")
     backbone = copy.deepcopy(backbone).cpu().eval()
     example = torch.zeros(2, 3, backbone.eval_size, backbone.eval_size)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, about its own insides
+        warnings.simplefilter("ignore")  # the exporter warns about its own internals
         program = torch.onnx.export(
             backbone,
             (example,),
@@ -91,27 +83,20 @@ def _write_onnx(backbone: Backbone, metadata: dict[str, str], out: Path) -> dict
         program.save(draft, external_data=False)
         difference = onnx_difference(backbone, draft)
         if not difference <= TOLERANCE:
-            raise UserError(f"onnxruntime and torch differ by {difference:.1e}, so {out} was not written")
-    return {"difference": difference}
+            raise UserError(f"{out} was not written: onnxruntime and torch differ by {difference:.1e}")
+    return difference
 
 
 @torch.no_grad()
 def onnx_difference(backbone: Backbone, file: Path) -> float:
-    """Largest difference between a backbone and its ONNX file, as a share of the largest value, for 1 and for 3 images."""
+    """Return the largest difference between a backbone and its ONNX file, as a fraction of the largest value."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     generator = torch.Generator().manual_seed(0)
     worst = 0.0
-    for count in (1, 3):
+    for count in (1, 3):  # batch sizes
         images = torch.randn(count, 3, backbone.eval_size, backbone.eval_size, generator=generator)
-        ours, theirs = backbone(images), torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
-        worst = max(worst, float((ours - theirs).abs().max() / ours.abs().max()))
+        expected, exported = backbone(images), torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+        worst = max(worst, float((expected - exported).abs().max() / expected.abs().max()))
     return worst
-
-
-_WRITERS: dict[Format, Callable[[Backbone, dict[str, str], Path], dict[str, Any]]] = {
-    "safetensors": _write_safetensors,
-    "torchvision": _write_torchvision,
-    "onnx": _write_onnx,
-}

@@ -1,4 +1,4 @@
-"""The classifiers on top of the backbone: fc6 for each part, then all parts together, then one of |Ψ| permutations."""
+"""Heads on the backbone: fc6 of each tile or frame (part), then a classifier of all parts into |Ψ| permutations."""
 
 from collections.abc import Callable
 
@@ -12,10 +12,10 @@ OrderClassifier = Callable[[Tensor], Tensor]
 
 
 class Head(nn.Module):
-    """fc6 of each part, and a classifier of their order.
+    """fc6 of each part, and a classifier of the permutation of the parts.
 
-    The two steps are apart because fc6 does not depend on the order: `embed` runs once for a sample, `classify` once
-    for each permutation of it.
+    The two steps are separate because fc6 does not depend on the permutation: `embed` runs once for a sample,
+    `classify` once for each permutation of it.
     """
 
     def __init__(self, features: int, config: HeadConfig) -> None:
@@ -24,41 +24,36 @@ class Head(nn.Module):
         self.fc6 = nn.Sequential(nn.Linear(features, config.fc6), nn.ReLU(), nn.Dropout(config.dropout))
 
     def embed(self, features: Tensor) -> Tensor:
-        """(B, P, features) of the backbone to (B, P, fc6)."""
+        """Return the (B, P, fc6) embeddings of (B, P, features) of the backbone."""
         fc6: Tensor = self.fc6(features)
         return centred(fc6) if self.centre else fc6
 
     def classify(self, ordered: Tensor) -> Tensor:
-        """(N, P, fc6) in the order to be recognised to (N, |Ψ|) logits φ."""
+        """Return the (N, |Ψ|) logits φ of (N, P, fc6) embeddings in permuted order."""
         raise NotImplementedError
 
     def order_classifier(self, vectors: Tensor) -> OrderClassifier:
-        """Given each sample's (B, P, fc6) vectors, what turns K orders, (K, P), into logits (B, K, |Ψ|), to validate.
+        """Return a function that maps (K, P) permutations to (B, K, |Ψ|) logits as `classify` does, for validation.
 
-        Heads override it to do once what all orders share.
+        `vectors` are each sample's (B, P, fc6) embeddings. What the permutations have in common is computed only once.
         """
-
-        def classify(orders: Tensor) -> Tensor:
-            ordered = vectors[:, orders]
-            return self.classify(ordered.flatten(0, 1)).view(len(vectors), len(orders), -1)
-
-        return classify
+        raise NotImplementedError
 
 
 def centred(vectors: Tensor) -> Tensor:
-    """Take a sample's mean from its (B, P, D) vectors and divide by their rms.
+    """Subtract each sample's mean over the parts from its (B, P, D) vectors and divide by their root mean square.
 
-    What the parts share drowns what tells their order; both operations are symmetric in the parts, so they cannot
-    leak it.
+    Without it, what the parts have in common outweighs what depends on their positions. Both operations are symmetric
+    in the parts, so they cannot reveal the permutation.
     """
-    # the difference of nearly equal numbers: in bf16 little would be left of it
+    # bf16 would lose most digits in the difference of nearly equal numbers
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-    rest = vectors - vectors.mean(dim=1, keepdim=True)
-    return rest * torch.rsqrt(rest.square().mean(dim=(1, 2), keepdim=True) + 1e-6)
+    residual = vectors - vectors.mean(dim=1, keepdim=True)
+    return residual * torch.rsqrt(residual.square().mean(dim=(1, 2), keepdim=True) + 1e-6)
 
 
 class ConcatHead(Head):
-    """All fc6 vectors side by side into fc7."""
+    """A classifier of the concatenated fc6 embeddings: fc7, then fc8."""
 
     def __init__(self, features: int, parts: int, num_permutations: int, config: HeadConfig) -> None:
         super().__init__(features, config)
@@ -66,12 +61,12 @@ class ConcatHead(Head):
         self.fc8 = nn.Linear(config.hidden, num_permutations)
 
     def classify(self, ordered: Tensor) -> Tensor:
-        """Logits from fc7."""
+        """Return the logits of fc8."""
         logits: Tensor = self.fc8(self.fc7(ordered.flatten(1)))
         return logits
 
     def order_classifier(self, vectors: Tensor) -> OrderClassifier:
-        """As the base class: fc7 of an order is Σ_t W_t · f_ψ(t), so the P · P products are shared by all orders."""
+        """Return the logits by fc7 of ψ as Σ_t W_t · f_ψ(t): the permutations share the P · P products."""
         linear = self.fc7[0]
         assert isinstance(linear, nn.Linear)
         samples, parts, width = vectors.shape
@@ -80,17 +75,17 @@ class ConcatHead(Head):
         sample = torch.arange(samples, device=vectors.device)[:, None, None] * parts
         position = torch.arange(parts, device=vectors.device)
 
-        def classify(orders: Tensor) -> Tensor:
-            rows = (sample + orders) * parts + position
+        def classify(permutations: Tensor) -> Tensor:
+            rows = (sample + permutations) * parts + position
             fc7 = F.embedding_bag(rows.flatten(0, 1), products, mode="sum") + linear.bias
-            logits: Tensor = self.fc8(fc7.relu_()).view(samples, len(orders), -1)
+            logits: Tensor = self.fc8(fc7.relu_()).view(samples, len(permutations), -1)
             return logits
 
         return classify
 
 
 class LstmHead(Head):
-    """The fc6 vectors in turn into an LSTM, whose last state is classified."""
+    """An LSTM over the fc6 embeddings, and a classifier of its last state."""
 
     def __init__(self, features: int, num_permutations: int, config: HeadConfig) -> None:
         super().__init__(features, config)
@@ -99,31 +94,31 @@ class LstmHead(Head):
         self.fc8 = nn.Linear(config.hidden, num_permutations)
 
     def classify(self, ordered: Tensor) -> Tensor:
-        """Logits from the state after the last part."""
+        """Return the logits of the state after the last part."""
         states, _ = self.lstm(ordered)
         logits: Tensor = self.fc8(self.dropout(states[:, -1]))
         return logits
 
     def order_classifier(self, vectors: Tensor) -> OrderClassifier:
-        """As the base class: what the gates take from a part does not depend on when it comes."""
-        into, again, into_bias, again_bias = self.lstm.all_weights[0]
-        from_parts = F.linear(vectors, into, into_bias + again_bias)
+        """Return the logits; the input term of the gates is shared, as it does not depend on a part's position."""
+        weight_ih, weight_hh, bias_ih, bias_hh = self.lstm.all_weights[0]
+        input_gates = F.linear(vectors, weight_ih, bias_ih + bias_hh)
 
-        def classify(orders: Tensor) -> Tensor:
-            state = cell = from_parts.new_zeros(len(vectors) * len(orders), self.lstm.hidden_size)
-            for part in orders.T:
-                gates = from_parts[:, part].flatten(0, 1).addmm_(state, again.T)
-                enter, forget, new, leave = gates.chunk(4, dim=1)
-                cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
-                state = leave.sigmoid() * cell.tanh()
-            logits: Tensor = self.fc8(state).view(len(vectors), len(orders), -1)
+        def classify(permutations: Tensor) -> Tensor:
+            hidden = cell = input_gates.new_zeros(len(vectors) * len(permutations), self.lstm.hidden_size)
+            for part in permutations.T:
+                gates = input_gates[:, part].flatten(0, 1).addmm_(hidden, weight_hh.T)
+                input_gate, forget_gate, candidate, output_gate = gates.chunk(4, dim=1)
+                cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
+                hidden = output_gate.sigmoid() * cell.tanh()
+            logits: Tensor = self.fc8(hidden).view(len(vectors), len(permutations), -1)
             return logits
 
         return classify
 
 
 def build_head(features: int, parts: int, num_permutations: int, config: HeadConfig) -> Head:
-    """The head that the config names."""
+    """Return the head that the config names."""
     if config.kind == "lstm":
         return LstmHead(features, num_permutations, config)
     return ConcatHead(features, parts, num_permutations, config)

@@ -1,13 +1,51 @@
-"""The registry of backbones: one line registers a backbone, its name then works everywhere."""
+"""The registry of backbones: a decorator registers a backbone under a name that then works everywhere.
 
+A backbone also states how its images are normalised, and the file of its weights records it.
+"""
+
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
+import torch
 from torch import Tensor, nn
 
+from unshuffle.data.crops import normalise
+from unshuffle.data.media import explain
 from unshuffle.errors import UserError
-from unshuffle.models.normalisation import PER_IMAGE, Normalisation
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """The mean to subtract from each channel and the std to divide it by; if empty, those of each image itself."""
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return (N, 3, H, W) images in [0, 1] normalised."""
+        if not self.mean:
+            return normalise(images)
+        mean, std = (images.new_tensor(values)[:, None, None] for values in (self.mean, self.std))
+        return (images - mean) / std
+
+    def to_json(self) -> str:
+        """Return the metadata of a weights file."""
+        return json.dumps({"mean": self.mean, "std": self.std})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Normalisation":
+        """Return the normalisation that a weights file states."""
+        try:
+            return cls(**{name: tuple(map(float, values)) for name, values in json.loads(text).items()})
+        except (ValueError, TypeError, AttributeError):
+            raise UserError(f"the normalisation that the weights file states is unknown: {text}") from None
+
+
+PER_IMAGE = Normalisation()
+IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class Backbone(nn.Module):
@@ -16,56 +54,96 @@ class Backbone(nn.Module):
     architecture: str = ""
     """The name it was built by."""
     metadata: Mapping[str, str] = MappingProxyType({})
-    """What the file of its weights says."""
+    """The metadata of its weights file."""
     channels: int
     eval_size: int = 227
-    """Input side at evaluation, when nothing else is said."""
+    """Default input size at evaluation, in pixels."""
     normalisation: Normalisation = PER_IMAGE
-    """How the weights want their images; a new backbone is trained on our own crops."""
+    """The normalisation its weights were trained with; a new backbone is trained on unshuffle's own crops."""
     published_normalisation: Normalisation = PER_IMAGE
-    """The same for files that do not say it, which others have made."""
+    """The normalisation of weights files by others, which do not state it."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """The pool5 map."""
+        """Return the pool5 map."""
         raise NotImplementedError
 
     def normalise(self, images: Tensor) -> Tensor:
-        """(N, 3, H, W) images in [0, 1] as these weights want them."""
+        """Return (N, 3, H, W) images in [0, 1] normalised for these weights."""
         return self.normalisation(images)
 
     def stages(self, images: Tensor) -> dict[str, Tensor]:
-        """The maps on the way to pool5 by their names, the first one first, after their ReLU and before their pool."""
+        """Return the intermediate maps by name, from first to last, each after its ReLU and before its pooling."""
         return {"pool5": self(images)}
 
     def training_pass(self, images: Tensor) -> Tensor:
-        """The pool5 map in training; a backbone may have a faster way on some device, with the same result."""
+        """Return the pool5 map in training; a backbone may override it with a faster equivalent for some device."""
         maps: Tensor = self(images)
         return maps
 
     def for_evaluation(self) -> "Backbone":
-        """Put the backbone into the form that evaluations use; most backbones have only one form."""
+        """Switch to the form that evaluations use and return it; by default the evaluation mode of torch."""
         return self.eval()
 
     def forms(self) -> dict[str, nn.Module]:
-        """The same layers, nested as in the files of other programs; `torchvision` is the form to hand on."""
+        """Return the same layers, nested as in the files of other programs; `torchvision` is the form to export."""
         return {"unshuffle": self, "torchvision": self}
 
 
-def sequential(*layers: nn.Module) -> nn.Module:
-    """Layers one after another, as `features` of a module, the way torchvision writes a plain network."""
-    flat: list[nn.Module] = []
-    for layer in layers:
-        flat += layer if isinstance(layer, nn.Sequential) else [layer]
-    features = [layer for layer in flat if not isinstance(layer, nn.Identity)]  # which folding leaves behind
-    return nn.Sequential(OrderedDict(features=nn.Sequential(*features)))
+class SequentialBackbone(Backbone):
+    """A backbone of layers one after another; `conv1`, `conv2` and so on are the maps after each ReLU."""
+
+    def layers(self) -> list[nn.Module]:
+        """Return the layers in the order of the forward pass, or blocks of layers that end with a ReLU."""
+        raise NotImplementedError
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the output of the last layer."""
+        for layer in self.layers():
+            images = layer(images)
+        return images
+
+    def stages(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the maps after each ReLU."""
+        stages: dict[str, Tensor] = {}
+        for layer in self.layers():
+            images = layer(images)
+            if isinstance(layer, nn.ReLU | nn.Sequential):
+                stages[f"conv{len(stages) + 1}"] = images
+        return stages
+
+    def forms(self) -> dict[str, nn.Module]:
+        """Add the form of one sequence `features`, as torchvision writes a plain network; AlexNet, if it is folded."""
+        flat: list[nn.Module] = []
+        for layer in self.layers():
+            flat += layer if isinstance(layer, nn.Sequential) else [layer]
+        features = [layer for layer in flat if not isinstance(layer, nn.Identity)]  # left by folding
+        return {"unshuffle": self, "torchvision": nn.Sequential(OrderedDict(features=nn.Sequential(*features)))}
+
+
+@torch.no_grad()
+def backbone_features(backbone: Backbone, side: int, option: str = "size") -> int:
+    """Return the length of the backbone's flattened output for one square image.
+
+    `option` names the setting that `side` comes from, for the error message.
+    """
+    was_training = backbone.training
+    backbone.eval()  # this pass must not change BN's running statistics
+    try:
+        features: Tensor = backbone(torch.zeros(1, 3, side, side, device=next(backbone.parameters()).device))
+    except (RuntimeError, AssertionError) as error:  # timm asserts
+        problem = explain(error).splitlines()[0]
+        raise UserError(f"{option} {side} does not suit this backbone: {problem}") from None
+    backbone.train(was_training)
+    return features.numel()
 
 
 BACKBONES: dict[str, Callable[[], Backbone]] = {}
 FAMILIES: dict[str, Callable[[str], Backbone]] = {}
+"""Classes or functions that build backbones by their own names, as `family:NAME`."""
 
 
 def register_backbone(name: str) -> Callable[[Callable[[], Backbone]], Callable[[], Backbone]]:
-    """Make a class or function that builds a backbone available under a name."""
+    """Register a backbone class, or a function that builds one, under a name."""
 
     def register(build: Callable[[], Backbone]) -> Callable[[], Backbone]:
         assert name not in BACKBONES, f"backbone {name} is registered twice"
@@ -75,19 +153,8 @@ def register_backbone(name: str) -> Callable[[Callable[[], Backbone]], Callable[
     return register
 
 
-def register_family(name: str) -> Callable[[Callable[[str], Backbone]], Callable[[str], Backbone]]:
-    """Make a function that builds backbones by their names available as `name:...`."""
-
-    def register(build: Callable[[str], Backbone]) -> Callable[[str], Backbone]:
-        assert name not in FAMILIES, f"family {name} is registered twice"
-        FAMILIES[name] = build
-        return build
-
-    return register
-
-
 def build_backbone(name: str) -> Backbone:
-    """A new backbone with random weights."""
+    """Return a new backbone with random weights."""
     family, _, member = name.partition(":")
     if family in FAMILIES and member:
         backbone = FAMILIES[family](member)
@@ -95,6 +162,6 @@ def build_backbone(name: str) -> Backbone:
         backbone = BACKBONES[name]()
     else:
         known = [*sorted(BACKBONES), *(f"{family}:NAME" for family in sorted(FAMILIES))]
-        raise UserError(f"there is no backbone '{name}'; there are {', '.join(known)}")
+        raise UserError(f"there is no backbone '{name}'; choose from {', '.join(known)}")
     backbone.architecture = name
     return backbone

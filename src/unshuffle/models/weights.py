@@ -1,11 +1,10 @@
-"""Backbones on disk: safetensors with metadata that says what is needed to use them, and the files of other programs."""
+"""Saving and loading of backbones: safetensors with the metadata to use them, and state dicts of other programs."""
 
 import json
 import pickle
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +15,12 @@ from torch import Tensor, nn
 
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
-from unshuffle.models.fold import absorb
-from unshuffle.models.normalisation import Normalisation
-from unshuffle.models.registry import BACKBONES, Backbone, build_backbone
+from unshuffle.models.batch_norm import fold_layers
+from unshuffle.models.registry import BACKBONES, Backbone, Normalisation, build_backbone
+from unshuffle.runs.run import WEIGHTS_NAME
 
-WEIGHTS_NAME = "backbone.safetensors"
 METADATA = "unshuffle"
-"""Under this name a state dict that `unshuffle export` wrote carries its metadata."""
+"""Key under which a state dict written by `unshuffle export` carries its metadata."""
 _PICKLED = (".pth", ".pt", ".tar", ".bin")
 
 Weights = dict[str, Tensor]
@@ -30,34 +28,41 @@ Weights = dict[str, Tensor]
 
 def save_backbone(
     backbone: Backbone,
-    name: str,
     path: Path,
     *,
-    crop_size: int,
+    crop_sizes: Mapping[str, int],
     permutations: Mapping[str, npt.NDArray[np.int64]],
 ) -> None:
-    """Write a backbone under its registered name, with the sets it was trained on."""
+    """Write a backbone with its registered name, and the crop sizes and permutation sets of its tasks."""
     metadata = {
-        "architecture": name,
-        "input_size": str(backbone.eval_size),
-        "training_crop_size": str(crop_size),
-        "normalisation": str(backbone.normalisation),
+        **describe(backbone),
+        **{f"{task}_crop_size": str(size) for task, size in crop_sizes.items()},
         **{f"{task}_permutations": json.dumps(rows.tolist()) for task, rows in permutations.items()},
     }
     write_weights(backbone, metadata, path)
 
 
+def describe(backbone: Backbone) -> dict[str, str]:
+    """Return the metadata that is needed to use a backbone."""
+    return {
+        "architecture": backbone.architecture,
+        "input_size": str(backbone.eval_size),
+        "normalisation": backbone.normalisation.to_json(),
+    }
+
+
 def write_weights(backbone: nn.Module, metadata: dict[str, str], path: Path) -> None:
-    """Write a backbone, or what holds one, with given metadata; a kill never leaves half a file."""
+    """Write a backbone, or a module that contains one, with the given metadata; the file appears only when complete."""
     weights = {key: value.detach().cpu().contiguous() for key, value in backbone.state_dict().items()}
     with atomic_write(path) as draft:
         draft.write_bytes(_sorted_metadata(save(weights, metadata)))
 
 
 def _sorted_metadata(content: bytes) -> bytes:
-    """A safetensors file whose bytes depend on nothing but what it holds: the library writes metadata in any order.
+    """Return a safetensors file with sorted metadata, since the library writes metadata in an arbitrary order.
 
-    It begins with the length of the header in 8 bytes, then the header, which is JSON padded to a multiple of 8.
+    Equal contents then give equal bytes. The file begins with the length of the header in 8 bytes, then the header,
+    which is JSON padded to a multiple of 8.
     """
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
@@ -68,7 +73,7 @@ def _sorted_metadata(content: bytes) -> bytes:
 
 
 def read_weights(path: Path) -> tuple[Weights, dict[str, str]]:
-    """Tensors and metadata of a backbone's file, or of the run folder that holds one."""
+    """Return the tensors and the metadata of a weights file, or of the one in a run folder."""
     file = path / WEIGHTS_NAME if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"there are no weights at {file}")
@@ -78,72 +83,66 @@ def read_weights(path: Path) -> tuple[Weights, dict[str, str]]:
         with safe_open(file, framework="pt") as stored:
             return {key: stored.get_tensor(key) for key in stored.keys()}, stored.metadata() or {}  # noqa: SIM118
     except SafetensorError:
-        kinds = f", and a file of torch's ends with {', '.join(_PICKLED)}" if file.suffix != ".safetensors" else ""
-        raise UserError(f"{file} is not a whole safetensors file{kinds}") from None
+        hint = f" (files saved by torch must end with {', '.join(_PICKLED)})" if file.suffix != ".safetensors" else ""
+        raise UserError(f"{file} is not a complete safetensors file{hint}") from None
 
 
 def _read_pickled(file: Path) -> tuple[Weights, dict[str, str]]:
-    """A state dict that torch saved, alone or inside a checkpoint; a file that would run code is refused."""
+    """Return tensors and metadata of a state dict saved by torch, alone or in a checkpoint, without running code."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch, about kinds of pickles
+            warnings.simplefilter("ignore")  # torch warns about pickle formats
             stored = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError):
-        # what torch says here is advice on how to read the file all the same, and run the code in it
+        # torch's own message advises to load the file anyway, which would run the code in it
         raise UserError(
-            f"{file} is not a whole state dict that can be read safely: it is damaged, or holds more than tensors, "
+            f"{file} cannot be read safely as a state dict: it is damaged, or it contains objects other than tensors, "
             "which could run code; save model.state_dict() instead"
         ) from None
     for key in ("state_dict", "model", "weights"):
         if isinstance(stored, dict) and isinstance(stored.get(key), dict):
             stored = stored[key]
     if not isinstance(stored, dict):
-        raise UserError(f"{file} holds no state dict")
+        raise UserError(f"{file} contains no state dict")
     metadata = getattr(stored, "_metadata", {}).get(METADATA, {})
     weights = {key: value for key, value in stored.items() if isinstance(value, Tensor)}
     if not weights:
-        raise UserError(f"{file} holds no tensors")
+        raise UserError(f"{file} contains no tensors")
     return weights, metadata
 
 
-def load_into(backbone: Backbone, name: str, path: Path) -> None:
-    """Fill a backbone with stored weights, to train it on: the images will be our own crops."""
-    weights, metadata = read_weights(path)
-    _fill(backbone, name, weights, metadata, path)
+def load_into(backbone: Backbone, path: Path) -> None:
+    """Load stored weights into a backbone to train it further; it keeps the normalisation of unshuffle's own crops."""
+    _load(backbone, *read_weights(path), path)
 
 
-def _fill(backbone: Backbone, name: str, weights: Weights, metadata: dict[str, str], path: Path) -> None:
+def _load(backbone: Backbone, weights: Weights, metadata: dict[str, str], path: Path) -> None:
+    name = backbone.architecture
     architecture = metadata.get("architecture", name)
     if architecture != name:
-        raise UserError(f"{path} holds weights of {architecture}, not of {name}")
+        raise UserError(f"{path} contains weights of {architecture}, not of {name}")
     for form in backbone.forms().values():
         fitting = _fitting(weights, form.state_dict())
         if fitting is not None:
             if bad := [key for key, value in fitting.items() if not value.isfinite().all()]:
-                raise UserError(f"{path} holds numbers that are not finite, first in {bad[0]}: its training diverged")
-            form.load_state_dict(fitting, strict=False)  # all is there but for counts that old files do not have
+                raise UserError(f"{path} contains values that are not finite, first in {bad[0]}: its training diverged")
+            form.load_state_dict(fitting, strict=False)  # only num_batches_tracked may be missing, in old files
             return
-    raise UserError(f"{path} does not fit {name}: {_misfit(weights, backbone.state_dict())}")
+    raise UserError(f"{path} does not fit {name}: {_mismatch(weights, backbone.state_dict())}")
 
 
 def _fitting(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Weights | None:
-    """The wanted tensors, if all are there in their shapes, with whatever before all of their names."""
+    """Return the wanted tensors if all are present in their shapes, under their names or with one prefix before all."""
     keys = [key for key in wanted if not key.endswith("num_batches_tracked")]
-    for prefix in _prefixes(weights, keys[0]):
-        found = {key: weights[prefix + key] for key in wanted if prefix + key in weights}
-        if all(key in found and found[key].shape == wanted[key].shape for key in keys):
-            return found
+    prefixes = [stored.removesuffix(keys[0]) for stored in weights if f".{stored}".endswith(f".{keys[0]}")]
+    for prefix in prefixes:
+        fitting = {key: weights[prefix + key] for key in wanted if prefix + key in weights}
+        if all(key in fitting and fitting[key].shape == wanted[key].shape for key in keys):
+            return fitting
     return None
 
 
-def _prefixes(weights: Mapping[str, Tensor], key: str) -> Iterator[str]:
-    for stored in weights:
-        prefix = stored.removesuffix(key)
-        if stored.endswith(key) and (not prefix or prefix.endswith(".")):
-            yield prefix
-
-
-def _misfit(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+def _mismatch(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
     missing = [key for key in wanted if key not in weights]
     if missing:
         return f"it lacks {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
@@ -152,41 +151,38 @@ def _misfit(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
 
 
 def load_backbone(path: str | Path, architecture: str | None = None) -> Backbone:
-    """The backbone stored at `path` (a file or a run folder) in the form that evaluations use.
+    """Return the backbone stored at `path` (a weights file or a run folder) in the form that evaluations use.
 
-    Takes what `unshuffle` writes, and state dicts of others (.pth, .pt) if they fit a registered backbone;
-    `architecture` is needed only where a file does not name its own and does not fit any.
+    Reads the files that `unshuffle` writes, and other state dicts (.pth, .pt) that fit a registered backbone.
+    `architecture` is needed only where a file does not name its architecture and fits no registered one.
     """
     path = Path(path).expanduser()
     weights, metadata = read_weights(path)
-    name = architecture or metadata.get("architecture") or _recognised(weights)
+    name = architecture or metadata.get("architecture") or _recognise(weights)
     if name is None:
         raise UserError(
-            f"{path} does not say what architecture it is of and fits none of {', '.join(sorted(BACKBONES))}"
+            f"{path} does not state its architecture and fits none of {', '.join(sorted(BACKBONES))}; name it"
         )
-    backbone = build_backbone(name)
-    if _is_folded(backbone, weights):
-        absorb(backbone)
-    _fill(backbone, name, weights, metadata, path)
-    backbone.metadata, known = metadata, metadata.get("normalisation")
-    backbone.normalisation = Normalisation.parse(known) if known else backbone.published_normalisation
+    backbone = _build(name, weights)
+    _load(backbone, weights, metadata, path)
+    backbone.metadata, stated = metadata, metadata.get("normalisation")
+    backbone.normalisation = Normalisation.from_json(stated) if stated else backbone.published_normalisation
     return backbone.for_evaluation()
 
 
-def _is_folded(backbone: Backbone, weights: Mapping[str, Any]) -> bool:
-    """Whether the backbone has batch normalisation and the weights have none."""
-    return not any(key.endswith("running_mean") for key in weights) and any(
-        key.endswith("running_mean") for key in backbone.state_dict()
-    )
+def _build(name: str, weights: Weights) -> Backbone:
+    """Return a new backbone, without batch normalisation if the weights have none."""
+    backbone = build_backbone(name)
+    if not any(key.endswith("running_mean") for key in weights):
+        fold_layers(backbone)
+    return backbone
 
 
-def _recognised(weights: Weights) -> str | None:
-    """The first registered backbone, in any of its forms, that the weights fit."""
+def _recognise(weights: Weights) -> str | None:
+    """Return the first registered backbone that the weights fit in any of its forms."""
     for name in sorted(BACKBONES):
-        with torch.device("meta"):  # shapes will do
-            backbone = build_backbone(name)
-            if _is_folded(backbone, weights):
-                absorb(backbone)
+        with torch.device("meta"):  # only the shapes are needed
+            backbone = _build(name, weights)
             if any(_fitting(weights, form.state_dict()) is not None for form in backbone.forms().values()):
                 return name
     return None

@@ -1,23 +1,39 @@
-"""Groups of permutations that are equally hard for the network as it is now: the policy's actions."""
+"""Groups of what is equally hard for the network as it is now, and the base of the samplers that choose among groups.
 
+The paper groups permutations by k-means on the rows of the state s. How hard a permutation is also depends on the
+sample, so the second kind of group (ours) is of (sample, permutation) pairs: the permutations are ranked for each
+sample by its own softmax ratios, and each group is an equal part of that ranking. The backbone has embedded the sample
+anyway, so classifying a few more permutations of it costs only the head.
+"""
+
+import math
 import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
+from unshuffle.config import PolicyConfig
+from unshuffle.policy.sampler import Observation, Preference, Proposal, SampleCounts, Selection
+from unshuffle.policy.state import ErrorHistory, PermutationValidation, softmax_ratios
+from unshuffle.policy.uniform import propose_uniformly
+
 
 @dataclass(frozen=True)
 class Groups:
-    """A division of Ψ into |C| groups, the hardest (lowest median ratio) first, empty ones last."""
+    """A division into |C| groups, the hardest (lowest median ratio) first, empty ones last."""
 
     members: Tensor
-    """(|Ψ|,) the group of each permutation; empty when the groups are of pairs."""
+    """(|Ψ|,) the group of each permutation; empty for groups of pairs."""
     sizes: Tensor
     """(|C|,) |c_j| / |Ψ|."""
     medians: Tensor
@@ -25,36 +41,331 @@ class Groups:
 
     @property
     def summary(self) -> Tensor:
-        """ŝ of Eq. 10, (|C|, 2): sizes as shares of |Ψ|, and medians."""
+        """ŝ of Eq. 10, (|C|, 2): sizes as fractions of |Ψ|, and medians."""
         return torch.stack([self.sizes, self.medians], dim=1)
+
+    @property
+    def are_of_permutations(self) -> bool:
+        """Whether each permutation belongs to a group; it does not if the groups are of pairs."""
+        return len(self.members) > 0
+
+    def permutation_probabilities(self, probabilities: Tensor) -> Tensor:
+        """Return q, (|Ψ|,), given the (|C|,) probabilities of the groups: their members are equally likely."""
+        each = probabilities / (self.sizes * len(self.members)).clamp(min=1)
+        return each[self.members]
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What was sampled in an episode and what came of it."""
+
+    groups: Groups
+    behaviour: Tensor
+    """(|C|,) the probabilities with which the groups were sampled."""
+    counts: Tensor
+    """(|C|,) how often each group was sampled."""
+    iteration: int
+    """Iteration at its end."""
+    error: float
+    """E at its end."""
+    baseline: float | None
+    """E_BL, the extrapolated error; None until there are two comparable errors before it."""
+
+    @property
+    def reward(self) -> float | None:
+        """r = E_BL − E (Eq. 7)."""
+        return None if self.baseline is None else self.baseline - self.error
+
+
+class PermutationGrouping:
+    """The paper's groups: permutations that are equally hard over all samples of X_val."""
+
+    def __init__(self, config: PolicyConfig, num_permutations: int, seed: int) -> None:
+        self.config, self.num_permutations, self.seed = config, num_permutations, seed
+        self._on_device = DeviceCache()
+
+    def form(self, validation: PermutationValidation) -> Groups:
+        """Return the clusters of the rows of s."""
+        return group_permutations(validation.state, self.config.num_groups, self.seed)
+
+    def propose(self, sampler: "GroupSampler", samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
+        """Choose a group for each sample, or inside an episode with `action: batch` one for the whole batch."""
+        groups, behaviour = sampler.groups, sampler.behaviour
+        if groups is None:
+            return propose_uniformly(self.num_permutations, samples, per_sample, generator)
+        probabilities, members, permutation_probabilities = self._on_device.get(
+            behaviour,
+            generator.device,
+            lambda: (behaviour, groups.members, groups.permutation_probabilities(behaviour)),
+        )
+        if sampler.in_episode and self.config.action == "batch":
+            group = torch.multinomial(probabilities, 1, generator=generator)
+            in_group = (members == group).float()
+            permutation_probabilities = in_group / in_group.sum()
+        chosen = torch.multinomial(
+            permutation_probabilities, samples * per_sample, replacement=True, generator=generator
+        )
+        return Proposal(chosen.view(samples, per_sample), self._log_prior(permutation_probabilities))
+
+    def _log_prior(self, permutation_probabilities: Tensor) -> Tensor | None:
+        if not self.config.prior_correction:
+            return None
+        return permutation_probabilities.clamp(min=self.config.prior_floor / self.num_permutations).log()
+
+    def action_counts(self, groups: Groups, sampled: SampleCounts) -> Tensor:
+        """Return the counts of the groups' members; with `action: batch` the number of batches of each group."""
+        counts = torch.zeros_like(groups.sizes).index_add(0, groups.members, sampled.permutations)
+        if self.config.action == "batch" and sampled.batches:
+            counts /= counts.sum() / sampled.batches
+        return counts
+
+
+class PairGrouping:
+    """Groups of (sample, permutation) pairs: for each sample, the permutations that are equally hard for it."""
+
+    def __init__(self, config: PolicyConfig, num_permutations: int, seed: int) -> None:
+        self.config, self.num_permutations, self.seed = config, num_permutations, seed
+        self._on_device = DeviceCache()
+
+    def form(self, validation: PermutationValidation) -> Groups:
+        """Return groups of equal size."""
+        return group_pairs(validation.state, self.config.num_groups)
+
+    def propose(self, sampler: "GroupSampler", samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
+        """Return uniform candidates for each sample, to be selected from once the network has classified them."""
+        groups, behaviour = sampler.groups, sampler.behaviour
+        candidates = propose_uniformly(
+            self.num_permutations, samples, per_sample * self.config.candidates, generator
+        ).permutations
+        (log_weights,) = self._on_device.get(
+            behaviour,
+            generator.device,
+            # groups differ in size where their number does not divide |Ψ|
+            lambda: ((torch.ones_like(behaviour) if groups is None else behaviour / groups.sizes).log(),),
+        )
+        return Proposal(candidates, selection=Selection(log_weights, gumbel(candidates.shape, generator)))
+
+    def action_counts(self, groups: Groups, sampled: SampleCounts) -> Tensor:
+        """Return the counts of the groups that the steps have selected from."""
+        return sampled.groups.clone()
+
+
+class DeviceCache:
+    """Tensors derived from the groups' probabilities, moved to the device of the batches once."""
+
+    def __init__(self) -> None:
+        self._key: tuple[Tensor, torch.device] | None = None
+        self._tensors: tuple[Tensor, ...] = ()
+
+    def get(
+        self, probabilities: Tensor, device: torch.device, derive: Callable[[], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        """Return the derived tensors on a device; they are derived anew for each new tensor of probabilities."""
+        if self._key is None or self._key[0] is not probabilities or self._key[1] != device:
+            self._key, self._tensors = (probabilities, device), tuple(tensor.to(device) for tensor in derive())
+        return self._tensors
+
+
+class GroupSampler(ABC):
+    """Chooses a group, then one of its members; uniform until the error is well below chance.
+
+    The groups are formed anew at each validation. Subclasses define the probabilities of the groups; the rest here is
+    ours where the paper is silent: when to start (`start_below`) and a fraction of uniform samples (`exploration`).
+    """
+
+    def __init__(self, config: PolicyConfig, num_permutations: int, seed: int, milestones: Sequence[int] = ()) -> None:
+        self.config = config
+        kind = PairGrouping if config.grouping == "pairs" else PermutationGrouping
+        self.grouping: PairGrouping | PermutationGrouping = kind(config, num_permutations, seed)
+        self.history = ErrorHistory(milestones)
+        self.started = False
+        self.in_episode = False
+        self.episodes = 0
+        self.groups: Groups | None = None
+        self.behaviour = torch.zeros(config.num_groups)
+        """(|C|,) the probabilities with which the groups are sampled."""
+
+    @abstractmethod
+    def probabilities(self, groups: Groups) -> Tensor:
+        """Return the preferred probabilities of the groups, (|C|,); 0 for an empty group."""
+
+    def propose(self, samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
+        """Return a batch from the groups; uniform samples before the start."""
+        return self.grouping.propose(self, samples, per_sample, generator)
+
+    def observe(
+        self, validation: PermutationValidation, sampled: SampleCounts, iteration: int, *, ends: bool, begins: bool
+    ) -> Observation:
+        """End the episode, if one ends here, then form the groups anew."""
+        episode = self.end_episode(validation, sampled, iteration) if ends else None
+        self.history.add(iteration, validation.error)
+        acting = {f"acting_{name}": array for name, array in self.arrays().items()}
+        self.started = self.started or validation.error < self.config.start_below * validation.chance
+        if self.started:
+            self.groups = self.grouping.form(validation)
+            self.act()
+        if begins:
+            self.in_episode = True
+        arrays = {"sampled": sampled.permutations.numpy().copy(), **acting, **self.arrays()}
+        return Observation(arrays, self._entry(episode) if episode else None, self.concerns())
+
+    def end_episode(self, validation: PermutationValidation, sampled: SampleCounts, iteration: int) -> Episode | None:
+        """Return the episode that ends here; None if the sampler did not act in it."""
+        began, self.in_episode = self.in_episode, False
+        if self.groups is None or not began:
+            return None
+        counts = self.grouping.action_counts(self.groups, sampled)
+        if counts.sum() == 0:  # the task was not trained, as in one half of S&T
+            return None
+        self.episodes += 1
+        baseline = self.history.baseline(iteration)
+        return Episode(self.groups, self.behaviour, counts, iteration, validation.error, baseline)
+
+    def act(self) -> None:
+        """Sample the current groups with the preferred probabilities from now on."""
+        assert self.groups is not None
+        self.sample_with(self.probabilities(self.groups))
+
+    def sample_with(self, probabilities: Tensor) -> None:
+        """Sample the groups with these probabilities from now on, mixed with the exploration."""
+        assert self.groups is not None
+        exploration = self.config.exploration
+        self.behaviour = (1 - exploration) * probabilities + exploration * self.groups.sizes
+
+    def _entry(self, episode: Episode) -> dict[str, Any]:
+        return {
+            "episode": self.episodes,
+            "reward": episode.reward,
+            "baseline": episode.baseline,
+            "error": episode.error,
+            "entropy": float(entropy(episode.behaviour.log())),
+            "group_size": episode.groups.sizes.tolist(),
+            "group_median": episode.groups.medians.tolist(),
+            "probability": episode.behaviour.tolist(),
+            "sampled": episode.counts.tolist(),
+        }
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what `states/` stores of the current groups."""
+        if self.groups is None:
+            return {}
+        arrays = {"group_medians": self.groups.medians.numpy(), "probabilities": self.behaviour.numpy().copy()}
+        if self.groups.are_of_permutations:
+            arrays["groups"] = self.groups.members.numpy().astype(np.int16)
+        return arrays
+
+    def concerns(self) -> list[dict[str, Any]]:
+        """Return what is wrong with the sampling distribution: too little entropy, or one group that dominates it."""
+        if self.groups is None:
+            return []
+        concerns: list[dict[str, Any]] = []
+        if self.groups.are_of_permutations:
+            log_q = self.groups.permutation_probabilities(self.behaviour).log()
+            fraction = float(entropy(log_q)) / math.log(len(log_q))
+            if fraction < self.config.min_entropy_fraction:
+                concerns.append({"concern": "narrow_sampling", "entropy_fraction": fraction})
+        largest, group = self.behaviour.max(dim=0)
+        size = self.groups.sizes[group]
+        if largest > size + (1 - size) * self.config.max_group_fraction:  # a large group may get many samples
+            facts = {"group": int(group) + 1, "num_groups": len(self.behaviour), "fraction": float(largest)}
+            concerns.append({"concern": "dominant_group", **facts})
+        return concerns
+
+    @property
+    def preference(self) -> Preference:
+        """The current sampling distribution over the groups."""
+        if self.groups is None:
+            return Preference([], [])
+        return Preference(self.groups.sizes.tolist(), self.behaviour.tolist())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything but the config."""
+        return {
+            "history": self.history.points,
+            "started": self.started,
+            "in_episode": self.in_episode,
+            "episodes": self.episodes,
+            "groups": None if self.groups is None else vars(self.groups),
+            "behaviour": self.behaviour.clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore everything but the config."""
+        self.history.points = [(int(iteration), float(error)) for iteration, error in state["history"]]
+        self.started, self.in_episode, self.episodes = state["started"], state["in_episode"], state["episodes"]
+        self.groups = None if state["groups"] is None else Groups(**state["groups"])
+        self.behaviour = state["behaviour"].clone()
+
+
+class Selected(NamedTuple):
+    """What was selected among the candidates of each sample."""
+
+    columns: Tensor
+    """(B, M) columns of the candidates."""
+    permutations: Tensor
+    """(B, M) indices into Ψ."""
+    groups: Tensor
+    """(B, M) the group of each."""
+
+
+def select(logits: Tensor, candidates: Tensor, log_weights: Tensor, noise: Tensor, count: int) -> Selected:
+    """Sample `count` of each sample's candidates without replacement, weighted by their groups.
+
+    The (B, K) candidates are ranked by the softmax ratios of their (B, K, |Ψ|) logits, and the ranks are divided into
+    groups, whose (|C|,) log-weights apply.
+    """
+    ranks = softmax_ratios(logits.float(), candidates).argsort(dim=1).argsort(dim=1)
+    groups = ranks * len(log_weights) // ranks.shape[1]
+    # the largest of log p + Gumbel noise are samples without replacement from p
+    columns = (log_weights[groups] + noise).topk(count, dim=1).indices
+    return Selected(columns, candidates.gather(1, columns), groups.gather(1, columns))
+
+
+def gumbel(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Return standard Gumbel noise."""
+    uniform = torch.rand(shape, generator=generator, device=generator.device)
+    return -(-uniform.clamp(1e-7, 1 - 1e-7).log()).log()
 
 
 def group_permutations(state: Tensor, count: int, seed: int) -> Groups:
     """Cluster the rows of s, (|Ψ|, |X_val|), into `count` groups by k-means."""
     rows = state.double().numpy()
-    labels = _cluster(rows, count, seed)
-    found = [label for label in range(count) if (labels == label).any()]
-    medians = {label: float(np.median(rows[labels == label])) for label in found}
-    order = sorted(found, key=lambda label: medians[label])
-    rank = np.zeros(count, dtype=np.int64)
-    rank[order] = np.arange(len(order))
-    members = torch.from_numpy(rank[labels])
-    empty = count - len(order)
-    return Groups(
-        members=members,
-        sizes=torch.bincount(members, minlength=count).float() / len(rows),
-        medians=torch.tensor([medians[label] for label in order] + [1.0] * empty),
-    )
-
-
-def _cluster(rows: np.ndarray, count: int, seed: int) -> np.ndarray:
     # one thread: with more, the order of the sums and so the last bits change from one call to the next
     with _thread_pools().limit(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than groups: some stay empty
-        labels: np.ndarray = KMeans(count, n_init=3, random_state=seed).fit_predict(rows)
-    return labels
+        labels = KMeans(count, n_init=3, random_state=seed).fit_predict(rows)
+    present = [label for label in range(count) if (labels == label).any()]
+    medians = {label: float(np.median(rows[labels == label])) for label in present}
+    hardest_first = sorted(present, key=lambda label: medians[label])
+    rank = np.zeros(count, dtype=np.int64)
+    rank[hardest_first] = np.arange(len(hardest_first))
+    members = torch.from_numpy(rank[labels])
+    empty = count - len(hardest_first)
+    return Groups(
+        members=members,
+        sizes=torch.bincount(members, minlength=count).float() / len(rows),
+        medians=torch.tensor([medians[label] for label in hardest_first] + [1.0] * empty),
+    )
+
+
+def group_pairs(state: Tensor, count: int) -> Groups:
+    """Divide the permutations of each sample, the columns of s, into `count` groups of equal size, hardest first."""
+    ranked = state.double().sort(dim=0).values
+    groups = torch.arange(len(ranked)) * count // len(ranked)
+    ratios = [ranked[groups == group] for group in range(count)]
+    return Groups(
+        members=torch.empty(0, dtype=torch.int64),
+        sizes=torch.tensor([len(rows) / len(ranked) for rows in ratios]),
+        medians=torch.tensor([float(np.median(rows)) for rows in ratios]),
+    )
 
 
 @lru_cache(maxsize=1)  # it looks through all loaded libraries, which takes as long as a clustering
 def _thread_pools() -> ThreadpoolController:
     return ThreadpoolController()
+
+
+def entropy(log_probabilities: Tensor) -> Tensor:
+    """Return H in nats; what cannot happen adds nothing."""
+    possible = log_probabilities[log_probabilities > -torch.inf]
+    return -(possible.exp() * possible).sum()

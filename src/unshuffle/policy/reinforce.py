@@ -1,91 +1,47 @@
-"""A: the policy, the paper's Algorithm 1 in one file.
+"""The paper's policy (part A of its Figure 2): Algorithm 1 beside this code.
 
-    for k = 1 ... K                              the trainer; GroupSampler.propose draws
-        a ~ π_θ(ŝ)                               Reinforce.probabilities
-        b = B samples, each permuted by some ψ ∈ c_a
-        Φ ← TrainCNN(Φ, b)
-    ŝ, r, C ← Validation(X_val, Φ)               policy/state, policy/groups, ErrorHistory
-    θ ← Eq. 9                                    Reinforce.learn
+    Algorithm 1, episode t                        here
+    ----------------------------------------------------------------------------------------------------------
+     1  for k = 1 ... K                           the trainer, for `batches` iterations
+     3    a ~ π_θ(ŝ)                              Reinforce.probabilities; groups.PermutationGrouping.propose,
+     5    x ~ X                                     where `action: batch` samples one group per batch as here,
+     6    ψ ~ c_a                                   and `action: sample` one group per sample (ours)
+     9    Φ ← TrainCNN(Φ, b)                      the trainer
+    11  ŝ, r, C ← Validation(X_val, Φ)            state.validate: s (Eq. 4) and E (Eq. 6);
+                                                  groups.group_permutations: C, and ŝ (Eq. 10) as Groups.summary;
+                                                  Episode.reward: r_t = E_BL − E_{t+1} (Eq. 7)
+    12  θ ← Eq. 9                                 Reinforce.learn
 
-The reward compares the error with what it would have been had it gone on falling as before:
-r = E_BL − E, where E_BL is the line through the two errors before it, at the iteration of the third.
+E_BL extrapolates the last two errors linearly to the iteration of the third (appendix E, state.ErrorHistory): for
+equal intervals it is 2 E_t − E_{t−1}. Eq. 9 is θ ← θ + α (Σ_{t' ≥ t} γ^{t'−t} r_t') ∇ log π(a_t | ŝ_t, θ).
+Later rewards are not known yet at the end of episode t, so each new reward r_t' updates all episodes t ≤ t', weighted
+by γ^{t'−t}. Section 4.1 adds: subtract a moving average from the reward, add the entropy of π to the objective, and use
+Adam.
+
+What is ours and not the paper's comes last, under its own heading: the size prior (`size_prior`), the form of the
+counts with importance weights (`_score`), and the scale of the rewards (`scale_reward`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unshuffle.config import PolicyConfig
-from unshuffle.policy.groups import Groups
+from unshuffle.policy.groups import Episode, Groups, GroupSampler, entropy
+from unshuffle.policy.sampler import SampleCounts
+from unshuffle.policy.state import PermutationValidation
 
-MAX_IMPORTANCE = 5.0  # no single rare action may decide an update
-
-
-@dataclass(frozen=True)
-class Actions:
-    """What was done in an episode: the groups that were there, how they were drawn and how often."""
-
-    groups: Groups
-    behaviour: Tensor
-    """(|C|,) the probabilities that the groups were really drawn with."""
-    counts: Tensor
-    """(|C|,) how often each was drawn."""
-
-
-class ErrorHistory:
-    """The errors so far, and the reward of the next one (appendix E)."""
-
-    def __init__(self) -> None:
-        self.points: list[tuple[int, float]] = []
-
-    def baseline(self, iteration: int) -> float | None:
-        """E_BL: the line through the last two errors, at an iteration; None until there are two."""
-        if len(self.points) < 2:
-            return None
-        (u1, f1), (u2, f2) = self.points[-2:]
-        return f1 + (iteration - u1) / (u2 - u1) * (f2 - f1)
-
-    def add(self, iteration: int, error: float) -> None:
-        """Remember an error; of two at one iteration the later counts."""
-        kept = [point for point in self.points if point[0] != iteration]
-        self.points = [*kept, (iteration, error)][-2:]
-
-    def restart(self) -> None:
-        """Forget: after a drop of the learning rate the errors follow another line."""
-        self.points = []
-
-
-class MovingScale:
-    """Moving average and moving mean deviation of a sequence; both begin with its first values."""
-
-    def __init__(self, decay: float) -> None:
-        self.decay = decay
-        self.average: float | None = None
-        self.deviation = 0.0
-
-    def centred(self, value: float) -> float:
-        """The value less the average of those before it, which it then joins."""
-        if self.average is None:
-            self.average = value
-        rest = value - self.average
-        self.average += (1 - self.decay) * rest
-        self.deviation = self.decay * (self.deviation or abs(rest)) + (1 - self.decay) * abs(rest)
-        return rest
-
-    def state_dict(self) -> dict[str, Any]:
-        """Average and deviation."""
-        return {"average": self.average, "deviation": self.deviation}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
-        self.average, self.deviation = state["average"], state["deviation"]
+MIN_DISCOUNT_WEIGHT = 1e-3
+"""Episodes are dropped once γ^{t'−t} falls below this."""
+MAX_IMPORTANCE = 5.0
+"""Upper bound of the importance weights, so that no single rare action decides an update."""
 
 
 class PolicyNetwork(nn.Module):
-    """Two fully connected layers from ŝ to a logit for each group."""
+    """π_θ: two fully connected layers with 16 hidden units, from ŝ to a logit for each group."""
 
     def __init__(self, num_groups: int, hidden: int = 16) -> None:
         super().__init__()
@@ -99,116 +55,136 @@ class PolicyNetwork(nn.Module):
         return logits
 
 
-class Reinforce:
-    """π_θ and its update, with a moving average of the reward subtracted and the entropy added."""
+class Reinforce(GroupSampler):
+    """The policy π_θ and its update by REINFORCE."""
 
-    def __init__(self, config: PolicyConfig, num_groups: int, seed: int) -> None:
-        self.config = config
+    def __init__(self, config: PolicyConfig, num_permutations: int, seed: int, milestones: Sequence[int] = ()) -> None:
+        super().__init__(config, num_permutations, seed, milestones)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            self.network = PolicyNetwork(num_groups)
+            self.network = PolicyNetwork(config.num_groups)
         self.optimiser = torch.optim.Adam(self.network.parameters(), lr=config.lr)
-        self.returns = MovingScale(config.average_decay)
-        self.waiting: list[tuple[Actions, list[float]]] = []
-        """Episodes whose return still lacks later rewards, oldest first."""
-
-    def log_probabilities(self, groups: Groups) -> Tensor:
-        """log π_θ(c_j | ŝ); an empty group has probability 0.
-
-        With `size_prior` a new policy draws every permutation equally often; without it, as in the paper, every group.
-        """
-        logits = self.network(groups.summary)
-        prior = groups.sizes.log() if self.config.size_prior else torch.where(groups.sizes > 0, 0.0, -torch.inf)
-        return torch.log_softmax(logits + prior, dim=0)
+        self.rewards = MovingScale(config.reward_average_decay)
+        self.past: list[Episode] = []
+        """Earlier episodes that later rewards still update, oldest first; none with γ = 0."""
 
     @torch.no_grad()
     def probabilities(self, groups: Groups) -> Tensor:
-        """π_θ(· | ŝ)."""
+        """Line 3: return π_θ(· | ŝ)."""
         return self.log_probabilities(groups).exp()
 
-    def learn(self, actions: Actions, reward: float | None) -> None:
-        """Eq. 9, for the episode whose discounted return this reward completes."""
-        if reward is None:
-            return
-        self.waiting.append((actions, []))
-        for _, rewards in self.waiting:
-            rewards.append(reward)
-        horizon = self.config.horizon if self.config.discount > 0 else 1
-        if len(self.waiting[0][1]) >= horizon:
-            past, rewards = self.waiting.pop(0)
-            self._update(past, sum(self.config.discount**step * later for step, later in enumerate(rewards)))
+    def log_probabilities(self, groups: Groups) -> Tensor:
+        """Return log π_θ(c_j | ŝ); an empty group has probability 0."""
+        return torch.log_softmax(self.network(groups.summary) + self._log_prior(groups), dim=0)
 
-    def _update(self, actions: Actions, total: float) -> None:
-        self._ascend(self.objective(actions, self._advantage(total)))
+    def end_episode(self, validation: PermutationValidation, sampled: SampleCounts, iteration: int) -> Episode | None:
+        """Lines 11 and 12: compute r, then update θ; without two earlier errors there is no reward yet."""
+        episode = super().end_episode(validation, sampled, iteration)
+        if episode is not None and episode.reward is not None:
+            self.learn(episode)
+        return episode
 
-    def _ascend(self, objective: Tensor) -> None:
+    def learn(self, episode: Episode) -> None:
+        """Line 12, Eq. 9: one gradient step for the newest reward, on all episodes that it belongs to."""
+        assert episode.reward is not None
+        advantage = self._scaled(self.rewards.centred(episode.reward))
+        episodes = [past for past in self.past if self.history.comparable(past.iteration, episode.iteration)]
+        episodes.append(replace(episode, groups=replace(episode.groups, members=episode.groups.members[:0])))
+        weights = [self.config.discount**age for age in reversed(range(len(episodes)))]  # γ^{t'−t}
+        objectives = [weight * self.objective(past, advantage) for weight, past in zip(weights, episodes, strict=True)]
         self.optimiser.zero_grad()
-        (-objective).backward()  # type: ignore[no-untyped-call]
+        (-torch.stack(objectives).sum()).backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
+        self.past = [
+            past
+            for weight, past in zip(weights, episodes, strict=True)
+            if weight * self.config.discount >= MIN_DISCOUNT_WEIGHT
+        ]
 
-    def objective(self, actions: Actions, advantage: float) -> Tensor:
-        """advantage · Σ_j ρ_j (n_j − n b_j) log π(c_j | ŝ) / √n + entropy weight · H, over an episode's n actions.
+    def objective(self, episode: Episode, advantage: float) -> Tensor:
+        """Return advantage · Σ_j n_j log π(c_j | ŝ) + entropy weight · H(π) for an episode with n_j actions of group j.
 
-        n_j counts the draws of group j and b_j is the probability that it was drawn with; subtracting what was to be
-        expected changes no mean and takes out noise. ρ = π / b corrects for draws of another distribution
-        (exploration, the inverse policy). With √n the two terms keep their proportion whatever n is.
+        The gradient of the first term is that of Eq. 9. `_score` has the counts in the form that we use.
         """
-        log_pi = self.log_probabilities(actions.groups)
-        possible = actions.behaviour > 0
-        total = actions.counts.sum()
-        surprise = (actions.counts - total * actions.behaviour)[possible]
-        importance = (log_pi.detach().exp()[possible] / actions.behaviour[possible]).clamp(max=MAX_IMPORTANCE)
-        score = (importance * surprise * log_pi[possible]).sum() / total.sqrt()
-        return advantage * score + self.config.entropy_weight * self._bonus(log_pi, actions.groups)
-
-    def judge(self, worth: Tensor) -> None:
-        """It learns from its rewards alone."""
-
-    def _bonus(self, log_pi: Tensor, groups: Groups) -> Tensor:
-        """H(π); with `size_prior` the entropy of the permutations drawn, up to a constant, which small groups cannot
-        raise."""
-        if not self.config.size_prior:
-            return entropy(log_pi)
-        present = groups.sizes > 0
-        return entropy(log_pi) + (log_pi[present].exp() * groups.sizes[present].log()).sum()
-
-    def _advantage(self, total: float) -> float:
-        """The return less its moving average, in units of its moving deviation if so configured."""
-        advantage = self.returns.centred(total)
-        if not self.config.scale_reward:
-            return advantage
-        return advantage / max(self.returns.deviation, self.config.least_deviation)
-
-    def rate_dropped(self) -> None:
-        """Give up the returns that are not complete: later rewards will be of another kind."""
-        self.waiting = []
+        log_pi = self.log_probabilities(episode.groups)
+        return advantage * self._score(episode, log_pi) + self.config.entropy_weight * self._entropy(episode, log_pi)
 
     def state_dict(self) -> dict[str, Any]:
-        """θ, Adam's moments, the averages and the episodes that wait."""
+        """Return θ, Adam's moments, the moving average of the reward and the past episodes."""
         return {
+            **super().state_dict(),
             "network": self.network.state_dict(),
             "optimiser": self.optimiser.state_dict(),
-            "returns": self.returns.state_dict(),
-            "waiting": [
-                ([*vars(actions.groups).values(), actions.behaviour, actions.counts], rewards)
-                for actions, rewards in self.waiting
-            ],
+            "rewards": self.rewards.state_dict(),
+            "past": [{**vars(episode), "groups": vars(episode.groups)} for episode in self.past],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where `state_dict` left off."""
+        """Restore what `state_dict` returned."""
+        super().load_state_dict(state)
         self.network.load_state_dict(state["network"])
         self.optimiser.load_state_dict(state["optimiser"])
-        self.returns.load_state_dict(state["returns"])
-        self.waiting = [(_actions(tensors), list(rewards)) for tensors, rewards in state["waiting"]]
+        self.rewards.load_state_dict(state["rewards"])
+        self.past = [Episode(**{**episode, "groups": Groups(**episode["groups"])}) for episode in state["past"]]
+
+    # ours
+
+    def _log_prior(self, groups: Groups) -> Tensor:
+        """Return what is added to the logits: with `size_prior` a new policy samples every permutation equally often.
+
+        Without it, as in the paper, a new policy samples every group equally often.
+        """
+        return groups.sizes.log() if self.config.size_prior else torch.where(groups.sizes > 0, 0.0, -torch.inf)
+
+    def _score(self, episode: Episode, log_pi: Tensor) -> Tensor:
+        """Return Σ_j ρ_j (n_j − n b_j) log π(c_j | ŝ) / √n, over n actions sampled with probabilities b.
+
+        Subtracting the expected counts n b_j leaves the expected gradient as it is and reduces its variance. The
+        importance weights ρ = π / b correct for actions of another distribution (exploration, inverse). Dividing by √n
+        keeps the proportion to the entropy whatever n is.
+        """
+        possible = episode.behaviour > 0
+        total = episode.counts.sum()
+        surprise = (episode.counts - total * episode.behaviour)[possible]
+        importance = (log_pi.detach().exp()[possible] / episode.behaviour[possible]).clamp(max=MAX_IMPORTANCE)
+        return (importance * surprise * log_pi[possible]).sum() / total.sqrt()
+
+    def _entropy(self, episode: Episode, log_pi: Tensor) -> Tensor:
+        """Return H(π); with `size_prior` that of the permutations up to a constant, which small groups cannot raise."""
+        if not self.config.size_prior:
+            return entropy(log_pi)
+        sizes = episode.groups.sizes
+        present = sizes > 0
+        return entropy(log_pi) + (log_pi[present].exp() * sizes[present].log()).sum()
+
+    def _scaled(self, advantage: float) -> float:
+        """Return the advantage in units of the rewards' spread, with `scale_reward`."""
+        if not self.config.scale_reward:
+            return advantage
+        return advantage / max(self.rewards.spread, self.config.min_reward_std)
 
 
-def _actions(tensors: Sequence[Tensor]) -> Actions:
-    members, sizes, medians, behaviour, counts = tensors
-    return Actions(Groups(members, sizes, medians), behaviour, counts)
+class MovingScale:
+    """Moving average (the paper's) and moving mean absolute deviation (ours) of a sequence of rewards."""
 
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+        self.average: float | None = None
+        self.spread = 0.0
 
-def entropy(log_probabilities: Tensor) -> Tensor:
-    """H in nats; what cannot happen adds nothing."""
-    possible = log_probabilities[log_probabilities > -torch.inf]
-    return -(possible.exp() * possible).sum()
+    def centred(self, value: float) -> float:
+        """Return the value minus the average of those before it, then update the average and the spread with it."""
+        if self.average is None:
+            self.average = value
+        difference = value - self.average
+        self.average += (1 - self.decay) * difference
+        self.spread = self.decay * (self.spread or abs(difference)) + (1 - self.decay) * abs(difference)
+        return difference
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the average and the spread."""
+        return {"average": self.average, "spread": self.spread}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the average and the spread."""
+        self.average, self.spread = state["average"], state["spread"]

@@ -1,91 +1,120 @@
-"""D: validation, every permutation of Ψ applied to every sample of X_val.
+"""Validation (part D of the paper's Figure 2): every permutation of Ψ applied to every sample of X_val.
 
-A crop's features do not depend on the order it stands in, so the backbone and fc6 run once for each part of each sample,
+The features of a crop do not depend on its position, so the backbone and fc6 run once for each part of each sample,
 and only the head runs for each permutation.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from unshuffle.models.ordering import OrderingNetwork
+from unshuffle.models.heads import Head
 
 PAIRS_AT_ONCE = {"cpu": 8192, "cuda": 32768}
-"""(sample, permutation) pairs that pass the head together: bounds the memory, and a GPU wants much work at once."""
+"""(sample, permutation) pairs that pass the head together: bounds the memory and keeps a GPU busy."""
 
 
 @dataclass(frozen=True)
-class Validation:
+class PermutationValidation:
     """How well the network recognises each permutation."""
 
     state: Tensor
     """s of Eq. 4, (|Ψ|, |X_val|): the softmax ratios; above 1 where the permutation is recognised."""
     permutation_errors: Tensor
-    """(|Ψ|,) share of X_val on which each permutation was not recognised."""
+    """(|Ψ|,) fraction of X_val on which each permutation was not recognised."""
 
     @property
     def error(self) -> float:
-        """E: share of all (permutation, sample) pairs that were not recognised."""
+        """E of Eq. 6: fraction of all (permutation, sample) pairs that were not recognised."""
         return float(self.permutation_errors.mean())
 
     @property
     def sample_errors(self) -> Tensor:
-        """(|X_val|,) share of Ψ that was not recognised on each sample; all of it where the ratios are no numbers."""
+        """(|X_val|,) fraction of Ψ that was not recognised on each sample; 1 where the ratios are NaN."""
         return 1 - (self.state > 1).double().mean(dim=0)
 
     @property
     def chance(self) -> float:
-        """E of blind guessing."""
+        """E at chance."""
         return 1 - 1 / len(self.permutation_errors)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the network's outputs were finite numbers."""
+        return bool(np.isfinite(self.state.numpy()).all())  # torch would start its threads for this
+
+
+class ErrorHistory:
+    """The errors so far, and E_BL, their extrapolation (appendix E)."""
+
+    def __init__(self, milestones: Sequence[int] = ()) -> None:
+        """`milestones`: iterations at which the learning rate drops; errors before and after are not comparable."""
+        self.milestones = tuple(milestones)
+        self.points: list[tuple[int, float]] = []
+
+    def comparable(self, earlier: int, later: int) -> bool:
+        """Whether two iterations have the same learning rate."""
+        return not any(earlier <= milestone < later for milestone in self.milestones)
+
+    def baseline(self, iteration: int) -> float | None:
+        """Return E_BL: the line through the last two errors, at an iteration; None without two comparable errors."""
+        points = [(u, f) for u, f in self.points if self.comparable(u, iteration)]
+        if len(points) < 2:
+            return None
+        (u1, f1), (u2, f2) = points
+        return f1 + (iteration - u1) / (u2 - u1) * (f2 - f1)
+
+    def add(self, iteration: int, error: float) -> None:
+        """Add an error; of two at one iteration the later counts."""
+        others = [point for point in self.points if point[0] != iteration]
+        self.points = [*others, (iteration, error)][-2:]
 
 
 @torch.no_grad()
-def validate(network: OrderingNetwork, task: str, crops: Iterable[Tensor], permutations: Tensor) -> Validation:
-    """Validate a task on chunks of X_val, each (B, P, 3, S, S), with the (|Ψ|, P) permutations."""
-    was_training = network.training
-    network.eval()
+def validate(head: Head, embeddings: Iterable[Tensor], permutations: Tensor) -> PermutationValidation:
+    """Classify all (|Ψ|, P) permutations of chunks of (B, P, fc6) embeddings; call it in evaluation mode."""
     ratios, hits = [], torch.zeros(len(permutations), dtype=torch.int64)
-    for chunk in crops:
+    for chunk in embeddings:
         # heads may keep a vector for each part at each position
         at_once = max(1, pairs_at_once(permutations.device) // chunk.shape[1] ** 2)
-        for vectors in network.embed({task: chunk})[task].split(at_once):
-            some_ratios, some_hits = _all_orders(network, task, vectors, permutations)
-            ratios.append(some_ratios)
-            hits += some_hits
-    network.train(was_training)
+        for samples in chunk.split(at_once):
+            chunk_ratios, chunk_hits = _classify_all(head, samples, permutations)
+            ratios.append(chunk_ratios)
+            hits += chunk_hits
     state = torch.cat(ratios, dim=1)
-    return Validation(state, 1 - hits.double() / state.shape[1])
+    return PermutationValidation(state, 1 - hits.double() / state.shape[1])
 
 
-def merge(parts: Sequence[Validation]) -> Validation:
-    """One validation from those of the parts that X_val was shared in."""
+def merge_validations(parts: Sequence[PermutationValidation]) -> PermutationValidation:
+    """Return the validation on all of X_val from those on its slices."""
     state = torch.cat([part.state for part in parts], dim=1)
     hits = torch.stack([((1 - part.permutation_errors) * part.state.shape[1]).round() for part in parts]).sum(dim=0)
-    return Validation(state, 1 - hits / state.shape[1])
+    return PermutationValidation(state, 1 - hits / state.shape[1])
 
 
 def pairs_at_once(device: torch.device) -> int:
-    """How many pairs a device takes together."""
+    """Return how many pairs may pass the head together on a device."""
     return PAIRS_AT_ONCE.get(device.type, PAIRS_AT_ONCE["cpu"])
 
 
-def _all_orders(network: OrderingNetwork, task: str, vectors: Tensor, permutations: Tensor) -> tuple[Tensor, Tensor]:
-    """Ratios (|Ψ|, B) and hits (|Ψ|,) of every permutation on some samples, on the CPU."""
+def _classify_all(head: Head, embeddings: Tensor, permutations: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ratios (|Ψ|, B) and hits (|Ψ|,) of every permutation on some samples, on the CPU."""
     ratios, hits = [], []
     labels = torch.arange(len(permutations), device=permutations.device)
-    step = max(1, pairs_at_once(permutations.device) // len(vectors))
-    classify = network.head(task).order_classifier(vectors)
-    for orders, their_labels in zip(permutations.split(step), labels.split(step), strict=True):
-        logits = classify(orders).float()
-        ratios.append(softmax_ratios(logits, their_labels).T)
-        hits.append((logits.argmax(dim=2) == their_labels).sum(dim=0))
+    step = max(1, pairs_at_once(permutations.device) // len(embeddings))
+    classify = head.order_classifier(embeddings)
+    for chunk, chunk_labels in zip(permutations.split(step), labels.split(step), strict=True):
+        logits = classify(chunk).float()
+        ratios.append(softmax_ratios(logits, chunk_labels).T)
+        hits.append((logits.argmax(dim=2) == chunk_labels).sum(dim=0))
     return torch.cat(ratios).cpu(), torch.cat(hits).cpu()
 
 
 def softmax_ratios(logits: Tensor, labels: Tensor) -> Tensor:
-    """y_l = (y*_l + 1) / (y*_p + 1) of Eq. 3, (B, K), from logits (B, K, |Ψ|) and the labels, (K,) or (B, K).
+    """Return y_l = (y*_l + 1) / (y*_p + 1) of Eq. 3, (B, K), from logits (B, K, |Ψ|) and the labels, (K,) or (B, K).
 
     p is the second highest when l is the highest, and the highest otherwise: the highest of all but l.
     """

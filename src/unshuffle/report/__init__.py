@@ -1,1 +1,1 @@
-"""Results that a person can look at."""
+"""The report of runs: an HTML page, tables and pictures."""

@@ -1,4 +1,4 @@
-"""`unshuffle report`: one HTML file about one run or several, which needs nothing beside it."""
+"""`unshuffle report`: one self-contained HTML file about one run or several."""
 
 import base64
 import hashlib
@@ -13,23 +13,38 @@ import jinja2
 from markupsafe import Markup
 
 import unshuffle
-from unshuffle.analysis.table import read_cells
-from unshuffle.files import atomic_write
-from unshuffle.report.curves import Chart, charts
+from unshuffle.errors import UserError
+from unshuffle.files import atomic_write, check_file
+from unshuffle.report.charts import Chart, charts, run_colours
 from unshuffle.report.snapshot import Snapshot
-from unshuffle.report.subjects import Subject
-from unshuffle.report.view import View, describe, illustrate
+from unshuffle.report.views import View, add_pictures, describe_run
+from unshuffle.runs.folders import NamedRun, read_table
 from unshuffle.wording import counted
 
 Table = list[list[str]]
-"""A row of names, and the rows below it."""
+"""The header and the rows below it."""
 
-WITH_PICTURES = 4  # more runs than that are told apart by their curves and tables
-NO_PICTURES = "There are no pictures: it has no checkpoint yet, or was told to keep none (log.pictures)."
+MAX_PICTURED = 4  # runs; more are compared by their curves and tables
+NO_PICTURES = "There are no pictures: the run has no checkpoint yet, or log.pictures is off."
+GENERATOR_TAG = '<meta name="generator" content="unshuffle'
+
+
+def default_file(folders: Sequence[Path]) -> Path:
+    """Return the default file of a report: in the folder of one run, or here if there are several."""
+    return folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
+
+
+def check_page(path: Path) -> None:
+    """Raise a UserError if a report cannot be written to a path, or would overwrite another kind of file."""
+    check_file(path, "--out")
+    if path.is_file():
+        with path.open("rb") as file:
+            if GENERATOR_TAG.encode() not in file.read(2000):
+                raise UserError(f"{path} is not a report of unshuffle: choose another --out")
 
 
 def write_report(
-    subjects: Sequence[Subject],
+    runs: Sequence[NamedRun],
     path: Path,
     *,
     tables: Sequence[Path] = (),
@@ -37,21 +52,20 @@ def write_report(
 ) -> None:
     """Write the report.
 
-    `tables` are the table.csv of ablations; a snapshot that is at hand, by its run folder, need not be read from a
+    `tables` are files table.csv of ablations; runs whose snapshot is given, by run folder, are not read from a
     checkpoint.
     """
-    views = [describe(subject) for subject in subjects]
-    if len(subjects) <= WITH_PICTURES:
-        for view, subject in zip(views, subjects, strict=True):
-            run = subject.run
-            illustrate(view, run, (snapshots or {}).get(run.folder) or Snapshot.newest(run))
-    drawn = charts(subjects)
-    page = _render(views, drawn, [table for file in tables if (table := read_cells(file))])
+    views = [describe_run(named, colour) for named, colour in zip(runs, run_colours(runs), strict=True)]
+    if len(runs) <= MAX_PICTURED:
+        for view, named in zip(views, runs, strict=True):
+            run = named.run
+            add_pictures(view, run, (snapshots or {}).get(run.folder) or Snapshot.newest(run))
+    page = _render(views, charts(runs), [table for file in tables if (table := read_table(file))])
     with atomic_write(path) as draft:
         draft.write_text(page, encoding="utf-8", errors="backslashreplace")  # file names need not be valid text
 
 
-def _render(views: Sequence[View], drawn: Sequence[Chart], tables: Sequence[Table]) -> str:
+def _render(views: Sequence[View], page_charts: Sequence[Chart], tables: Sequence[Table]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("unshuffle.report"),
         autoescape=True,
@@ -66,30 +80,30 @@ def _render(views: Sequence[View], drawn: Sequence[Chart], tables: Sequence[Tabl
         generator=f"unshuffle {unshuffle.__version__}",
         written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
         runs=views,
-        tasks=list(dict.fromkeys(task for view in views for task in view["tasks"])),
-        charts=drawn,
-        data={"charts": [asdict(chart) for chart in drawn], "runs": [view["data"] for view in views]},
+        tasks={task: facts for view in views for task, facts in view["tasks"].items()},
+        charts=page_charts,
+        data={"charts": [asdict(chart) for chart in page_charts], "runs": [view["data"] for view in views]},
         tables=tables,
         differing=differing([view["config"] for view in views]),
         no_pictures=NO_PICTURES,
-        with_pictures=WITH_PICTURES,
+        max_pictured=MAX_PICTURED,
         scripts=[Markup(script) for script in scripts],
         hashes=[script_hash(script) for script in scripts],
     )
 
 
 def d3() -> str:
-    """D3, which the package mpld3 carries; importing that would import matplotlib."""
-    place = importlib.metadata.distribution("mpld3").locate_file("mpld3/js/d3.v5.min.js")
-    return Path(str(place)).read_text(encoding="utf-8")
+    """Return the source of D3, which the package mpld3 contains; importing that would import matplotlib."""
+    file = importlib.metadata.distribution("mpld3").locate_file("mpld3/js/d3.v5.min.js")
+    return Path(str(file)).read_text(encoding="utf-8")
 
 
 def script_hash(script: str) -> str:
-    """By which a browser knows a script that may run: no other does, whatever a file may be called."""
+    """Return the hash that allows a script in the page's content security policy; no other script may run."""
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names under which not all runs have the same value; a folder of its own each of them has anyway."""
+    """Return the options in which the runs differ, except for the run folder."""
     names = list(dict.fromkeys(name for config in configs for name in config))
     return [name for name in names if name != "out" and len({str(config.get(name)) for config in configs}) > 1]

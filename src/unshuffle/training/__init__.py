@@ -1,1 +1,1 @@
-"""The training loop and what it writes."""
+"""The training loop, the training step, checkpoints and logs."""

@@ -1,22 +1,16 @@
 """What a person sees while a run goes: a live display on a terminal, plain lines elsewhere."""
 
+import math
 import time
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from unshuffle.console import SECONDS_BETWEEN_LINES, ResilientConsole, say
+from unshuffle.policy.sampler import Preference
 
 
 @dataclass
@@ -24,13 +18,14 @@ class TaskStatus:
     """The latest figures of one task."""
 
     chance: float
-    """Accuracy of blind guessing."""
+    """Accuracy at chance level."""
+    has_sampler: bool = True
     loss: float | None = None
     accuracy: float | None = None
     error: float | None = None
     """E at the last validation."""
-    preference: str | None = None
-    """Which permutations the sampler prefers, if it does."""
+    preference: Preference | None = None
+    """The sampler's distribution over its groups; None for uniform sampling."""
 
 
 @dataclass
@@ -67,9 +62,7 @@ class Display:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
         if not self.console.is_terminal:
             self._print_line()
@@ -89,7 +82,7 @@ class Display:
 
     def _state(self) -> list[str]:
         """Speed and retrieval, each short enough for a line of a narrow terminal."""
-        speed = f"{self.samples_per_second:.0f} images and clips/s ({self.crops_per_second:.0f} crops/s)"
+        speed = f"{self.samples_per_second:.0f} samples/s ({self.crops_per_second:.0f} crops/s)"
         monitor = [] if self.top1 is None else [f"retrieval top-1 {self.top1:.1f} %"]
         return [f"{speed} · waiting for data {100 * self.waiting:.0f} %", *monitor]
 
@@ -98,7 +91,8 @@ class Display:
         left = (time.monotonic() - self._begin) / done * (self.total - self.iteration)
         tasks = [
             f"{name}: loss {_number(task.loss)}, accuracy {_number(task.accuracy)} (chance {task.chance:.3f}), "
-            f"validation error {_number(task.error)}" + (f", draws {task.preference}" if task.preference else "")
+            f"validation error {_number(task.error)}"
+            + (f", sampling {_bars(task.preference)}" if task.preference else "")
             for name, task in self.tasks.items()
         ]
         return " | ".join([f"{self.iteration}/{self.total}", *tasks, " · ".join(self._state()), f"{left:.0f} s left"])
@@ -108,7 +102,7 @@ class Display:
         table.add_column("task", no_wrap=True)
         for title in ("loss", "accuracy", "val. error", "at chance"):
             table.add_column(title, justify="right", no_wrap=True)
-        table.add_column("draws", overflow="fold")  # where all is too wide, the numbers stay whole
+        table.add_column("sampling", overflow="fold")  # where all is too wide, the numbers stay whole
         for name, task in self.tasks.items():
             table.add_row(
                 name,
@@ -116,10 +110,27 @@ class Display:
                 _number(task.accuracy),
                 _number(task.error),
                 f"{1 - task.chance:.3f}",
-                task.preference or "uniform",
+                _bars(task.preference) if task.has_sampler else "-",
             )
         return Group(self._progress, table, *self._state())
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def _bars(preference: Preference | None) -> str:
+    """Return a bar for each group, hardest first: how often its members are sampled beside uniform sampling."""
+    if preference is None:
+        return "uniform"
+    if not preference.sizes:
+        return "uniform until above chance"
+    groups = zip(preference.sizes, preference.probabilities, strict=True)
+    bars = "".join(_bar(probability / size) if size > 0 else " " for size, probability in groups)
+    return f"hard {bars} easy"
+
+
+def _bar(ratio: float) -> str:
+    """Return a bar that is half full for uniform sampling and grows by one step for each factor of √2."""
+    step = round(4 + 2 * math.log2(max(ratio, 1e-3)))
+    return "▁▂▃▄▅▆▇█"[min(max(step - 1, 0), 7)]

@@ -1,11 +1,11 @@
-"""Several processes that train one network: who this one is among them, and what they tell each other.
+"""Training of one network by several processes: ranks, collectives and errors that end all processes together.
 
-`torchrun` starts the processes and tells each its rank through the environment. A process on its own is rank 0 of 1,
-for which everything here does nothing.
+`torchrun` starts the processes and sets their ranks in the environment. A single process is rank 0 of 1, for which all
+functions here return at once.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
@@ -16,30 +16,29 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from unshuffle.accelerator import local_rank
-from unshuffle.data.share import Share
 from unshuffle.errors import ReportedElsewhere, UserError
 
 T = TypeVar("T")
 
-# What the processes say to each other goes through the CPU, so that nobody waits for a GPU to hear it. Some may pack
-# data or draw pictures for hours while the others wait; a process that dies is noticed at once all the same.
-PATIENCE = timedelta(days=30)
-LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # what a launcher puts into the environment
+# Control messages go through the CPU, so that they do not wait for a GPU. One process may pack data or render figures
+# for hours while the others wait, hence the long timeout; a process that dies is noticed at once in any case.
+CONTROL_TIMEOUT = timedelta(days=30)
+LAUNCHER_VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _control: dist.ProcessGroup | None = None
 
 
 @contextmanager
 def started() -> Iterator[None]:
-    """Join the processes that torchrun has started, if it has and nobody has joined them yet."""
+    """Join the process group of torchrun; do nothing without torchrun or if it has been joined already."""
     global _control
-    if dist.is_initialized() or not os.environ.keys() >= LAUNCHED or os.environ["WORLD_SIZE"] == "1":
+    if dist.is_initialized() or not os.environ.keys() >= LAUNCHER_VARIABLES or os.environ["WORLD_SIZE"] == "1":
         yield
         return
     on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
     if on_gpus and local_rank() < torch.cuda.device_count():
         torch.cuda.set_device(local_rank())
-    group = dist.new_group(backend="gloo", timeout=PATIENCE)
+    group = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
     assert isinstance(group, dist.ProcessGroup)
     _control = group
     try:
@@ -50,17 +49,17 @@ def started() -> Iterator[None]:
 
 
 def rank() -> int:
-    """The number of this process among all."""
+    """Return the rank of this process."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def size() -> int:
-    """How many processes there are."""
+    """Return the number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def launcher() -> str:
-    """The words in front of a command that start as many processes again."""
+    """Return the command prefix that starts the same number of processes again."""
     if size() == 1:
         return "unshuffle"
     if os.environ.get("LOCAL_WORLD_SIZE") == str(size()):
@@ -69,39 +68,35 @@ def launcher() -> str:
 
 
 def is_main() -> bool:
-    """Whether this is the process that decides, writes and prints."""
+    """Return whether this is the process that decides, writes and prints: rank 0."""
     return rank() == 0
 
 
-def share() -> Share:
-    """The part of every batch that is this process's."""
-    return Share(rank(), size())
-
-
-def check_shares(batch_size: int, val_size: int) -> None:
-    """Refuse what the processes cannot share."""
-    if batch_size % size():
-        raise UserError(f"optim.batch_size {batch_size} cannot be shared equally by {size()} processes")
+def check_divisible(batch_sizes: Mapping[str, int], val_size: int) -> None:
+    """Raise an error if a batch or X_val cannot be split among the processes."""
+    for option, batch_size in batch_sizes.items():
+        if batch_size % size():
+            raise UserError(f"{option} {batch_size} must be a multiple of the number of processes, {size()}")
     if val_size < size():
-        raise UserError(f"{val_size} samples to validate on are too few for {size()} processes: each needs one")
+        raise UserError(f"{val_size} validation samples are too few for {size()} processes: each needs at least one")
 
 
 def parallel(network: nn.Module, *, some_unused: bool) -> nn.Module:
-    """The network with gradients averaged over all processes; the one given still holds the weights.
+    """Return a wrapper that averages gradients over all processes; the given network keeps the weights.
 
-    `some_unused`: a step may leave out parts of the network, which then must not be waited for.
+    `some_unused`: some steps train only parts of the network, so the wrapper must not wait for all gradients.
     """
     if size() == 1:
         return network
     wrapped = DistributedDataParallel(network, find_unused_parameters=some_unused)
-    # BN's running statistics, which training does not read: `average_buffers` is enough for them; set here because the
-    # argument's name depends on torch's version
+    # training does not read BN's running statistics, so `average_buffers` is enough for them; set as an attribute
+    # because the name of the argument depends on the version of torch
     wrapped.broadcast_buffers = False
     return wrapped
 
 
 def average_buffers(network: nn.Module) -> None:
-    """Make BN's running statistics those of all processes."""
+    """Average BN's running statistics over all processes."""
     if size() == 1:
         return
     for buffer in network.buffers():
@@ -111,16 +106,16 @@ def average_buffers(network: nn.Module) -> None:
 
 
 def broadcast(value: T) -> T:
-    """The main process's value, everywhere."""
+    """Return the value of rank 0 on every rank."""
     if size() == 1:
         return value
-    box: list[T] = [value]
-    dist.broadcast_object_list(box, src=0, group=_control)
-    return box[0]
+    values: list[T] = [value]
+    dist.broadcast_object_list(values, src=0, group=_control)
+    return values[0]
 
 
 def gather(value: T) -> list[T]:
-    """The values of all processes, by rank, everywhere."""
+    """Return the values of all ranks, in rank order, on every rank."""
     if size() == 1:
         return [value]
     values: list[T] = [value] * size()
@@ -129,25 +124,21 @@ def gather(value: T) -> list[T]:
 
 
 def largest(value: int) -> int:
-    """The largest of the processes' values, everywhere."""
+    """Return the largest value of all ranks on every rank."""
     if size() == 1:
         return value
-    box = torch.tensor(value)
-    dist.all_reduce(box, dist.ReduceOp.MAX, group=_control)
-    return int(box)
+    maximum = torch.tensor(value)
+    dist.all_reduce(maximum, dist.ReduceOp.MAX, group=_control)
+    return int(maximum)
 
 
 def means(values: Sequence[float]) -> list[float]:
-    """The mean over the processes of each value, everywhere."""
-    if size() == 1:
-        return list(values)
-    box = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(box, group=_control)
-    return [float(total) / size() for total in box]
+    """Return the mean over all ranks of each value, on every rank."""
+    return [float(sum_of_ranks) / size() for sum_of_ranks in total(torch.tensor(values, dtype=torch.float64))]
 
 
 def total(values: Tensor) -> Tensor:
-    """The sum over the processes of a tensor on the CPU, everywhere."""
+    """Return the sum over all ranks of a CPU tensor, on every rank."""
     if size() > 1:
         dist.all_reduce(values, group=_control)
     return values
@@ -155,9 +146,10 @@ def total(values: Tensor) -> Tensor:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """What one process fails at, all fail at, with one to say why: none is left waiting for the others.
+    """Raise an error on all ranks if the block fails on one of them, so that none waits for the others.
 
-    Inside, processes do different things; what they do together must not come after what one alone may fail at.
+    The first rank that failed reports the error. Inside the block the ranks may do different things; a collective
+    operation must not follow anything that can fail on one rank only.
     """
     if size() == 1:
         yield

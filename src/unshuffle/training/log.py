@@ -1,34 +1,35 @@
-"""What a run writes while it goes: metrics.jsonl, TensorBoard, and the errors of every permutation."""
+"""What a run writes while it trains: metrics.jsonl, TensorBoard, and the state of every validation."""
 
 import json
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from unshuffle.files import atomic_write
-from unshuffle.policy.samplers import Observation
-from unshuffle.policy.state import Validation
-from unshuffle.run import Run
+from unshuffle.policy.sampler import Observation
+from unshuffle.policy.state import PermutationValidation
+from unshuffle.runs.run import Run
+from unshuffle.tasks.base import Validation
 
 
 class RunLog:
-    """One JSON object a line, and the same numbers as TensorBoard scalars."""
+    """Writes one JSON object per line, and the same numbers as TensorBoard scalars."""
 
     def __init__(self, run: Run, iteration: int = 0) -> None:
-        """Open the log of a run that stands at an iteration; what was written after it is dropped."""
-        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only runs need it
+        """Open the log of a run at an iteration; what was written after it is dropped."""
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
 
         self.run = run
         run.states.mkdir(parents=True, exist_ok=True)
-        _keep_up_to(run.metrics_file, iteration)
+        kept = [entry for entry in run.metrics() if entry["iteration"] <= iteration] if iteration else []
+        with atomic_write(run.metrics_file) as draft:
+            draft.write_text("".join(f"{json.dumps(entry)}\n" for entry in kept))
         self._file = run.metrics_file.open("a")
         purge = iteration + 1 if iteration else None
         self._board = SummaryWriter(str(run.tensorboard), purge_step=purge)  # type: ignore[no-untyped-call]
 
     def write(self, kind: str, iteration: int, **values: Any) -> None:
-        """Log an object; numbers in it, also in dicts, become scalars under their kind."""
+        """Log an object; its numbers, also nested ones, become scalars under their kind."""
         entry = {"iteration": iteration, "kind": kind, **values}
         self._file.write(json.dumps(entry) + "\n")
         self._file.flush()
@@ -45,9 +46,14 @@ class RunLog:
         elif isinstance(value, int | float):
             self._board.add_scalar(name, value, iteration)  # type: ignore[no-untyped-call]
 
-    def write_validation(self, iteration: int, task: str, validation: Validation, observation: Observation) -> None:
-        """Log the error and the episode, and keep what the sampler saw and drew under states/."""
+    def write_validation(self, iteration: int, task: str, validation: Validation) -> None:
+        """Log the error of a task."""
         self.write("validation", iteration, task=task, error=validation.error, chance=validation.chance)
+
+    def write_observation(
+        self, iteration: int, task: str, validation: PermutationValidation, observation: Observation
+    ) -> None:
+        """Log the episode that ended, and store what the sampler saw and sampled under states/."""
         if observation.episode is not None:
             self.write("episode", iteration, task=task, **observation.episode)
         arrays: dict[str, Any] = {
@@ -62,42 +68,24 @@ class RunLog:
     def __enter__(self) -> "RunLog":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
         self._board.close()  # type: ignore[no-untyped-call]
 
 
 class NoLog(RunLog):
-    """The log of a process that is not the main one: it writes nothing."""
+    """The log of a process other than the main one: writes nothing."""
 
     def __init__(self) -> None:
         """Open nothing."""
 
     def write(self, kind: str, iteration: int, **values: Any) -> None:
-        """The main process has it."""
+        """Leave it to the main process."""
 
-    def write_validation(self, iteration: int, task: str, validation: Validation, observation: Observation) -> None:
-        """The main process has it."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def write_observation(
+        self, iteration: int, task: str, validation: PermutationValidation, observation: Observation
     ) -> None:
+        """Leave it to the main process."""
+
+    def __exit__(self, *error: object) -> None:
         pass
-
-
-def _keep_up_to(path: Path, iteration: int) -> None:
-    """Keep the whole lines up to an iteration, none for a run at its start: the rest will be written again."""
-    if not path.exists():
-        return
-    kept = [line for line in path.read_text().splitlines() if iteration and _is_up_to(line, iteration)]
-    with atomic_write(path) as draft:
-        draft.write_text("".join(f"{line}\n" for line in kept))
-
-
-def _is_up_to(line: str, iteration: int) -> bool:
-    try:
-        return bool(json.loads(line)["iteration"] <= iteration)
-    except json.JSONDecodeError:
-        return False

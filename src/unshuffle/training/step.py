@@ -1,165 +1,109 @@
-"""One training step: shuffled crops in, moved weights out."""
+"""One training step: crops and targets in, updated weights out."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from unshuffle.accelerator import has_kernels
 from unshuffle.errors import UserError
-from unshuffle.policy.pairs import Pick
-from unshuffle.policy.samplers import Proposal
+from unshuffle.tasks.base import Inputs, Outcome
 from unshuffle.training.optim import Optimisers
 
-REHEARSALS = 3
+WARMUP_RUNS = 3  # before a CUDA graph is captured
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How one step went for a task, on the device: nobody has waited for it."""
-
-    loss: Tensor
-    accuracy: Tensor
-    chosen: tuple[Tensor, Tensor] | None = None
-    """Where the proposal left a choice: the permutations that were trained on and the groups they were in, (B, M)."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the network makes of a task's batch, and what it should have made of it."""
-
-    logits: Tensor
-    """(B, M, |Ψ|)"""
-    labels: Tensor
-    """(B, M) the permutations that were applied."""
-    log_prior: Tensor | None
-    groups: Tensor | None
-    """(B, M) where the proposal left a choice."""
-
-    @property
-    def loss(self) -> Tensor:
-        """Cross-entropy; with a prior, of logits that need not know how often each permutation is drawn."""
-        logits = self.logits.float() if self.log_prior is None else self.logits.float() + self.log_prior
-        return F.cross_entropy(logits.flatten(0, 1), self.labels.flatten())
-
-    def outcome(self, loss: Tensor) -> Outcome:
-        """What is worth knowing of it."""
-        accuracy = (self.logits.detach().argmax(dim=-1) == self.labels).float().mean()
-        return Outcome(loss, accuracy, None if self.groups is None else (self.labels, self.groups))
-
-
+@dataclass
 class Step:
-    """Forward, loss, backward and update of an ordering network; the tasks' losses are summed."""
+    """Forward pass, weighted sum of the tasks' losses, backward pass and update."""
 
-    def __init__(
-        self, network: nn.Module, permutations: Mapping[str, Tensor], optimisers: Optimisers, precision: str
-    ) -> None:
-        self.network, self.permutations, self.optimisers = network, permutations, optimisers
-        self.precision = precision
+    network: nn.Module
+    loss_weights: Mapping[str, float]
+    optimisers: Optimisers
+    precision: str
 
-    def __call__(
-        self, crops: Mapping[str, Tensor], proposals: Mapping[str, Proposal], iteration: int
-    ) -> dict[str, Outcome]:
-        """Learn from (B, P, 3, S, S) crops of each task, put into the proposed orders."""
+    def __call__(self, inputs: Mapping[str, Inputs], iteration: int) -> dict[str, Outcome]:
+        """Learn from a batch of each task."""
         self.optimisers.zero_grad()
-        outcomes = self._gradients(crops, proposals)
+        outcomes = self._gradients(inputs)
         self.optimisers.step(iteration)
         return outcomes
 
-    def _gradients(self, crops: Mapping[str, Tensor], proposals: Mapping[str, Proposal]) -> dict[str, Outcome]:
-        answers = self.forward(crops, proposals)
-        losses = self.backward(answers)
-        return {task: answer.outcome(losses[task]) for task, answer in answers.items()}
+    def _gradients(self, inputs: Mapping[str, Inputs]) -> dict[str, Outcome]:
+        outcomes = self.forward(inputs)
+        self.backward(outcomes)
+        return {task: replace(outcome, loss=outcome.loss.detach()) for task, outcome in outcomes.items()}
 
-    def forward(self, crops: Mapping[str, Tensor], proposals: Mapping[str, Proposal]) -> dict[str, Answer]:
-        """The answer to each task."""
-        device = next(iter(crops.values())).device
-        orders = {task: self.permutations[task][one.permutations] for task, one in proposals.items()}
-        picks = {task: Pick(one.permutations, one.choice) for task, one in proposals.items() if one.choice}
-        # a recording must not depend on casts that were kept from before it
+    def forward(self, inputs: Mapping[str, Inputs]) -> dict[str, Outcome]:
+        """Return loss and accuracy of each task."""
+        device = next(iter(inputs.values())).crops.device
+        # a CUDA graph must not depend on casts that were cached before it was captured
         with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False):
-            logits: dict[str, Tensor] = self.network(crops, orders, picks)
-        labels = {task: (picks.get(task) or one).permutations for task, one in proposals.items()}
-        groups = {task: pick.groups for task, pick in picks.items()}
-        return {
-            task: Answer(logits[task], labels[task], one.log_prior, groups.get(task)) for task, one in proposals.items()
-        }
+            outcomes: dict[str, Outcome] = self.network(inputs)
+        return outcomes
 
-    def backward(self, answers: Mapping[str, Answer]) -> dict[str, Tensor]:
-        """Gradients of the sum of the tasks' losses, which come back."""
-        losses = {task: answer.loss for task, answer in answers.items()}
-        torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
-        return {task: loss.detach() for task, loss in losses.items()}
+    def backward(self, outcomes: Mapping[str, Outcome]) -> None:
+        """Compute the gradients of the weighted sum of the losses."""
+        losses = [self.loss_weights[task] * outcome.loss for task, outcome in outcomes.items()]
+        torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
 
 
+@dataclass
 class GraphedStep(Step):
-    """The same on a GPU, recorded once as a CUDA graph: launching its hundreds of kernels one by one takes too long.
+    """The same on a GPU as a captured CUDA graph: launching its hundreds of kernels one by one takes too long.
 
-    There is a graph for each set of tasks and shapes. What goes in is copied to where the graph expects it.
+    There is a graph for each set of tasks and input shapes; inputs are copied into the tensors of its capture.
     """
 
-    def __init__(
-        self, network: nn.Module, permutations: Mapping[str, Tensor], optimisers: Optimisers, precision: str
-    ) -> None:
-        super().__init__(network, permutations, optimisers, precision)
-        self._graphs: dict[tuple[object, ...], _Recording] = {}
-        self._pool = torch.cuda.graph_pool_handle()  # recordings take turns, so they share their memory
-        self._parameters = list(network.parameters())
-        self._no_prior = {task: torch.zeros(len(rows), device=rows.device) for task, rows in permutations.items()}
+    def __post_init__(self) -> None:
+        self._graphs: dict[object, _CapturedStep] = {}
+        self._pool = torch.cuda.graph_pool_handle()  # only one graph runs at a time, so all share their memory
+        self._parameters = list(self.network.parameters())
 
-    def __call__(
-        self, crops: Mapping[str, Tensor], proposals: Mapping[str, Proposal], iteration: int
-    ) -> dict[str, Outcome]:
-        """Learn from a batch; the first of its shapes is recorded."""
-        inputs = {task: (crops[task], *self._tensors(task, proposals[task])) for task in crops}
-        shapes = tuple((task, *(one.shape for one in some)) for task, some in inputs.items())
+    def __call__(self, inputs: Mapping[str, Inputs], iteration: int) -> dict[str, Outcome]:
+        """Learn from a batch of each task; the first batch of its shapes is captured."""
+        tensors = {task: batch.tensors() for task, batch in inputs.items()}
+        shapes = tuple((task, name, tensor.shape) for task, named in tensors.items() for name, tensor in named.items())
         if shapes not in self._graphs:
-            self._graphs[shapes] = self._record(inputs, proposals)
-        recording = self._graphs[shapes]
-        recording.replay(inputs)
-        for parameter, gradient in zip(self._parameters, recording.gradients, strict=True):
-            parameter.grad = gradient  # each recording writes its gradients to places of its own
+            self._graphs[shapes] = self._capture(tensors)
+        captured = self._graphs[shapes]
+        captured.replay(tensors)
+        for parameter, gradient in zip(self._parameters, captured.gradients, strict=True):
+            parameter.grad = gradient  # each graph has gradient tensors of its own
         self.optimisers.step(iteration)
-        return recording.outcomes
+        return captured.outcomes
 
-    def _tensors(self, task: str, proposal: Proposal) -> tuple[Tensor, ...]:
-        """A prior of nothing changes nothing, and the graph need not know whether there is one."""
-        prior = self._no_prior[task] if proposal.log_prior is None else proposal.log_prior
-        choice = proposal.choice
-        return proposal.permutations, prior, *(() if choice is None else (choice.log_shares, choice.noise))
-
-    def _record(self, inputs: Mapping[str, tuple[Tensor, ...]], proposals: Mapping[str, Proposal]) -> "_Recording":
-        places = {task: tuple(torch.clone(one) for one in some) for task, some in inputs.items()}
+    def _capture(self, tensors: "_Tensors") -> "_CapturedStep":
+        static = {
+            task: {name: torch.clone(tensor) for name, tensor in named.items()} for task, named in tensors.items()
+        }
 
         def run() -> dict[str, Outcome]:
             self.optimisers.zero_grad()
-            placed = {task: _placed(proposals[task], some[1:]) for task, some in places.items()}
-            return self._gradients({task: some[0] for task, some in places.items()}, placed)
+            return self._gradients({task: Inputs.of(named) for task, named in static.items()})
 
-        self._rehearse(run)
+        self._warm_up(run)
         graph = torch.cuda.CUDAGraph()
         try:
-            # other threads prepare batches meanwhile, and what they ask of the GPU is no part of this
+            # other threads use the GPU meanwhile to prepare batches, which must not be captured
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 outcomes = run()
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise UserError(
-                f"the training step cannot be recorded as a CUDA graph ({reason}): a network that waits for the GPU "
-                "in its forward pass needs optim.precision fp32"
+                f"the training step cannot be captured as a CUDA graph ({reason}): a network that synchronises with "
+                "the GPU in its forward pass needs optim.precision fp32"
             ) from error
-        return _Recording(graph, places, [parameter.grad for parameter in self._parameters], outcomes)
+        return _CapturedStep(graph, static, [parameter.grad for parameter in self._parameters], outcomes)
 
-    def _rehearse(self, run: Callable[[], object]) -> None:
-        """Let the libraries choose their algorithms before the recording, and leave no trace of it."""
+    def _warm_up(self, run: Callable[[], object]) -> None:
+        """Let the libraries choose their algorithms before the capture, and restore buffers and random state."""
         buffers = [buffer.clone() for buffer in self.network.buffers()]
         state = torch.cuda.get_rng_state()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(REHEARSALS):
+            for _ in range(WARMUP_RUNS):
                 run()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.set_rng_state(state)
@@ -167,35 +111,19 @@ class GraphedStep(Step):
             buffer.copy_(before)
 
 
+_Tensors = Mapping[str, Mapping[str, Tensor]]
+"""The input tensors of each task by name."""
+
+
 @dataclass(frozen=True)
-class _Recording:
+class _CapturedStep:
     graph: torch.cuda.CUDAGraph
-    places: dict[str, tuple[Tensor, ...]]
+    inputs: _Tensors
     gradients: list[Tensor | None]
     outcomes: dict[str, Outcome]
 
-    def replay(self, inputs: Mapping[str, tuple[Tensor, ...]]) -> None:
-        for task, some in inputs.items():
-            for place, value in zip(self.places[task], some, strict=True):
-                place.copy_(value)
+    def replay(self, tensors: _Tensors) -> None:
+        for task, named in tensors.items():
+            for name, tensor in named.items():
+                self.inputs[task][name].copy_(tensor)
         self.graph.replay()
-
-
-def build_step(
-    network: nn.Module,
-    permutations: Mapping[str, Tensor],
-    optimisers: Optimisers,
-    precision: str,
-    device: torch.device,
-) -> Step:
-    """The step for a device: bf16 on a GPU is for speed, and gets all of it."""
-    if precision == "bf16" and has_kernels(device):
-        return GraphedStep(network, permutations, optimisers, precision)
-    return Step(network, permutations, optimisers, precision)
-
-
-def _placed(proposal: Proposal, tensors: tuple[Tensor, ...]) -> Proposal:
-    """A proposal like another, of other tensors."""
-    permutations, prior, *rest = tensors
-    choice = proposal.choice and replace(proposal.choice, log_shares=rest[0], noise=rest[1])
-    return Proposal(permutations, prior, choice)

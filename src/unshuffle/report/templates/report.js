@@ -4,7 +4,7 @@
   const tip = document.getElementById("tip");
   const number = new Intl.NumberFormat("en");
 
-  // Texts go in as text nodes only: a file may be called anything.
+  // Texts are inserted as text nodes only: file names may contain HTML.
   function make(tag, attributes = {}, ...children) {
     const element = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -14,7 +14,7 @@
 
   const colour = (name) => `var(--${name})`;
 
-  // ---- what the pointer reads
+  // ---- tooltip
 
   function showTip(x, y, children) {
     tip.replaceChildren(...children);
@@ -30,10 +30,10 @@
 
   const HEIGHT = 260, LEFT = 44, RIGHT = 12, TOP = 10, BOTTOM = 38;
 
-  let drawn = 0;
+  let chartCount = 0;
 
   function drawChart(figure, chart) {
-    const clip = `clip-${drawn++}`;
+    const clip = `clip-${chartCount++}`;
     const levels = Object.entries(chart.levels);
     const svg = d3.select(figure).append("svg").attr("role", "img").attr("aria-label", chart.title);
     const legend = make("div", {class: "legend"});
@@ -88,8 +88,8 @@
       const overlay = svg.append("g").call(brush);
       overlay.on("dblclick", () => { range = [0, last]; draw(); });
       overlay.on("mousemove touchstart", () => {
-        const [place] = d3.event.touches ? d3.touches(svg.node())[0] : d3.mouse(svg.node());
-        read(x.invert(place), x, rule);
+        const [pointer] = d3.event.touches ? d3.touches(svg.node())[0] : d3.mouse(svg.node());
+        read(x.invert(pointer), x, rule);
       });
       overlay.on("mouseleave", () => { rule.style("display", "none"); hideTip(); });
     }
@@ -116,7 +116,7 @@
     }).observe(figure);
   }
 
-  // ---- an order of the parts of a sample
+  // ---- permuted samples
 
   function mosaic(task, permutation) {
     if (task.sample === null) return "";
@@ -125,14 +125,14 @@
     return parts;
   }
 
-  // A strip of all parts belongs to an element, and every order of them below it is shown from that.
-  function lay(element, task) {
+  // The strip of all parts is a property of an element; all permutations below it are shown from that.
+  function setStrip(element, task) {
     if (task.sample !== null) element.style.setProperty("--strip", `url("${task.sample.strip}")`);
   }
 
-  const spelled = (permutation) => permutation.map((part) => part + 1).join(" ");
+  const written = (permutation) => permutation.map((part) => part + 1).join(" ");
 
-  // ---- maps: a canvas of one pixel a cell, opaque where there is much to see, on whatever paper lies below
+  // ---- maps: a canvas with one pixel per cell, whose opacity is the strength of the cell
 
   function drawMap(canvas, columns, rows, cell) {
     canvas.width = columns;
@@ -145,9 +145,9 @@
     for (let row = 0; row < rows; row++) {
       for (let column = 0; column < columns; column++) {
         const [name, strength] = cell(column, row);
-        const place = 4 * (row * columns + column);
-        image.data.set(colours[name], place);
-        image.data[place + 3] = 255 * strength;
+        const offset = 4 * (row * columns + column);
+        image.data.set(colours[name], offset);
+        image.data[offset + 3] = 255 * strength;
       }
     }
     context.putImageData(image, 0, 0);
@@ -167,24 +167,24 @@
 
   const taskOf = (element) => data.runs[Number(element.dataset.run)].tasks[element.dataset.task];
 
-  // ---- the policy's story
+  // ---- preferences of the policy
 
-  // A preference of 1 is as often as chance. Its logarithm is drawn, in one scale for all maps of the page.
+  // A preference of 1 is uniform sampling. Its logarithm is shown, on one scale for all maps of the page.
   const doublings = (preference) => preference > 0 ? Math.max(-2, Math.min(2, Math.log2(preference))) : -2;
-  const filled = (task) => task.preferences.flatMap((row, moment) => row === null ? [] : row.filter((_, group) => task.sizes[moment][group] > 0));
+  const filled = (task) => task.preferences.flatMap((row, index) => row === null ? [] : row.filter((_, group) => task.sizes[index][group] > 0));
   const everyTask = data.runs.flatMap((run) => Object.values(run.tasks));
-  const fullest = Math.max(Math.log2(1.25), d3.max(everyTask.flatMap(filled), (preference) => Math.abs(doublings(preference))) || 0);
-  const strength = (preference) => [preference >= 1 ? "more" : "less", Math.min(1, Math.abs(doublings(preference)) / fullest)];
+  const strongest = Math.max(Math.log2(1.25), d3.max(everyTask.flatMap(filled), (preference) => Math.abs(doublings(preference))) || 0);
+  const strength = (preference) => [preference >= 1 ? "more" : "less", Math.min(1, Math.abs(doublings(preference)) / strongest)];
 
-  function key(name, words) {
+  function key(name, label) {
     const colours = `linear-gradient(to ${name === "more" ? "right" : "left"}, transparent, rgb(var(--${name})))`;
-    return make("span", {}, make("span", {class: "key", style: `background: ${colours}`}), words);
+    return make("span", {}, make("span", {class: "key", style: `background: ${colours}`}), label);
   }
 
-  function tellStory(element) {
+  function showPolicy(element) {
     const task = taskOf(element);
     if (!task) return;
-    lay(element, task);
+    setStrip(element, task);
     if (task.preferences.some((row) => row !== null)) showPreferences(element, task);
     if (!task.difficulty.series.length) return;
     const figure = make("figure", {class: "chart"}, make("figcaption", {}, make("b", {}, task.difficulty.title), " ", make("span", {}, task.difficulty.unit)));
@@ -192,8 +192,8 @@
     drawChart(figure, task.difficulty);
   }
 
-  // A row for each group, the hardest at the top, and a column for each moment; null is a moment without groups.
-  function groupMap(task, values, name, keys, cell, words) {
+  // One row per group, the hardest at the top, and one column per validation; null is a validation without groups.
+  function groupMap(task, values, name, keys, cell, describe) {
     const columns = values.length;
     const rows = d3.max(values, (row) => row === null ? 0 : row.length);
     const canvas = make("canvas", {"aria-label": name});
@@ -208,76 +208,76 @@
       const [column, row] = at(event);
       if (!has(column, row)) { hideTip(); return; }
       showTip(event.pageX, event.pageY, [make("div", {}, `iteration ${number.format(task.iterations[column])}, group ${row + 1}`),
-        make("div", {}, words(column, row))]);
+        make("div", {}, describe(column, row))]);
     });
     canvas.addEventListener("pointerleave", hideTip);
     redraws.push(draw);
     draw();
-    const point = (moment) => Object.assign(needle.style, {left: `${moment * 100 / columns}%`, width: `${100 / columns}%`});
-    return {map, point, chosen: (choose) => canvas.addEventListener("click", (event) => choose(at(event)[0]))};
+    const select = (index) => Object.assign(needle.style, {left: `${index * 100 / columns}%`, width: `${100 / columns}%`});
+    return {map, select, onSelect: (handler) => canvas.addEventListener("click", (event) => handler(at(event)[0]))};
   }
 
   function preferenceMap(task) {
-    return groupMap(task, task.preferences, "preference for each group over the training",
-      [key("less", `${(2 ** -fullest).toFixed(2)} times as often as chance`), " ", key("more", `${(2 ** fullest).toFixed(2)} times`)], strength,
+    return groupMap(task, task.preferences, "preference for each group over time",
+      [key("less", `${(2 ** -strongest).toFixed(2)} times uniform sampling`), " ", key("more", `${(2 ** strongest).toFixed(2)} times`)], strength,
       (column, row) => (task.groups[column] === null ? "" : `${Math.round(task.sizes[column][row] * task.permutations.length)} permutations, `) +
-        `${task.preferences[column][row].toFixed(2)} × chance`);
+        `${task.preferences[column][row].toFixed(2)} × uniform sampling`);
   }
 
-  // What a draw was worth lies around 0, the average, in deviations between the trials.
+  // Advantages are in standard deviations between the rollouts; 0 is their mean.
   const signed = (value, decimals) => `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(decimals)}`;
-  const worths = everyTask.flatMap((task) => task.trials === null ? [] : task.trials.worths.flatMap((row) => row === null ? [] : row));
-  const dearest = Math.max(1, d3.max(worths, Math.abs) || 0);
+  const advantages = everyTask.flatMap((task) => task.rollouts === null ? [] : task.rollouts.advantages.flatMap((row) => row === null ? [] : row));
+  const largest = Math.max(1, d3.max(advantages, Math.abs) || 0);
 
-  function worthMap(task) {
-    return groupMap(task, task.trials.worths, "what a draw of each group was worth over the training",
-      [key("less", signed(-dearest, 2)), " ", key("more", `${signed(dearest, 2)} deviations`)],
-      (worth) => [worth >= 0 ? "more" : "less", Math.abs(worth) / dearest],
-      (column, row) => `error ${task.trials.errors[column][row].toFixed(3)} after its trial: a draw was worth ${signed(task.trials.worths[column][row], 2)}`);
+  function advantageMap(task) {
+    return groupMap(task, task.rollouts.advantages, "advantage of each group over time",
+      [key("less", signed(-largest, 2)), " ", key("more", `${signed(largest, 2)} std`)],
+      (advantage) => [advantage >= 0 ? "more" : "less", Math.abs(advantage) / largest],
+      (column, row) => `advantage ${signed(task.rollouts.advantages[column][row], 2)}: error ${task.rollouts.errors[column][row].toFixed(3)} after its rollout`);
   }
 
   function showPreferences(element, task) {
     const maps = [preferenceMap(task)];
-    const slider = make("input", {type: "range", min: 0, max: task.iterations.length - 1, step: 1, "aria-label": "moment of the training"});
+    const slider = make("input", {type: "range", min: 0, max: task.iterations.length - 1, step: 1, "aria-label": "validation"});
     const label = make("output");
     const now = make("p", {class: "now"});
-    const examples = make("div", {class: `examples ${element.dataset.task}`});
+    const examples = make("div", {class: `examples ${task.layout}`});
     element.append(maps[0].map, make("div", {class: "slider"}, slider, label), now, examples);
-    if (task.trials !== null) {
-      maps.push(worthMap(task));
-      element.append(make("h5", {}, "What a draw of each group was worth, by the trials made there"), maps[1].map);
+    if (task.rollouts !== null) {
+      maps.push(advantageMap(task));
+      element.append(make("h5", {}, "Advantage of each group, by the rollouts at each validation"), maps[1].map);
     }
 
     function show() {
-      const moment = Number(slider.value);
-      maps.forEach((one) => one.point(moment));
-      label.textContent = `iteration ${number.format(task.iterations[moment])}`;
-      const preferences = task.preferences[moment];
+      const index = Number(slider.value);
+      maps.forEach((map) => map.select(index));
+      label.textContent = `iteration ${number.format(task.iterations[index])}`;
+      const preferences = task.preferences[index];
       if (preferences === null) {
-        now.textContent = "The policy has not begun: every permutation is as likely as any other.";
+        now.textContent = "The policy has not started: every permutation is equally likely.";
         examples.replaceChildren();
         return;
       }
-      const sizes = task.sizes[moment], groups = task.groups[moment];
+      const sizes = task.sizes[index], groups = task.groups[index];
       const filled = d3.range(preferences.length).filter((group) => sizes[group] > 0);
       const most = filled[d3.scan(filled, (one, other) => preferences[other] - preferences[one])];
       const least = filled[d3.scan(filled, (one, other) => preferences[one] - preferences[other])];
-      const reward = task.rewards[moment];
-      const alike = preferences[most].toFixed(2) === preferences[least].toFixed(2);
-      const what = groups === null ? "pairs" : "permutations";
-      now.textContent = (alike ? `From here it draws the ${what} of all groups alike.` : `It prefers group ${most + 1} of ${preferences.length}, counted from the hardest: each of its ${what} is drawn ` +
-        `${preferences[most].toFixed(2)} times as often as by chance. Least drawn is group ${least + 1}, ${preferences[least].toFixed(2)} times.`) +
+      const reward = task.rewards[index];
+      const equal = preferences[most].toFixed(2) === preferences[least].toFixed(2);
+      const noun = groups === null ? "pairs" : "permutations";
+      now.textContent = (equal ? `From here on the ${noun} of all groups are equally likely.` : `From here on group ${most + 1} of ${preferences.length}, counted from the hardest, is preferred: its ${noun} are sampled ` +
+        `${preferences[most].toFixed(2)} times as often as with uniform sampling. The least preferred is group ${least + 1}, ${preferences[least].toFixed(2)} times.`) +
         (reward === null || reward === undefined ? "" : ` The reward of the episode that ended here is ${signed(reward, 4)}.`);
-      if (groups !== null) examples.replaceChildren(...(alike ? [exampleSet("Hardest", filled[0]), exampleSet("Easiest", filled[filled.length - 1])]
-        : [exampleSet("Preferred", most), exampleSet("Least drawn", least)]));
+      if (groups !== null) examples.replaceChildren(...(equal ? [exampleSet("Hardest", filled[0]), exampleSet("Easiest", filled[filled.length - 1])]
+        : [exampleSet("Preferred", most), exampleSet("Least preferred", least)]));
 
       function exampleSet(title, group) {
         const members = d3.range(groups.length).filter((permutation) => groups[permutation] === group);
         const set = make("div", {class: "set"});
         for (const member of members.slice(0, 3)) {
-          const error = task.errors[moment * groups.length + member] / 100;
+          const error = task.errors[index * groups.length + member] / 100;
           set.append(make("figure", {}, mosaic(task, task.permutations[member]),
-            make("figcaption", {}, `${spelled(task.permutations[member])}, error ${error.toFixed(2)}`)));
+            make("figcaption", {}, `${written(task.permutations[member])}, error ${error.toFixed(2)}`)));
         }
         return make("div", {}, make("h5", {}, `${title}: group ${group + 1}, ${members.length} permutation${members.length === 1 ? "" : "s"}`), set);
       }
@@ -285,7 +285,7 @@
 
     slider.value = task.iterations.length - 1;
     slider.addEventListener("input", show);
-    maps.forEach((one) => one.chosen((moment) => { slider.value = moment; show(); }));
+    maps.forEach((map) => map.onSelect((index) => { slider.value = index; show(); }));
     show();
   }
 
@@ -294,10 +294,10 @@
   function mapErrors(element) {
     const task = taskOf(element);
     if (!task) return;
-    lay(element, task);
-    element.classList.add(`${element.dataset.task}-map`);
+    setStrip(element, task);
+    element.classList.add(`${task.layout}-map`);
     const columns = task.iterations.length, rows = task.permutations.length;
-    const error = (column, row) => task.errors[column * rows + task.order[row]] / 100;
+    const error = (column, row) => task.errors[column * rows + task.ranking[row]] / 100;
     const canvas = make("canvas", {"aria-label": "error of each permutation at each validation"});
     const below = make("div", {class: "below"});
     element.append(
@@ -308,10 +308,10 @@
     const draw = () => drawMap(canvas, columns, rows, (column, row) => ["error", error(column, row)]);
 
     function show(column, row) {
-      const permutation = task.permutations[task.order[row]];
-      const words = make("p", {}, `Permutation ${spelled(permutation)}: error ${error(column, row).toFixed(2)} at iteration ${number.format(task.iterations[column])}, ` +
-        `${error(columns - 1, row).toFixed(2)} at the last validation. Number ${row + 1} of ${rows}, the hardest first.`);
-      below.replaceChildren(mosaic(task, permutation), words);
+      const permutation = task.permutations[task.ranking[row]];
+      const caption = make("p", {}, `Permutation ${written(permutation)}: error ${error(column, row).toFixed(2)} at iteration ${number.format(task.iterations[column])}, ` +
+        `${error(columns - 1, row).toFixed(2)} at the last validation. Rank ${row + 1} of ${rows}, the hardest first.`);
+      below.replaceChildren(mosaic(task, permutation), caption);
     }
 
     canvas.addEventListener("pointermove", (event) => show(...cellAt(canvas, event, columns, rows)));
@@ -324,39 +324,39 @@
   // ---- neighbours
 
   function showNeighbours(element) {
-    const found = data.runs[Number(element.dataset.run)].neighbours;
-    const ways = Object.keys(found.nearest);
-    const count = found.names.length, shown = Math.min(5, count);
-    let way = ways[0];
-    let queries = d3.range(shown).map((place) => Math.floor(place * count / shown));
-    const picture = (place) => make("img", {src: found.pictures[place], alt: found.names[place], title: found.names[place], loading: "eager"});
+    const neighbours = data.runs[Number(element.dataset.run)].neighbours;
+    const features = Object.keys(neighbours.nearest);
+    const count = neighbours.names.length, shown = Math.min(5, count);
+    let feature = features[0];
+    let queries = d3.range(shown).map((row) => Math.floor(row * count / shown));
+    const picture = (index) => make("img", {src: neighbours.pictures[index], alt: neighbours.names[index], title: neighbours.names[index], loading: "eager"});
     const choose = make("fieldset", {class: "switch"});
-    for (const name of ways) {
-      const radio = make("input", {type: "radio", name: `way-${element.dataset.run}`, value: name});
-      radio.checked = name === way;
-      radio.addEventListener("change", () => { way = name; show(); });
+    for (const name of features) {
+      const radio = make("input", {type: "radio", name: `features-${element.dataset.run}`, value: name});
+      radio.checked = name === feature;
+      radio.addEventListener("change", () => { feature = name; show(); });
       choose.append(make("label", {}, radio, `by ${name}`));
     }
-    const rows = make("div", {class: "found"});
+    const rows = make("div", {class: "neighbour-rows"});
     const gallery = make("div", {class: "gallery", tabindex: -1});
 
-    function button(place, kind) {
-      const press = make("button", {type: "button", class: kind, "aria-label": `neighbours of ${found.names[place]}`}, picture(place));
+    function button(index, kind) {
+      const press = make("button", {type: "button", class: kind, "aria-label": `neighbours of ${neighbours.names[index]}`}, picture(index));
       press.addEventListener("click", () => {
-        queries = [place, ...queries.filter((query) => query !== place)].slice(0, shown);
+        queries = [index, ...queries.filter((query) => query !== index)].slice(0, shown);
         show();
       });
       return press;
     }
 
     function show() {
-      rows.style.gridTemplateColumns = `minmax(0, 1fr) .1rem repeat(${found.nearest[way][0].length}, minmax(0, 1fr))`;
+      rows.style.gridTemplateColumns = `minmax(0, 1fr) .1rem repeat(${neighbours.nearest[feature][0].length}, minmax(0, 1fr))`;
       rows.replaceChildren(...queries.flatMap((query) => [
-        button(query, "query"), make("span"), ...found.nearest[way][query].map((place) => button(place, "")),
+        button(query, "query"), make("span"), ...neighbours.nearest[feature][query].map((index) => button(index, "")),
       ]));
     }
 
-    for (let place = 0; place < count; place++) gallery.append(button(place, ""));
+    for (let index = 0; index < count; index++) gallery.append(button(index, ""));
     element.append(choose, rows, make("p", {class: "under gallery-title"}, `All ${count} held-out images:`), gallery);
     show();
   }
@@ -368,7 +368,7 @@
     }
   }
   document.querySelectorAll("[data-chart]").forEach((figure) => drawChart(figure, data.charts[Number(figure.dataset.chart)]));
-  document.querySelectorAll(".story").forEach(tellStory);
+  document.querySelectorAll(".preferences").forEach(showPolicy);
   document.querySelectorAll(".errormap").forEach(mapErrors);
   document.querySelectorAll(".neighbours").forEach(showNeighbours);
   window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((details) => { details.open = true; }));

@@ -1,0 +1,1 @@
+"""Ablations: arms × seeds, each trained and evaluated."""

@@ -1,0 +1,71 @@
+"""The command line: which command runs, and what its errors and exit codes are."""
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from unshuffle import __version__
+from unshuffle.cli import ablate, analyze, bench, doctor, embed, evaluate, export, pack, permutations, pretrain, report
+from unshuffle.cli.parsing import HELP, overview
+from unshuffle.errors import ReportedElsewhere, UserError
+from unshuffle.lazy import find_entry
+
+SUMMARY = "Learn visual features without labels by putting image tiles and video frames back in order."
+
+
+COMMANDS = {
+    "pretrain": (pretrain.main, pretrain.PretrainCommand.__doc__),
+    "doctor": (doctor.main, doctor.DoctorCommand.__doc__),
+    "permutations": (permutations.main, permutations.PermutationsCommand.__doc__),
+    "pack": (pack.main, pack.PackCommand.__doc__),
+    "evaluate": (evaluate.main, evaluate.SUMMARY),
+    "analyze": (analyze.main, analyze.SUMMARY),
+    "ablate": (ablate.main, ablate.AblateCommand.__doc__),
+    "report": (report.main, report.ReportCommand.__doc__),
+    "bench": (bench.main, bench.BenchCommand.__doc__),
+    "export": (export.main, export.ExportCommand.__doc__),
+    "embed": (embed.main, embed.EmbedCommand.__doc__),
+}
+"""What runs each command with the words that follow its name, and its line in `unshuffle --help`."""
+
+
+def main() -> None:
+    """Run the program."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names need not be valid text
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: Sequence[str]) -> int:
+    """Run a command line and return its exit code: 2, with one sentence, for errors that the user can correct."""
+    try:
+        if not args or args[0] in HELP:
+            summaries = {name: summary for name, (_, summary) in COMMANDS.items()}
+            print(overview("unshuffle COMMAND [OPTIONS]", SUMMARY, summaries))
+            return 0 if args else 2
+        if args[0] == "--version":
+            print(f"unshuffle {__version__}")
+            return 0
+        command, _ = find_entry(args[0], COMMANDS, "command")
+        return command(args[1:])
+    except ReportedElsewhere:
+        return 2
+    except KeyboardInterrupt:
+        print("unshuffle: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except MemoryError:
+        print("unshuffle: out of memory: lower the batch size or permutations.per_sample", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's class, by name: importing torch takes seconds
+            raise
+        print("unshuffle: out of GPU memory: lower the batch size or permutations.per_sample", file=sys.stderr)
+        return 2
+    except (UserError, OSError) as error:  # no permission, disk full ...: the system's message says it
+        print(f"unshuffle: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,334 @@
+"""From the words of a command line to the dataclass of a command.
+
+The dataclasses of `config.py` and of the commands are the options: types, ranges and help texts stand on their fields.
+An error is one sentence, worded as for config files, with the option that may be meant.
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin
+
+from docstring_parser import parse_from_object
+
+from unshuffle.config import Config, preset_config, read_config
+from unshuffle.errors import UserError
+from unshuffle.files import check_file, check_folder, write_measurement
+from unshuffle.options import check_bounds, field_types, merge, plain_type, typed
+from unshuffle.wording import did_you_mean
+
+T = TypeVar("T")
+HELP = ("-h", "--help")
+HELP_ALL = ("--help_all", "--help-all")
+POSITIONAL, HIDDEN = "positional", "hidden"
+"""Annotations of fields that are given without their name, or that are no option of the command."""
+REQUIRED: Any = object()
+"""Stands in a default for what must be given."""
+_METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
+
+
+def overview(usage: str, summary: str, entries: Mapping[str, str | None]) -> str:
+    """Return the help that lists commands, evaluations or analyses, each with its summary."""
+    width = max(map(len, entries)) + 2
+    lines = [f"  {name:{width}}{text}" for name, text in entries.items()]
+    command = usage.partition(" [")[0].partition(" --")[0].removesuffix(" ...")
+    return "\n".join([f"usage: {usage}", "", summary, "", *lines, "", f"{command} --help lists the options."])
+
+
+@dataclass(frozen=True)
+class ConfigCommand(Config):
+    """Options of the commands that work with the config of a run."""
+
+    config: Path | None = None
+    """YAML file to start from, such as the config.yaml of another run; options of the command line override it."""
+
+    def run_config(self) -> Config:
+        """Return the config alone, without the options that only the command has."""
+        return Config(**{name: getattr(self, name) for name in Config.__dataclass_fields__})
+
+
+C = TypeVar("C", bound=ConfigCommand)
+
+
+def parse(
+    command: type[T],
+    name: str,
+    args: Sequence[str],
+    defaults: Callable[[dict[str, Any]], T] | None = None,
+    *,
+    positional: bool = False,
+) -> T:
+    """Return the command that the words describe, or print the help and exit.
+
+    `defaults` returns the command as it is without further words, given the values of the words that can decide about
+    defaults, such as a preset; `REQUIRED` in it marks what must be given. By default the class itself has the
+    defaults. `positional`: fields without a default are given without their name.
+    """
+    arguments = {argument.name: argument for argument in _arguments(command, positional)}
+    if {*HELP, *HELP_ALL} & set(args):
+        default = defaults(_values_for_help(arguments, args)) if defaults is not None else None
+        _print_help(command, name, list(arguments.values()), default, everything=bool({*HELP_ALL} & set(args)))
+    see = f"see unshuffle {name} {HELP_ALL[0] if issubclass(command, Config) else HELP[1]}"
+    try:
+        values = _read(arguments, args)
+    except UserError as error:
+        raise UserError(f"{error}; {see}") from None
+    default = defaults(values) if defaults is not None else None
+    required = [argument for argument in arguments.values() if argument.is_required(default)]
+    missing = [argument.shown for argument in required if argument.name not in values]
+    if missing:
+        raise UserError(f"still missing: {', '.join(missing)}; {see}")
+    if default is None:
+        default = command(**{argument.name: values[argument.name] for argument in required})
+    parsed = merge(default, _nested(values))
+    check_bounds(parsed)
+    json: Path | None = getattr(parsed, "json", None)
+    if json is not None:
+        _check_json(json.expanduser(), getattr(parsed, "out", None))
+    return parsed
+
+
+def parse_config_command(command: type[C], name: str, args: Sequence[str]) -> C:
+    """Parse options that override a preset, a config file or, with --resume, the config of the run in --out."""
+
+    def defaults(values: dict[str, Any]) -> C:
+        config = _base_config(values)
+        return command(**{field: getattr(config, field) for field in Config.__dataclass_fields__})
+
+    return parse(command, name, args, defaults)
+
+
+def _base_config(values: dict[str, Any]) -> Config:
+    preset, file, out = values.get("preset"), values.get("config"), values.get("out")
+    if preset is not None and file is not None:
+        raise UserError("give --preset or --config, not both: a config file names its preset")
+    if values.get("resume"):
+        if out is None:
+            raise UserError("--resume needs the run folder: give --out")
+        run_file = out.expanduser() / "config.yaml"
+        if run_file.is_file() and file is None:
+            return read_config(run_file)
+    if file is not None:
+        return replace(read_config(file.expanduser()), out=None)
+    return preset_config(preset or "demo")
+
+
+@dataclass(frozen=True)
+class _Argument:
+    """An option or a positional argument: one field of the dataclass tree."""
+
+    name: str
+    """Dotted name of the field."""
+    hint: Any
+    has_default: bool
+    positional: bool
+    owner: type
+    """Dataclass of the field."""
+
+    @property
+    def shown(self) -> str:
+        """The argument as help and errors name it."""
+        return self.name.upper() if self.positional else f"--{self.name}"
+
+    @property
+    def is_flag(self) -> bool:
+        return plain_type(self.hint)[0] is bool
+
+    @property
+    def is_list(self) -> bool:
+        return get_origin(plain_type(self.hint)[0]) is tuple
+
+    def is_required(self, default: Any) -> bool:
+        """Return whether it must be given, with the default of its whole command if there is one."""
+        return not self.has_default if default is None else getattr(default, self.name, None) is REQUIRED
+
+    @property
+    def metavar(self) -> str:
+        hint, _ = plain_type(get_args(plain_type(self.hint)[0])[0] if self.is_list else self.hint)
+        choices = ",".join(map(str, get_args(hint)))
+        name = f"{{{choices}}}" if choices else self.shown if self.positional else _METAVARS[hint]
+        return f"{name} ..." if self.is_list else name
+
+    def add_help(self, group: Any, default: Any) -> None:
+        """Add the argument's lines to a group of the help."""
+        section, dot, field = self.name.rpartition(".")
+        value = default if default is not None else self.owner
+        for part in self.name.split(".") if default is not None else [field]:
+            value = getattr(value, part, None)
+        shown = " ".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)
+        remark = " (required)" if self.is_required(default) else f" (default: {shown})" if shown else ""
+        names = [self.shown, f"--{section}{dot}no_{field}"] if self.is_flag else [self.shown]
+        options: dict[str, Any] = {"action": "store_true"} if self.is_flag else {"metavar": self.metavar}
+        text = f"{_field_help(self.owner).get(field, '')}{remark}".replace("%", "%%")
+        group.add_argument(*names, help=text, **options)
+
+    def value(self, words: list[str]) -> Any:
+        """Return the words as a value of the field's type."""
+        if not words and not self.is_list:
+            raise UserError(f"{self.shown} needs a value")
+        hint, _ = plain_type(self.hint)
+        if self.is_list:
+            converted: Any = [_convert(word, get_args(hint)[0]) for word in words]
+        else:
+            converted = _convert(words[0], self.hint)
+        return typed(converted, self.hint, self.shown)
+
+
+def _convert(word: str, hint: Any) -> Any:
+    """Return what a word means where YAML would hold something else than text; what does not fit stays as it is."""
+    hint, optional = plain_type(hint)
+    if optional and word in ("none", "None"):
+        return None
+    if get_origin(hint) is Literal:
+        return next((choice for choice in get_args(hint) if str(choice) == word), word)
+    if hint is int:
+        with suppress(ValueError):
+            return int(word)
+    return word
+
+
+def _arguments(options: type, positional: bool, where: str = "") -> Iterator[_Argument]:
+    fields = {field.name: field for field in dataclasses.fields(options)}
+    for name, hint in field_types(options).items():
+        marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
+        section, _ = plain_type(hint)
+        if dataclasses.is_dataclass(section):
+            yield from _arguments(section, False, f"{where}{name}.")  # type: ignore[arg-type]
+        elif HIDDEN not in marks:
+            factory, default = fields[name].default_factory, fields[name].default
+            has_default = factory is not dataclasses.MISSING or default is not dataclasses.MISSING
+            is_positional = POSITIONAL in marks or (positional and not has_default)
+            yield _Argument(f"{where}{name}", hint, has_default, is_positional, options)
+
+
+def _read(arguments: dict[str, _Argument], args: Sequence[str]) -> dict[str, Any]:
+    """Return the values that the words give, by dotted name; of an option given twice the last one counts."""
+    values: dict[str, Any] = {}
+    free: list[str] = []
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            free.append(word)
+            continue
+        option, has_value, attached = word.removeprefix("--").partition("=")
+        argument, flag = _find(option, arguments)
+        if argument.is_flag:
+            if has_value:
+                raise UserError(f"--{option} takes no value")
+            values[argument.name] = flag
+            continue
+        words = [attached] if has_value else list(takewhile(lambda word: not word.startswith("--"), rest))
+        words = words if argument.is_list else words[:1]
+        del rest[: 0 if has_value else len(words)]
+        values[argument.name] = argument.value(words)
+    return values | _read_positional([argument for argument in arguments.values() if argument.positional], free)
+
+
+def _read_positional(arguments: Sequence[_Argument], words: list[str]) -> dict[str, Any]:
+    values = {}
+    for number, argument in enumerate(arguments, start=1):
+        count = len(words) - (len(arguments) - number) if argument.is_list else 1
+        if words and count > 0:
+            values[argument.name] = argument.value(words[:count])
+            words = words[count:]
+    if words:
+        raise UserError(f"'{words[0]}' belongs to no option")
+    return values
+
+
+def _find(option: str, arguments: dict[str, _Argument]) -> tuple[_Argument, bool]:
+    """Return the argument of an option, and False where it is a flag that is switched off."""
+    options = {name: (argument, True) for name, argument in arguments.items() if not argument.positional}
+    for name, (argument, _) in list(options.items()):
+        if argument.is_flag:
+            section, dot, field = name.rpartition(".")
+            options[f"{section}{dot}no_{field}"] = (argument, False)
+    name = option.replace("-", "_")
+    if name not in options:
+        without_section = {full.rpartition(".")[2]: full for full in options}
+        nearest = f" (did you mean --{without_section[name]}?)" if name in without_section else ""
+        raise UserError(f"there is no option --{option}{nearest or did_you_mean(name, options, '--')}")
+    return options[name]
+
+
+def _nested(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values by dotted name as dictionaries in dictionaries."""
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        *sections, field = name.split(".")
+        branch = tree
+        for section in sections:
+            branch = branch.setdefault(section, {})
+        branch[field] = value
+    return tree
+
+
+def _values_for_help(arguments: dict[str, _Argument], args: Sequence[str]) -> dict[str, Any]:
+    """Return the values that decide about the defaults that the help shows; wrong words do not prevent it."""
+    words = [word for word in args if word not in (*HELP, *HELP_ALL)]
+    try:
+        values = _read(arguments, words)
+    except UserError:
+        return {}
+    return {name: value for name, value in values.items() if name in ("preset", "config")}
+
+
+def _print_help(
+    command: type[T], name: str, arguments: Sequence[_Argument], default: T | None, *, everything: bool
+) -> NoReturn:
+    """Print the help of a command and exit; that of a config's sections only if everything is asked for."""
+    words = ["unshuffle", name, "[OPTIONS]", *(argument.metavar for argument in arguments if argument.positional)]
+    parser = argparse.ArgumentParser(usage=" ".join(words), description=_summary(command), add_help=False)
+    groups = {"": parser.add_argument_group("options")}
+    for argument in arguments:
+        section = argument.name.rpartition(".")[0]
+        if section and not everything:
+            continue
+        if section not in groups:
+            groups[section] = parser.add_argument_group(f"{section} options", _summary(argument.owner))
+        argument.add_help(groups[section], default)
+    parser.print_help()
+    sections = {name: hint for name, hint in field_types(command).items() if dataclasses.is_dataclass(hint)}
+    if sections and not everything:
+        print(f"\nMore options, all of them listed by {HELP_ALL[0]}:\n")
+        print("\n".join(f"  --{section + '.*':16}{_summary(hint)}" for section, hint in sections.items()))
+    sys.exit(0)
+
+
+def _summary(options: Any) -> str:
+    return (options.__doc__ or "").partition("\n")[0].replace("%", "%%")
+
+
+@cache
+def _field_help(owner: type) -> dict[str, str]:
+    """Return the docstring below each field, also of the base classes."""
+    parameters = [
+        parameter
+        for kind in reversed(owner.__mro__)
+        if dataclasses.is_dataclass(kind)
+        for parameter in parse_from_object(kind).params
+    ]
+    return {parameter.arg_name: " ".join((parameter.description or "").split()) for parameter in parameters}
+
+
+def _check_json(file: Path, out: Path | None) -> None:
+    """Raise a UserError if --json cannot be written; --out and the folders that lead to it will be made."""
+    will_be_made = out is not None and file.parent in (out.expanduser(), *out.expanduser().parents)
+    if will_be_made and not file.parent.exists():
+        check_folder(file.parent, "--json")
+    else:
+        check_file(file, "--json")
+
+
+def write_json(path: Path | None, command: str, protocol: str, config: dict[str, Any], metrics: dict[str, Any]) -> None:
+    """Write what a command measured to the file of its --json, if there is one."""
+    if path is not None:
+        path.expanduser().parent.mkdir(parents=True, exist_ok=True)
+        write_measurement(path.expanduser(), command, protocol, config, metrics)

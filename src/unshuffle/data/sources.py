@@ -1,0 +1,143 @@
+"""The images and videos that a config names: folders, packed stores, tar shards or the synthetic world, opened once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from unshuffle.config import Config
+from unshuffle.data.pack import cached_store
+from unshuffle.data.shard_files import is_shards
+from unshuffle.data.shards import ShardOptions, ShardSource, open_shards
+from unshuffle.data.source import Items, Skipped, Source
+from unshuffle.data.splits import find_split_list
+from unshuffle.data.store import Kind, Store
+from unshuffle.data.synthetic import synthetic_clips, synthetic_images
+from unshuffle.errors import UserError
+from unshuffle.randomness import stream_seed
+from unshuffle.wording import counted
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """What was found at an address; `wording.source_sentence` tells it."""
+
+    medium: Kind
+    address: str | None
+    """None for the synthetic world."""
+    items: int
+    skipped: int
+    storage: Literal["store", "shards", "synthetic"]
+    short_side: int
+    path: str | None = None
+    """The packed store."""
+    shards: int = 0
+    frames: int = 0
+    """Frames of each clip of the synthetic world."""
+
+
+class Media:
+    """The images and videos of a run, each opened when a task asks for it."""
+
+    def __init__(self, config: Config, *, min_frames: int = 1, progress: bool = True) -> None:
+        """Clips with fewer than `min_frames` frames are skipped."""
+        self.config, self.min_frames, self.progress = config, min_frames, progress
+        self.facts: list[SourceFacts] = []
+        self.skipped: list[Skipped] = []
+
+    @cached_property
+    def images(self) -> Source | None:
+        """The given images; without any data, those of the synthetic world."""
+        if self.config.images is not None:
+            return self._open("images", self.config.images)
+        if self.config.videos is not None:
+            return None
+        world = self.config.synthetic
+        self.facts.append(SourceFacts("images", None, world.images, 0, "synthetic", world.image_size))
+        return synthetic_images(world.images, world.image_size, self._world_seed("images"))
+
+    @cached_property
+    def videos(self) -> tuple[Source, Items] | None:
+        """The given videos; without any data, clips of the synthetic world. With the items that are long enough."""
+        if self.config.videos is not None:
+            return self._long_enough(self._open("videos", self.config.videos))
+        if self.config.images is not None:
+            return None
+        world = self.config.synthetic
+        self.facts.append(
+            SourceFacts("videos", None, world.clips, 0, "synthetic", world.frame_size, frames=world.clip_frames)
+        )
+        return self._long_enough(
+            synthetic_clips(world.clips, world.frame_size, world.clip_frames, self._world_seed("clips"))
+        )
+
+    @cached_property
+    def val_images(self) -> Source | None:
+        """Images that are given for validation alone."""
+        address = self.config.data.val_images
+        return None if address is None else self._open("images", address)
+
+    @cached_property
+    def val_videos(self) -> tuple[Source, Items] | None:
+        """Videos that are given for validation alone."""
+        address = self.config.data.val_videos
+        return None if address is None else self._long_enough(self._open("videos", address))
+
+    def _world_seed(self, kind: str) -> int:
+        return int(stream_seed(self.config.seed, "world", kind).generate_state(1)[0])
+
+    def _open(self, medium: Kind, address: str) -> Source:
+        data, address = self.config.data, str(address)  # from Python it may be a Path
+        short_side = data.image_short_side if medium == "images" else data.frame_short_side
+        source: Store | ShardSource
+        details: dict[str, Any]
+        if is_shards(address):
+            options = ShardOptions(medium, short_side, data.frame_every, data.shard_window, data.shard_cache_gb)
+            source = open_shards(address, options, data.cache.expanduser(), self.progress)
+            details = {"storage": "shards", "short_side": short_side, "shards": len(source.files)}
+        else:
+            source = self._open_folder(medium, Path(address).expanduser(), short_side)
+            details = {"storage": "store", "short_side": source.header.short_side, "path": str(source.path)}
+        self.facts.append(SourceFacts(medium, address, len(source), len(source.skipped), **details))
+        self.skipped.extend(source.skipped)
+        self._check_bad_fraction(source.skipped, len(source) + len(source.skipped), medium)
+        return source
+
+    def _open_folder(self, medium: Kind, folder: Path, short_side: int) -> Store:
+        data = self.config.data
+        split = find_split_list(folder) if medium == "videos" else None
+        if split is not None and Store.is_store(split.folder):
+            raise UserError(f"{folder} lists videos of the packed store {split.folder}: give the folder of video files")
+        return cached_store(
+            medium,
+            folder if split is None else split.folder,
+            data.cache.expanduser(),
+            short_side=short_side,
+            encoding=data.encoding,
+            every=data.frame_every,
+            only=None if split is None else split.names,
+            progress=self.progress,
+        )
+
+    def _long_enough(self, clips: Source) -> tuple[Source, Items]:
+        """Return the clips with enough frames; the others are listed as skipped."""
+        counts = np.array([clips.num_frames(item) for item in range(len(clips))])
+        skipped = [
+            (clips.names[item], f"{counted(counts[item], 'frames')}, but {self.min_frames} are needed")
+            for item in np.flatnonzero(counts < self.min_frames).tolist()
+        ]
+        self.skipped.extend(skipped)
+        self._check_bad_fraction(skipped, len(clips), "clips")
+        return clips, np.flatnonzero(counts >= self.min_frames)
+
+    def _check_bad_fraction(self, bad: Sequence[Skipped], total: int, kind: str) -> None:
+        limit = self.config.data.max_bad_fraction
+        if len(bad) > limit * total:
+            name, reason = bad[0]
+            raise UserError(
+                f"{len(bad)} of {total} {kind} cannot be used, more than data.max_bad_fraction = {limit:g} allows; "
+                f"the first is {name}: {reason}"
+            )

@@ -1,0 +1,1 @@
+"""Transfer to PASCAL VOC: classification, detection and segmentation (the paper's Tab. 4)."""

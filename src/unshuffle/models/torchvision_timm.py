@@ -1,0 +1,193 @@
+"""Backbones of torchvision and timm, and the pretrained weights that these libraries have cached on this machine.
+
+Nothing is ever downloaded.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unshuffle.errors import UserError
+from unshuffle.models.registry import (
+    FAMILIES,
+    IMAGENET,
+    Backbone,
+    Normalisation,
+    SequentialBackbone,
+    build_backbone,
+    register_backbone,
+)
+from unshuffle.wording import did_you_mean
+
+_RESIDUAL = ("resnet", "resnext", "wide_resnet")
+
+
+@register_backbone("alexnet")
+class AlexNet(SequentialBackbone):
+    """torchvision's AlexNet up to its last pooling, under its names (`features.0.weight`): 9216 features at 224 px."""
+
+    channels = 256
+    eval_size = 224
+    published_normalisation = IMAGENET
+
+    def __init__(self) -> None:
+        super().__init__()
+        # built here, since torchvision's class would first initialise the 58 million weights of its classifier
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 64, 11, stride=4, padding=2),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2),
+            nn.Conv2d(64, 192, 5, padding=2),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2),
+            nn.Conv2d(192, 384, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(384, 256, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(256, 256, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2),
+        )
+
+    def layers(self) -> list[nn.Module]:
+        """Return conv1 to pool5."""
+        return list(self.features)
+
+
+class ResNet(Backbone):
+    """A torchvision ResNet without its classifier; the global average is its pool5, (N, channels, 1, 1)."""
+
+    eval_size = 224
+    published_normalisation = IMAGENET
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        import torchvision  # slow to import, and only these backbones need it
+
+        network = torchvision.models.get_model(name, weights=None)
+        self.channels = network.fc.in_features
+        network.fc = nn.Identity()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the average over the last map."""
+        average: Tensor = self.network.avgpool(self.stages(images)["layer4"])
+        return average
+
+    def stages(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the maps `layer1` to `layer4`."""
+        network, stages = self.network, {}
+        maps = network.maxpool(network.relu(network.bn1(network.conv1(images))))
+        for name in ("layer1", "layer2", "layer3", "layer4"):
+            maps = stages[name] = network.get_submodule(name)(maps)
+        return stages
+
+    def forms(self) -> dict[str, nn.Module]:
+        """Add the form under torchvision's own names."""
+        return {"unshuffle": self, "torchvision": self.network}
+
+
+register_backbone("resnet18")(partial(ResNet, "resnet18"))
+register_backbone("resnet50")(partial(ResNet, "resnet50"))
+
+
+def torchvision_backbone(name: str) -> Backbone:
+    """Return torchvision's AlexNet or one of its residual networks."""
+    import torchvision
+
+    if name == "alexnet":
+        return AlexNet()
+    if name.startswith(_RESIDUAL) and name in torchvision.models.list_models(module=torchvision.models):
+        return ResNet(name)
+    hint = "use torchvision:alexnet or a ResNet such as torchvision:resnet34"
+    raise UserError(f"torchvision has no backbone '{name}' that is supported; {hint}")
+
+
+class Timm(Backbone):
+    """A timm model without its classifier; the pooled input of the classifier is its pool5, (N, channels, 1, 1)."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        timm = _timm()
+        try:
+            self.network: Any = timm.create_model(name, pretrained=False, num_classes=0)
+        except RuntimeError:
+            raise UserError(f"timm has no model '{name}'{did_you_mean(name, timm.list_models())}") from None
+        # timm's MetaFormers lack head_hidden_size
+        self.channels = getattr(self.network, "head_hidden_size", self.network.num_features)
+        published = self.network.pretrained_cfg
+        self.eval_size = published["input_size"][-1]
+        self.published_normalisation = Normalisation(tuple(published["mean"]), tuple(published["std"]))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the pooled features."""
+        pooled: Tensor = self.network(images)
+        return pooled[:, :, None, None]
+
+    def stages(self, images: Tensor) -> dict[str, Tensor]:
+        """Return timm's intermediate maps under timm's names, where the model provides them."""
+        if not hasattr(self.network, "forward_intermediates"):
+            return super().stages(images)
+        maps = self.network.forward_intermediates(images, intermediates_only=True)
+        return {entry["module"]: stage for entry, stage in zip(self.network.feature_info, maps, strict=True)}
+
+    def forms(self) -> dict[str, nn.Module]:
+        """Add the form under timm's own names."""
+        return {"unshuffle": self, "torchvision": self.network}
+
+
+FAMILIES.update(torchvision=torchvision_backbone, timm=Timm)
+
+
+def _timm() -> Any:
+    try:
+        import timm
+    except ImportError:
+        raise UserError("timm:NAME needs timm: pip install 'unshuffle[timm]'") from None
+    return timm
+
+
+def is_published(name: str) -> bool:
+    """Return whether pretrained weights of a network of this name are published by torchvision or timm."""
+    family, _, member = name.partition(":")
+    if member:
+        return family in ("torchvision", "timm")
+    return name == "alexnet" or name.startswith(_RESIDUAL)
+
+
+def cached_weights(name: str) -> Path:
+    """Return the file in which torchvision or timm has cached the pretrained weights of a model."""
+    family, _, member = name.rpartition(":")
+    build_backbone(name if family else f"torchvision:{member}")  # raises the error of an unknown name
+    file = _timm_file(member) if family == "timm" else _torchvision_file(member)
+    if file is None:
+        raise UserError(
+            f"the pretrained weights of {name} are not on this machine and nothing is downloaded: fetch them with "
+            f"{'timm' if family == 'timm' else 'torchvision'}, or use random:{name}"
+        )
+    return file
+
+
+def _torchvision_file(name: str) -> Path | None:
+    import torchvision
+
+    weights = torchvision.models.get_model_weights(name)
+    folder = Path(torch.hub.get_dir()) / "checkpoints"
+    files = [folder / Path(entry.url).name for entry in (weights.DEFAULT, *weights)]
+    return next((file for file in files if file.is_file()), None)
+
+
+def _timm_file(name: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    published = _timm().get_pretrained_cfg(name)
+    if not published or not published.hf_hub_id:
+        return None
+    for file_name in ("model.safetensors", "pytorch_model.bin"):
+        cached = try_to_load_from_cache(published.hf_hub_id, file_name)
+        if isinstance(cached, str):
+            return Path(cached)
+    return None

@@ -1,0 +1,156 @@
+"""The policy of a run: what it preferred and when, in sentences and as data of the page."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from unshuffle.analysis.difficulty import divide_samples
+from unshuffle.analysis.error_map import by_mean_error
+from unshuffle.report.charts import difficulty_chart
+from unshuffle.report.puzzles import highest_contrast, strip
+from unshuffle.report.snapshot import Snapshot
+from unshuffle.runs.history import SamplingState, groups_pairs, read_history, stored_permutations
+from unshuffle.runs.run import Run
+from unshuffle.tasks import TASKS
+from unshuffle.wording import describe_concern
+
+# ---- sentences
+
+
+def summarise_policy(run: Run, task: str, states: Sequence[SamplingState]) -> list[str]:
+    """Return a few sentences about what the sampler preferred and how it was rewarded."""
+    sampler = run.config.policy.name
+    subject = "the policy" if sampler in ("reinforce", "rollouts") else f"the sampler {sampler}"
+    active = [state for state in states[:-1] if state.is_active]  # nothing has been sampled since the last one
+    if sampler == "uniform":
+        return ["No policy: every permutation was equally likely throughout."]
+    if not active:
+        return [f"So far {subject} has not started, and every permutation was equally likely."]
+    sentences = [
+        f"From iteration {active[0].iteration:,} on {subject} chose among {len(active[0].sizes)} {_groups(run)}",
+        *_preferences(active, "group" if groups_pairs(run.config) else "third of the permutations"),
+        *_rewards(run, task),
+        *_advantages(run, task),
+    ]
+    warnings = list(run.metrics("warning", task))
+    if warnings:
+        last = warnings[-1]
+        sentences.append(
+            f"{len(warnings)} warnings, the last at iteration {last['iteration']:,}: {describe_concern(last)}."
+        )
+    return sentences
+
+
+def _groups(run: Run) -> str:
+    if not groups_pairs(run.config):
+        return "groups of equally hard permutations."
+    return (
+        "groups of (sample, permutation) pairs: the permutations of each sample, sorted by difficulty for that sample "
+        "and divided into equal parts. No permutation belongs to a group as such, so none are shown."
+    )
+
+
+def _preferences(active: Sequence[SamplingState], noun: str) -> list[str]:
+    """Return how many times as often the hardest class was sampled as the easiest."""
+    halves = [half for half in (active[: len(active) // 2], active[len(active) // 2 :]) if half]
+    ratios = []
+    for half, name in zip(halves, ("first", "second") if len(halves) == 2 else ("",), strict=True):
+        hardest, easiest = np.mean([state.extremes for state in half], axis=0)
+        if easiest > 0:
+            ratios.append((name, float(hardest / easiest)))
+    if not ratios:
+        return []
+    comparison = f"as often as the easiest {noun.split()[0]}"
+    parts = [
+        f"{_times(ratio)}{comparison}{f' in the {name} half of that time' if name else ''}" for name, ratio in ratios
+    ]
+    return [f"The hardest {noun} was sampled {' and '.join(parts)}."]
+
+
+def _times(ratio: float) -> str:
+    return "" if abs(ratio - 1) < 0.05 else f"{ratio:.2f} times "
+
+
+def _rewards(run: Run, task: str) -> list[str]:
+    rewards = [entry["reward"] for entry in run.metrics("episode", task) if entry.get("reward") is not None]
+    if not rewards:
+        return []
+    positive = sum(reward > 0 for reward in rewards)
+    return [
+        f"The reward was positive in {positive} of {len(rewards)} episodes, where the error fell below its "
+        f"extrapolation; its mean is {np.mean(rewards):+.4f}.".replace("-", "−")
+    ]
+
+
+def _advantages(run: Run, task: str) -> list[str]:
+    rollouts = list(run.metrics("rollouts", task))
+    if not rollouts:
+        return []
+    hardest = np.mean([entry["advantage"][0] for entry in rollouts])
+    easiest = np.mean([entry["advantage"][len(entry["errors"]) - 1] for entry in rollouts])  # empty groups have none
+    times = "once" if len(rollouts) == 1 else f"{len(rollouts)} times"
+    return [
+        f"The policy learned from rollouts, not from rewards: {times} each group was preferred for "
+        f"{rollouts[0]['iterations']} iterations from a copy of the state.",
+        f"The mean advantage of the hardest group was {hardest:+.2f} and that of the easiest {easiest:+.2f}, in "
+        "standard deviations of the error after the rollouts, "
+        "corrected for the noise of the validation samples.".replace("-", "−"),
+    ]
+
+
+# ---- data of the page
+
+
+def policy_data(run: Run, task: str, states: Sequence[SamplingState], snapshot: Snapshot | None) -> dict[str, Any]:
+    """Return the numbers of the preference map and the error map, and a sample to apply permutations to."""
+    permutations, history = stored_permutations(run)[task], read_history(run, task)
+    rewards = {entry["iteration"]: entry["reward"] for entry in run.metrics("episode", task)}
+    active = [state if state.is_active else None for state in states]
+    percent = np.stack([state.errors for state in states]) * 100
+    view = TASKS[task].view
+    return {
+        "permutations": permutations.tolist(),
+        "columns": view.columns(permutations.shape[1]),
+        "layout": "grid" if view.in_grid else "strip",
+        "iterations": [state.iteration for state in states],
+        # one byte per error: there may be 1000 permutations at 120 validations
+        "errors": base64.b64encode(percent.round().astype(np.uint8).tobytes()).decode(),
+        "ranking": by_mean_error(history).tolist(),
+        # null for groups of pairs
+        "groups": [None if state.groups is None else state.groups.tolist() for state in states],
+        "preferences": [state and _rounded(state.preferences.tolist()) for state in active],
+        "sizes": [state and _rounded(state.sizes.tolist()) for state in active],
+        "rewards": [rewards.get(state.iteration) for state in states],
+        "rollouts": _rollout_data(run, task, states),
+        "difficulty": asdict(difficulty_chart(divide_samples(run, history, task))),
+        "sample": _sample(snapshot, task),
+    }
+
+
+def _rollout_data(run: Run, task: str, states: Sequence[SamplingState]) -> dict[str, list[list[float] | None]] | None:
+    """Return the advantage and the error of each group after some of the validations, if there were rollouts."""
+    by_iteration = {entry["iteration"]: entry for entry in run.metrics("rollouts", task)}
+    if not by_iteration:
+        return None
+    entries: list[Any] = [by_iteration.get(state.iteration) for state in states]
+    return {
+        # groups without members have no rollout
+        "advantages": [entry and _rounded(entry["advantage"][: len(entry["errors"])]) for entry in entries],
+        "errors": [entry and _rounded(entry["errors"]) for entry in entries],
+    }
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, 4) for value in values]
+
+
+def _sample(snapshot: Snapshot | None, task: str) -> dict[str, str] | None:
+    if snapshot is None or task not in snapshot.held_out:
+        return None
+    samples = snapshot.held_out[task]
+    index = highest_contrast(samples)
+    parts = snapshot.network.tasks[task].pictures(samples.pixels[[index]], TASKS[task].view.picture_side)
+    return {"strip": strip(parts[0]), "name": samples.names[index]}

@@ -1,0 +1,1 @@
+"""Reading run folders: config, metrics, states and checkpoints, without models or training."""

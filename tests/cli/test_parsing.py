@@ -1,0 +1,205 @@
+"""Words to dataclasses; how the commands use it is tested with the commands."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+from annotated_types import Ge
+
+from unshuffle.cli.parsing import HIDDEN, POSITIONAL, REQUIRED, parse, parse_config_command
+from unshuffle.cli.pretrain import PretrainCommand
+from unshuffle.config import PRESETS
+from unshuffle.errors import UserError
+
+
+@dataclass(frozen=True)
+class Section:
+    """Further options."""
+
+    rate: float = 0.1
+    """How fast."""
+    steps: tuple[int, ...] = (1,)
+    """When."""
+    jitter: bool = True
+    """Whether to jitter."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """Does things."""
+
+    data: Annotated[Path, POSITIONAL]
+    """What to do them with."""
+    count: Annotated[int, Ge(1)] = 3
+    """How many."""
+    size: Annotated[int, Ge(1)] | None = None
+    """How large."""
+    out: Path | None = None
+    """Where to."""
+    kind: Literal["one", "other"] = "one"
+    """Which."""
+    version: Literal[1, 2] = 1
+    """Which version."""
+    task: Literal["spatial", "temporal"] | None = None
+    """One task alone."""
+    file_name: str = "x"
+    """A name."""
+    fast: bool = False
+    """Whether to hurry."""
+    hidden: Annotated[int, HIDDEN] = 5
+    section: Section = field(default_factory=Section)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Several:
+    """Has two positional arguments."""
+
+    names: tuple[str, ...] = ()
+    """Names of the runs."""
+    weights: str
+    """Which weights."""
+    runs: tuple[Path, ...]
+    """Which runs."""
+
+
+def read(line: str) -> Command:
+    return parse(Command, "things", line.split())
+
+
+def read_several(line: str) -> Several:
+    return parse(Several, "several", line.split(), positional=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("x", Command(Path("x"))),
+        ("x --size 7 --out here", Command(Path("x"), size=7, out=Path("here"))),
+        ("x --size none --out None --task none", Command(Path("x"))),
+        ("--count 5 x --file_name y", Command(Path("x"), count=5, file_name="y")),
+        ("x --file-name=--y", Command(Path("x"), file_name="--y")),
+        ("x --file_name=a=b --count=4", Command(Path("x"), file_name="a=b", count=4)),
+        ("x --file_name -", Command(Path("x"), file_name="-")),
+        ("x --kind other --version 2 --task spatial", Command(Path("x"), kind="other", version=2, task="spatial")),
+        ("--fast x", Command(Path("x"), fast=True)),
+        ("x --fast --no_fast", Command(Path("x"))),
+        ("x --section.no-jitter", Command(Path("x"), section=Section(jitter=False))),
+        ("x --section.steps --section.rate -1e-3", Command(Path("x"), section=Section(steps=(), rate=-1e-3))),
+        ("x --section.steps 4 -5 --fast", Command(Path("x"), section=Section(steps=(4, -5)), fast=True)),
+        ("x --count 4 --count 5", Command(Path("x"), count=5)),
+    ],
+)
+def test_values(line: str, command: Command) -> None:
+    assert read(line) == command
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("", "still missing: DATA"),
+        ("x --count", "--count needs a value"),
+        ("x --count --fast", "--count needs a value"),
+        ("x --count many", "--count is 'many', but must be a whole number"),
+        ("x --count 1.5", "--count is '1.5', but must be a whole number"),
+        ("x --size large", "--size is 'large', but must be a whole number"),
+        ("x --section.rate fast", "--section.rate is 'fast', but must be a number"),
+        ("x --section.steps 1 b", "--section.steps is 'b', but must be a whole number"),
+        ("x --kind third", "--kind is 'third', but must be one of one, other"),
+        ("x --version 3", "--version is '3', but must be one of 1, 2"),
+        ("x --task both", "--task is 'both', but must be one of spatial, temporal"),
+        ("x --cuont 3", "there is no option --cuont (did you mean --count?)"),
+        ("x --cuont=3", "there is no option --cuont (did you mean --count?)"),
+        ("x --rate 3", "there is no option --rate (did you mean --section.rate?)"),
+        ("x --no_jitter", "there is no option --no_jitter (did you mean --section.no_jitter?)"),
+        ("x --file-nam 3", "there is no option --file-nam (did you mean --file_name?)"),
+        ("x --colour 3", "there is no option --colour"),
+        ("x --hidden 3", "there is no option --hidden"),
+        ("x --data 3", "there is no option --data"),
+        ("x --fast=yes", "--fast takes no value"),
+        ("x --fast yes", "'yes' belongs to no option"),
+        ("x y", "'y' belongs to no option"),
+    ],
+)
+def test_errors(line: str, sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read(line)
+    assert str(caught.value) == f"{sentence}; see unshuffle things --help"
+
+
+@pytest.mark.parametrize(("line", "sentence"), [("x --count 0", "count is 0"), ("x --size -1", "size is -1")])
+def test_values_out_of_range(line: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=f"^{sentence}, but must be 1 or more$"):
+        read(line)
+
+
+def test_required_arguments_without_their_names() -> None:
+    paths = (Path("a"), Path("b"))
+    assert read_several("w a b") == Several(weights="w", runs=paths)
+    assert read_several("w a b --names x y") == Several(weights="w", runs=paths, names=("x", "y"))
+    assert read_several("w --names=x a b") == Several(weights="w", runs=paths, names=("x",))
+    for line, missing in (("", "WEIGHTS, RUNS"), ("w", "RUNS")):
+        with pytest.raises(UserError, match=f"^still missing: {missing}; see unshuffle several --help$"):
+            read_several(line)
+
+
+def test_defaults_that_depend_on_the_values() -> None:
+    def defaults(values: dict[str, Any]) -> Command:
+        return Command(REQUIRED, count=9 if values.get("kind") == "other" else 8)
+
+    assert parse(Command, "things", ["x", "--kind", "other"], defaults) == Command(Path("x"), count=9, kind="other")
+    assert parse(Command, "things", ["x"], defaults).count == 8
+    with pytest.raises(UserError, match="still missing: DATA"):
+        parse(Command, "things", [], defaults)
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        parse(Command, "things", words)
+    assert caught.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    short = help_of(capsys, "--help")
+    assert "Does things." in short and "--size INT" in short and "default: 3" in short and "What to do" in short
+    assert "DATA" in short and "--task {spatial,temporal}" in short and "hidden" not in short
+    assert "rate" not in short and "None" not in short and "none" not in short
+    assert "--section.*" in short and "Further options." in short and "--help_all" in short
+    assert "--section.rate FLOAT" in help_of(capsys, "x", "--help_all")
+    assert help_of(capsys, "--cuont", "-h") == short, "wrong words do not prevent help"
+
+
+def test_help_of_required_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_several("--help")
+    printed = capsys.readouterr().out
+    assert "WEIGHTS RUNS ..." in printed and printed.count("(required)") == 2
+
+
+def option_words(options: Any, where: str = "") -> Iterator[str]:
+    for entry in fields(options):
+        value, name = getattr(options, entry.name), f"{where}{entry.name}"
+        if is_dataclass(value):
+            yield from option_words(value, f"{name}.")
+        elif isinstance(value, bool):
+            yield f"--{name}" if value else f"--{where}no_{entry.name}"
+        elif isinstance(value, tuple):
+            yield from (f"--{name}", *map(str, value))
+        else:
+            yield from (f"--{name}", "none" if value is None else str(value))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_whole_config_as_words(name: Any) -> None:
+    config = PRESETS[name]()
+    assert parse_config_command(PretrainCommand, "pretrain", list(option_words(config))).run_config() == config
+
+
+def test_help_lists_every_option_that_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_config_command(PretrainCommand, "pretrain", ["--help_all"])
+    printed = capsys.readouterr().out.replace(",", " ").split()
+    options = [word for word in option_words(PRESETS["demo"]()) if word.startswith("--")]
+    assert len(options) > 80 and set(options) <= set(printed)

@@ -1,0 +1,354 @@
+import struct
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from unshuffle.data.media import BadMedia, find_images, find_videos, read_frames, read_image, resize_short_side
+from unshuffle.errors import UserError
+
+WriteVideo = Callable[..., Path]
+
+CONTAINERS = [
+    ("mp4", "libx264"),
+    ("mp4", "mpeg4"),
+    ("m4v", "mpeg4"),
+    ("mov", "libx264"),
+    ("mkv", "libx264"),
+    ("mkv", "ffv1"),
+    ("avi", "mpeg4"),
+    ("avi", "mjpeg"),
+    ("webm", "libvpx"),
+    ("mpg", "mpeg1video"),
+    ("mpeg", "mpeg2video"),
+    ("gif", "gif"),
+]
+
+
+def photo(width: int = 48, height: int = 32) -> Image.Image:
+    coarse = np.random.default_rng(0).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def distance(pixels: np.ndarray, expected: Image.Image | np.ndarray) -> float:
+    return float(np.abs(pixels.astype(float) - np.asarray(expected, float)).mean())
+
+
+def test_nested_images_of_any_case_are_found_in_order_of_relative_path(tmp_path: Path) -> None:
+    names = ["b.JPG", "a/z.png", "a.webp", "a/b/c.TiFF", "no.txt", ".hidden.png", ".cache/x.png", "film.mpg"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "folder.png").mkdir()
+    names = [path.relative_to(tmp_path).as_posix() for path in find_images(tmp_path)]
+    assert names == ["a.webp", "a/b/c.TiFF", "a/z.png", "b.JPG"]
+
+
+def test_links_to_folders_are_followed_but_cycles_are_not(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "x.png").touch()
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "images" / "again").symlink_to(tmp_path / "images")
+    assert find_images(tmp_path / "images") == [tmp_path / "images" / "linked" / "x.png"]
+
+
+def test_missing_folder_and_file_in_place_of_folder_are_user_errors(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        find_images(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="not a folder"):
+        find_images(tmp_path / "file")
+
+
+@pytest.mark.parametrize("suffix", ["png", "bmp", "tiff", "webp", "jpg", "ppm"])
+def test_common_formats_keep_their_pixels(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x.{suffix}"
+    photo().save(path, lossless=True, quality=95)
+    pixels = read_image(path)
+    assert pixels.shape == (32, 48, 3) and pixels.dtype == np.uint8
+    assert distance(pixels, photo()) < 4
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "L", "P", "1", "LA", "RGBA", "YCbCr"])
+def test_every_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
+    suffix = {"CMYK": "jpg", "YCbCr": "jpg"}.get(mode, "png")
+    path = tmp_path / f"x.{suffix}"
+    converted = photo().convert(mode)
+    converted.save(path)
+    assert distance(read_image(path), converted.convert("RGB")) < 6
+
+
+def test_16_bit_images_are_scaled_and_not_clipped(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 65535, 48 * 32).reshape(32, 48).astype(np.uint16)
+    for suffix in ("png", "tiff"):
+        Image.fromarray(ramp).save(tmp_path / f"x.{suffix}")
+        assert distance(read_image(tmp_path / f"x.{suffix}")[..., 0], ramp / 257) <= 0.5
+
+
+@pytest.mark.parametrize(("top", "dtype"), [(1, "f4"), (255, "f4"), (65535, "f4"), (65535, "i4"), (10**6, "i4")])
+def test_float_and_integer_tiffs_are_scaled_by_their_range(tmp_path: Path, top: int, dtype: str) -> None:
+    ramp = np.linspace(0, top, 48 * 32).reshape(32, 48).astype(dtype)
+    Image.fromarray(ramp).save(tmp_path / "x.tiff")
+    assert distance(read_image(tmp_path / "x.tiff")[..., 0], ramp * (255 / top)) <= 0.5
+
+
+def test_transparency_is_composited_on_white(tmp_path: Path) -> None:
+    clear = Image.new("RGBA", (32, 32), (255, 0, 0, 0))
+    clear.paste((0, 0, 255, 255), (0, 0, 16, 32))
+    clear.save(tmp_path / "rgba.png")
+    palette = Image.new("P", (32, 32), 0)
+    palette.putpalette([9, 9, 9, 200, 0, 0])
+    palette.save(tmp_path / "palette.png", transparency=0)
+    rgba = read_image(tmp_path / "rgba.png")
+    assert (rgba[:, :16] == (0, 0, 255)).all() and (rgba[:, 16:] == 255).all()
+    assert (read_image(tmp_path / "palette.png") == 255).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(tmp_path: Path, orientation: int) -> None:
+    upright = np.asarray(photo())
+    undo = {
+        1: lambda a: a,
+        2: np.fliplr,
+        3: lambda a: np.rot90(a, 2),
+        4: np.flipud,
+        5: lambda a: a.swapaxes(0, 1),
+        6: lambda a: np.rot90(a, 1),
+        7: lambda a: np.rot90(a, 2).swapaxes(0, 1),
+        8: lambda a: np.rot90(a, -1),
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(np.ascontiguousarray(undo(upright))).save(tmp_path / "x.png", exif=exif)
+    assert (read_image(tmp_path / "x.png") == upright).all()
+
+
+def test_of_an_animation_the_first_frame_is_read(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (32, 32), colour) for colour in ("red", "lime", "blue")]
+    for suffix in ("gif", "webp", "png"):
+        frames[0].save(tmp_path / f"x.{suffix}", save_all=True, append_images=frames[1:], lossless=True)
+        assert (read_image(tmp_path / f"x.{suffix}") == (255, 0, 0)).all()
+
+
+@pytest.mark.parametrize(("size", "expected"), [((100, 50), (32, 64)), ((60, 90), (48, 32)), ((20, 20), (32, 32))])
+def test_short_side_is_exact_and_shape_is_kept(
+    tmp_path: Path, size: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    photo(*size).save(tmp_path / "x.png")
+    assert read_image(tmp_path / "x.png", short_side=32).shape == (*expected, 3)
+
+
+def test_a_large_jpeg_is_resized_like_a_png(tmp_path: Path) -> None:
+    big = photo(1600, 1200)
+    big.save(tmp_path / "x.jpg", quality=95)
+    assert distance(read_image(tmp_path / "x.jpg", short_side=64), resize_short_side(big, 64)) < 3
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "gif", "webp", "bmp", "tiff"])
+def test_truncated_images_are_refused(tmp_path: Path, suffix: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / f"whole.{suffix}")
+    data = (tmp_path / f"whole.{suffix}").read_bytes()
+    (tmp_path / f"x.{suffix}").write_bytes(data[: len(data) // 2])
+    for short_side in (None, 16):
+        with pytest.raises(BadMedia):
+            read_image(tmp_path / f"x.{suffix}", short_side)
+
+
+def test_each_bad_image_is_refused_for_its_own_reason(tmp_path: Path) -> None:
+    (tmp_path / "text.jpg").write_text("hello")
+    (tmp_path / "empty.jpg").touch()
+    photo(48, 15).save(tmp_path / "tiny.png")
+    photo(16 * 101, 16).save(tmp_path / "thin.png")
+    reasons = {"text": "not an image", "empty": "empty", "tiny": "48 x 15 .*too small", "thin": "too thin"}
+    for path in find_images(tmp_path):
+        with pytest.raises(BadMedia, match=reasons[path.stem]):
+            read_image(path)
+    with pytest.raises(BadMedia, match="No such file"):
+        read_image(tmp_path / "missing.png")
+
+
+def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photo(100, 100).save(tmp_path / "x.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(BadMedia, match="decompression bomb"):
+        read_image(tmp_path / "x.png")
+
+
+def numbers(path: Path, **options: int) -> list[int]:
+    """The frame numbers that the gray levels of a clip encode."""
+    return [round((float(frame.mean()) - 20) / 9) for frame in read_frames(path, **options)]
+
+
+@pytest.fixture
+def without_pyav(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cv2")
+    monkeypatch.setitem(sys.modules, "av", None)
+
+
+def test_nested_videos_of_any_case_are_found(tmp_path: Path) -> None:
+    for name in ["b.MP4", "a/x.avi", "a.webm", "a/.y.mkv", "photo.jpg"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert find_videos(tmp_path) == [tmp_path / "a.webm", tmp_path / "a" / "x.avi", tmp_path / "b.MP4"]
+
+
+@pytest.mark.parametrize(("suffix", "codec"), CONTAINERS)
+def test_frames_come_complete_and_in_order(tmp_path: Path, write_video: WriteVideo, suffix: str, codec: str) -> None:
+    if codec not in av.codecs_available:
+        pytest.skip(f"this PyAV has no {codec}")
+    path = write_video(tmp_path / f"x.{suffix}", codec=codec)
+    frames = list(read_frames(path))
+    assert {frame.shape for frame in frames} == {(48, 64, 3)}
+    if codec == "gif":  # eight-bit colour holds fewer levels than there are numbers
+        assert len(frames) == 20 and all(np.diff([frame.mean() for frame in frames]) >= 0)
+    else:
+        assert numbers(path) == list(range(20))
+
+
+def test_every_and_short_side(tmp_path: Path, write_video: WriteVideo) -> None:
+    path = write_video(tmp_path / "x.mp4")
+    assert numbers(path, every=3) == [0, 3, 6, 9, 12, 15, 18]
+    assert {frame.shape for frame in read_frames(path, short_side=24)} == {(24, 32, 3)}
+
+
+def test_wrong_timestamps_do_not_change_the_order(tmp_path: Path, write_video: WriteVideo) -> None:
+    shuffled = np.random.default_rng(0).permutation(20)
+    with (
+        av.open(str(write_video(tmp_path / "right.avi", codec="mjpeg"))) as right,
+        av.open(str(tmp_path / "wrong.mkv"), "w") as wrong,
+    ):
+        stream = wrong.add_stream_from_template(right.streams.video[0])
+        packets = [packet for packet in right.demux(video=0) if packet.size]
+        for number, packet in enumerate(packets):
+            packet.stream, packet.time_base = stream, Fraction(1, 25)
+            packet.dts, packet.pts = number, 100 + int(shuffled[number])
+            wrong.mux(packet)
+    with av.open(str(tmp_path / "wrong.mkv")) as container:
+        stamps = [frame.pts for frame in container.decode(video=0)]
+    assert stamps != sorted(stamps)
+    assert numbers(tmp_path / "wrong.mkv") == list(range(20))
+
+
+@pytest.mark.parametrize("claimed", [1, 5000])
+def test_the_frame_count_of_the_header_is_ignored(tmp_path: Path, write_video: WriteVideo, claimed: int) -> None:
+    path = write_video(tmp_path / "x.avi", codec="mjpeg")
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, data.index(b"avih") + 8 + 16, claimed)
+    struct.pack_into("<I", data, data.index(b"strh") + 8 + 32, claimed)
+    path.write_bytes(data)
+    assert numbers(path) == list(range(20))
+
+
+@pytest.mark.parametrize(("suffix", "options"), [("mkv", {}), ("mp4", {"movflags": "faststart"}), ("avi", {})])
+def test_a_truncated_clip_keeps_its_readable_frames(
+    tmp_path: Path, write_video: WriteVideo, suffix: str, options: dict[str, str]
+) -> None:
+    path = write_video(tmp_path / f"x.{suffix}", codec="mjpeg", **options)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 2 // 3])
+    readable = numbers(path)
+    assert 2 <= len(readable) < 20
+    assert readable[:-1] == list(range(len(readable) - 1))
+
+
+def test_an_error_after_two_frames_ends_the_clip_and_an_earlier_one_refuses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.mp4").write_text("anything")
+    for good in range(4):
+
+        def decode(path: Path, good: int = good):
+            yield from [np.zeros((32, 32, 3), np.uint8)] * good
+            raise OSError("broken pipe")
+
+        monkeypatch.setattr("unshuffle.data.media._decode_video", decode)
+        if good < 2:
+            with pytest.raises(BadMedia, match="broken pipe"):
+                list(read_frames(tmp_path / "x.mp4"))
+        else:
+            assert len(list(read_frames(tmp_path / "x.mp4"))) == good
+
+
+def test_frames_that_change_size_are_resized_to_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.mp4").write_text("anything")
+    sizes = [np.zeros((32, 48, 3), np.uint8), np.zeros((60, 40, 3), np.uint8)]
+    monkeypatch.setattr("unshuffle.data.media._decode_video", lambda path: iter(sizes))
+    assert [frame.shape for frame in read_frames(tmp_path / "x.mp4", 16)] == [(16, 24, 3)] * 2
+
+
+def test_each_bad_video_is_refused_for_its_own_reason(tmp_path: Path, write_video: WriteVideo) -> None:
+    (tmp_path / "text.mp4").write_text("hello")
+    (tmp_path / "empty.mp4").touch()
+    write_video(tmp_path / "tiny.avi", size=(32, 8))
+    write_video(tmp_path / "single.avi", frames=1)
+    whole = write_video(tmp_path / "headless.mp4").read_bytes()
+    (tmp_path / "headless.mp4").write_bytes(whole[: len(whole) // 2])
+    with av.open(str(tmp_path / "sound.mkv"), "w") as container:
+        stream = container.add_stream("pcm_s16le", rate=8000)
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), layout="mono")
+        sound.rate = 8000
+        container.mux(stream.encode(sound))
+    reasons = {
+        "text": "Invalid data",
+        "empty": "empty",
+        "tiny": "too small",
+        "single": "at least 2 frames",
+        "headless": "Invalid data",
+        "sound": "no video",
+    }
+    paths = find_videos(tmp_path)
+    assert {path.stem for path in paths} == set(reasons)
+    for path in paths:
+        with pytest.raises(BadMedia, match=reasons[path.stem]) as caught:
+            list(read_frames(path))
+        assert str(tmp_path) not in str(caught.value)
+
+
+def test_too_few_frames_after_skipping_are_refused(tmp_path: Path, write_video: WriteVideo) -> None:
+    path = write_video(tmp_path / "x.mp4")
+    assert numbers(path, every=19) == [0, 19]
+    with pytest.raises(BadMedia, match="at least 2 frames"):
+        numbers(path, every=20)
+
+
+@pytest.mark.parametrize(("suffix", "codec"), [("mp4", "mpeg4"), ("mkv", "libx264"), ("avi", "mjpeg")])
+def test_opencv_decodes_the_same_frames_as_pyav(
+    tmp_path: Path, write_video: WriteVideo, suffix: str, codec: str, request: pytest.FixtureRequest
+) -> None:
+    path = write_video(tmp_path / f"x.{suffix}", codec=codec)
+    by_pyav = np.stack(list(read_frames(path, 24)))
+    request.getfixturevalue("without_pyav")
+    by_opencv = np.stack(list(read_frames(path, 24)))
+    assert by_opencv.shape == by_pyav.shape
+    assert np.abs(by_opencv.astype(int) - by_pyav).mean() < 3
+
+
+def test_opencv_frames_are_rgb_and_bad_files_are_refused(
+    tmp_path: Path, without_pyav: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cv2
+
+    writer = cv2.VideoWriter(str(tmp_path / "x.avi"), cv2.VideoWriter_fourcc(*"MJPG"), 25, (64, 48))
+    for _ in range(3):
+        writer.write(np.full((48, 64, 3), (0, 0, 255), np.uint8))
+    writer.release()
+    frames = list(read_frames(tmp_path / "x.avi"))
+    assert len(frames) == 3 and frames[0][..., 0].min() > 200 and frames[0][..., 1:].max() < 50
+    (tmp_path / "text.mp4").write_text("hello")
+    with pytest.raises(BadMedia):
+        list(read_frames(tmp_path / "text.mp4"))
+
+
+def test_a_missing_video_library_is_a_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    (tmp_path / "x.mp4").write_text("anything")
+    with pytest.raises(UserError, match="PyAV or OpenCV"):
+        list(read_frames(tmp_path / "x.mp4"))

@@ -1,0 +1,180 @@
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from unshuffle.config import Config, DataConfig, SyntheticConfig
+from unshuffle.data import sources
+from unshuffle.data.pack import pack
+from unshuffle.data.sources import Media, SourceFacts
+from unshuffle.data.store import Store
+from unshuffle.data.synthetic import SyntheticSource
+from unshuffle.errors import UserError
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(
+        data=DataConfig(image_short_side=24, frame_short_side=16, max_bad_fraction=0.5, cache=tmp_path / "cache"),
+        synthetic=SyntheticConfig(images=6, clips=5, image_size=24, frame_size=16, clip_frames=4),
+    )
+
+
+def open_media(config: Config, min_frames: int = 1) -> Media:
+    return Media(config, min_frames=min_frames, progress=False)
+
+
+# what is opened, and when
+
+
+def test_nothing_is_opened_before_it_is_asked_for(config: Config) -> None:
+    media = open_media(replace(config, images="nowhere", videos="nowhere"))
+    assert (media.facts, media.skipped) == ([], [])
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        _ = media.images
+
+
+def test_each_source_is_opened_once(config: Config, image_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, opened = sources.cached_store, []
+
+    def counted(kind: str, folder: Path, *args: object, **options: object) -> Store:
+        opened.append(folder)
+        return real(kind, folder, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sources, "cached_store", counted)
+    media = open_media(replace(config, images=str(image_folder)))
+    assert media.images is media.images
+    assert opened == [image_folder] and len(media.facts) == 1 and len(media.skipped) == 2
+
+
+def test_a_path_from_python_is_taken_too(config: Config, image_folder: Path) -> None:
+    media = open_media(replace(config, images=image_folder))  # type: ignore[arg-type]
+    assert media.images is not None and len(media.images) == 6
+    assert media.facts[0].address == str(image_folder)
+
+
+# the synthetic world
+
+
+def test_without_data_there_is_the_synthetic_world(config: Config) -> None:
+    media = open_media(config)
+    assert isinstance(media.images, SyntheticSource) and len(media.images) == 6
+    assert media.videos is not None and len(media.videos[0]) == 5
+    np.testing.assert_array_equal(media.videos[1], np.arange(5))
+    assert media.facts == [
+        SourceFacts("images", None, 6, 0, "synthetic", 24),
+        SourceFacts("videos", None, 5, 0, "synthetic", 16, frames=4),
+    ]
+    assert (media.val_images, media.val_videos) == (None, None)
+
+
+def test_the_synthetic_world_follows_the_seed(config: Config) -> None:
+    first, again, other = (open_media(replace(config, seed=seed)).images for seed in (0, 0, 1))
+    assert first is not None and again is not None and other is not None
+    np.testing.assert_array_equal(first.read(0, [0]), again.read(0, [0]))
+    assert not np.array_equal(first.read(0, [0]), other.read(0, [0]))
+
+
+def test_real_data_of_one_kind_leaves_out_the_synthetic_world(
+    config: Config, image_folder: Path, video_folder: Path
+) -> None:
+    assert open_media(replace(config, images=str(image_folder))).videos is None
+    assert open_media(replace(config, videos=str(video_folder))).images is None
+
+
+# folders and packed stores
+
+
+def test_facts_and_skipped_files_of_a_folder(config: Config, image_folder: Path) -> None:
+    media = open_media(replace(config, images=str(image_folder)))
+    assert media.images is not None and min(media.images.size(0)) == 24
+    (facts,) = media.facts
+    assert (facts.medium, facts.address, facts.items, facts.skipped) == ("images", str(image_folder), 6, 2)
+    assert (facts.storage, facts.short_side) == ("store", 24)
+    assert facts.path is not None and Path(facts.path).is_relative_to(config.data.cache)
+    assert [name for name, _ in media.skipped] == ["b/cc.jpg", "g.png"]
+
+
+def test_a_packed_store_keeps_its_own_short_side(config: Config, image_folder: Path, tmp_path: Path) -> None:
+    pack("images", image_folder, tmp_path / "store", short_side=20, progress=False)
+    media = open_media(replace(config, images=str(tmp_path / "store")))
+    assert media.images is not None and min(media.images.size(0)) == 20
+    assert (media.facts[0].short_side, media.facts[0].path) == (20, str(tmp_path / "store"))
+
+
+def test_validation_data_of_its_own(config: Config, image_folder: Path, video_folder: Path) -> None:
+    data = replace(config.data, val_images=str(image_folder), val_videos=str(video_folder))
+    media = open_media(replace(config, data=data), min_frames=5)
+    assert media.val_images is not None and len(media.val_images) == 6
+    assert media.val_videos is not None and media.val_videos[1].tolist() == [1, 2]
+    assert [(facts.medium, facts.address) for facts in media.facts] == [
+        ("images", str(image_folder)),
+        ("videos", str(video_folder)),
+    ]
+
+
+# what cannot be used
+
+
+def test_clips_that_are_too_short_are_skipped(config: Config, video_folder: Path) -> None:
+    """The clips have 4, 5 and 6 frames; a fourth file is no video."""
+    media = open_media(replace(config, videos=str(video_folder)), min_frames=5)
+    assert media.videos is not None
+    source, items = media.videos
+    assert len(source) == 3 and items.tolist() == [1, 2]
+    assert [name for name, _ in media.skipped] == ["clip1b.mp4", "clip0.mp4"]
+    assert media.skipped[1][1] == "4 frames, but 5 are needed"
+    assert media.facts[0].skipped == 1, "of the files that cannot be read"
+
+
+@pytest.mark.parametrize(("limit", "refused"), [(0.0, True), (0.24, True), (0.25, False), (1.0, False)])
+def test_too_many_bad_files(config: Config, image_folder: Path, limit: float, refused: bool) -> None:
+    """Two of eight."""
+    media = open_media(replace(config, images=str(image_folder), data=replace(config.data, max_bad_fraction=limit)))
+    if not refused:
+        assert media.images is not None
+        return
+    sentence = (
+        f"2 of 8 images cannot be used, more than data.max_bad_fraction = {limit:g} allows; the first is b/cc.jpg"
+    )
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        _ = media.images
+
+
+def test_too_many_short_clips(config: Config, video_folder: Path) -> None:
+    media = open_media(replace(config, videos=str(video_folder)), min_frames=6)
+    with pytest.raises(UserError, match=r"2 of 3 clips cannot be used.* the first is clip0\.mp4: 4 frames, but 6 are"):
+        _ = media.videos
+
+
+# split lists
+
+
+@pytest.fixture
+def split_list(tmp_path: Path, write_video: Callable[..., Path]) -> Path:
+    """UCF-101 in small: five videos of its training list, and one of another group."""
+    names = [f"run/v_run_g0{number}_c01.avi" for number in range(5)]
+    for name in (*names, "run/v_run_g09_c01.avi"):
+        write_video((tmp_path / "UCF-101" / name).with_suffix(".mp4"), frames=5)
+    lists = tmp_path / "ucfTrainTestlist"
+    lists.mkdir()
+    (lists / "classInd.txt").write_text("1 run\n")
+    (lists / "trainlist01.txt").write_text("".join(f"{name} 1\n" for name in names))
+    return lists / "trainlist01.txt"
+
+
+def test_a_split_list_stands_for_its_videos_alone(config: Config, split_list: Path) -> None:
+    media = open_media(replace(config, videos=str(split_list)))
+    assert media.videos is not None
+    assert [Path(name).stem for name in media.videos[0].names] == [f"v_run_g0{number}_c01" for number in range(5)]
+    assert (media.facts[0].items, media.facts[0].address) == (5, str(split_list))
+
+
+def test_a_split_list_of_a_packed_store_is_refused(config: Config, split_list: Path, tmp_path: Path) -> None:
+    pack("videos", tmp_path / "UCF-101", tmp_path / "store", short_side=16, progress=False)
+    lists = split_list.parent.rename(tmp_path / "store" / "lists")
+    with pytest.raises(UserError, match=r"lists videos of the packed store .*: give the folder of video files"):
+        _ = open_media(replace(config, videos=str(lists / split_list.name))).videos

@@ -1,0 +1,107 @@
+import math
+
+import pytest
+
+from unshuffle.analysis.difficulty import Division, divide_samples, group_names
+from unshuffle.report.charts import charts, difficulty_chart, thin
+from unshuffle.runs.folders import find_runs
+from unshuffle.runs.history import read_history
+from unshuffle.runs.run import Run
+
+
+def test_thin_keeps_few_points_as_they_are() -> None:
+    assert thin([(0, 1.0), (10, 0.5)]) == [(0, 1.0), (10, 0.5)]
+
+
+def test_thin_takes_means_of_neighbours() -> None:
+    points = [(step, float(step % 2)) for step in range(102)]
+    kept = thin(points, limit=12)
+    assert len(kept) == 12 and kept[0] == points[0] and kept[-1] == points[-1]
+    assert [x for x, _ in kept] == sorted(x for x, _ in kept)
+    assert all(value == 0.5 for _, value in kept[1:-1])  # ten bunches of ten
+
+
+def test_one_run_has_its_tasks_in_one_chart(run: Run) -> None:
+    by_title = {chart.title: chart for chart in charts(find_runs([run.folder]))}
+    assert list(by_title) == ["Validation error", "Retrieval", "Training loss", "Effective rank"]
+    logged = [
+        (entry["iteration"], round(entry["error"], 5))
+        for entry in run.metrics("validation")
+        if entry["task"] == "temporal"
+    ]
+    assert [series.name for series in by_title["Validation error"].series] == ["spatial", "temporal"]
+    assert by_title["Validation error"].series[1].points == logged
+    assert by_title["Validation error"].levels == {"chance": 0.8}
+    assert by_title["Training loss"].levels == {"chance": pytest.approx(math.log(5))}
+    assert list(by_title["Retrieval"].levels) == ["raw pixels", "colour histograms"]
+
+
+def test_several_runs_have_a_chart_for_each_task(run: Run, uniform_run: Run) -> None:
+    by_title = {chart.title: chart for chart in charts(find_runs([run.folder, uniform_run.folder]))}
+    assert [len(by_title[f"Validation error, {task}"].series) for task in ("spatial", "temporal")] == [2, 1]
+    names = [series.name for series in by_title["Retrieval"].series]
+    assert names == ["finished (reinforce)", "uniform"]
+    assert len({series.colour for series in by_title["Retrieval"].series}) == 2
+
+
+def test_difficulty_is_in_percent_of_the_samples(run: Run) -> None:
+    chart = difficulty_chart(divide_samples(run, read_history(run, "spatial"), "spatial"))
+    assert len(chart.series) == 4 and chart.levels == {"uniform sampling": 25.0}
+    assert chart.unit == "permutations sampled [%]"
+    assert [series.colour for series in chart.series] == ["q1", "q2", "q3", "q4"]
+    for values in zip(*(series.points for series in chart.series), strict=True):
+        assert sum(value for _, value in values) == pytest.approx(100, abs=0.01)
+
+
+def test_difficulty_of_pairs_is_that_of_the_groups(pair_run: Run) -> None:
+    chart = difficulty_chart(divide_samples(pair_run, read_history(pair_run, "spatial"), "spatial"))
+    episodes = [entry for entry in pair_run.metrics("episode") if entry["task"] == "spatial"]
+    assert [series.name for series in chart.series] == group_names(5)
+    for group, series in enumerate(chart.series):
+        by_hand = [(e["iteration"], 100 * e["sampled"][group] / sum(e["sampled"])) for e in episodes]
+        assert [at for at, _ in series.points] == [at for at, _ in by_hand] == [2, 4, 6]
+        assert [value for _, value in series.points] == pytest.approx([value for _, value in by_hand], abs=1e-4)
+    assert chart.unit == "pairs sampled [%]" and chart.levels == {"uniform sampling": 20.0}
+
+
+def test_groups_that_share_a_colour_share_their_name_in_the_legend() -> None:
+    rows = [{"iteration": 1, **{f"group_{number}_percent": 10.0 for number in range(1, 11)}}]
+    chart = difficulty_chart(Division("group", group_names(10), rows))
+    legends = {series.colour: series.group for series in chart.series}
+    assert legends == {
+        "q1": "hardest group to group 2",
+        "q2": "group 3 to group 5",
+        "q3": "group 6 to group 8",
+        "q4": "group 9 to easiest group",
+    }
+    assert difficulty_chart(Division("group", group_names(2), [])).series == []
+
+
+def test_a_task_that_orders_nothing_has_curves(all_tasks_run: Run) -> None:
+    by_title = {chart.title: chart for chart in charts(find_runs([all_tasks_run.folder]))}
+    errors, losses = by_title["Validation error"], by_title["Training loss"]
+    assert len({series.colour for series in errors.series}) == len({series.colour for series in losses.series}) == 3
+    assert [len(series.points) for series in errors.series] == [4, 4, 4]
+    assert losses.levels == {
+        "chance, spatial and temporal": pytest.approx(math.log(5)),
+        "chance, rotation": pytest.approx(math.log(4)),
+    }
+    assert [series.name for series in errors.series] == ["spatial", "temporal", "rotation"]
+    assert errors.levels == {"chance, spatial and temporal": 0.8, "chance, rotation": 0.75}
+
+
+def test_a_run_of_one_task_has_one_chance_line(rotation_run: Run) -> None:
+    by_title = {chart.title: chart for chart in charts(find_runs([rotation_run.folder]))}
+    assert [series.name for series in by_title["Validation error"].series] == ["rotation"]
+    assert by_title["Validation error"].levels == {"chance": 0.75}
+    assert by_title["Training loss"].levels == {"chance": pytest.approx(math.log(4))}
+
+
+def test_runs_with_other_tasks_have_the_charts_of_all(run: Run, rotation_run: Run) -> None:
+    by_title = {chart.title: chart for chart in charts(find_runs([run.folder, rotation_run.folder]))}
+    series = {task: by_title[f"Validation error, {task}"].series for task in ("spatial", "temporal", "rotation")}
+    assert {task: [each.name for each in of_task] for task, of_task in series.items()} == {
+        "spatial": ["finished (reinforce)"],
+        "temporal": ["finished (reinforce)"],
+        "rotation": ["rotation"],
+    }

@@ -1,0 +1,134 @@
+import json
+import shlex
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from unshuffle.cli.parsing import parse_config_command
+from unshuffle.cli.pretrain import PretrainCommand
+from unshuffle.config import Config, preset_config
+from unshuffle.evaluation.features import extract
+from unshuffle.options import merge
+from unshuffle.report.snapshot import Snapshot
+from unshuffle.report.views import (
+    add_pictures,
+    describe_run,
+    find_neighbours,
+    nearest_others,
+    preset_changes,
+    repeat_command,
+)
+from unshuffle.runs.folders import find_runs
+from unshuffle.runs.run import Run
+
+
+def slow_others(vectors: torch.Tensor, count: int) -> list[list[int]]:
+    neighbours = []
+    for own in range(len(vectors)):
+        cosine = {
+            other: float(torch.cosine_similarity(vectors[own], vectors[other], dim=0))
+            for other in range(len(vectors))
+            if other != own
+        }
+        neighbours.append(sorted(cosine, key=lambda other: -cosine[other])[:count])
+    return neighbours
+
+
+def test_nearest_others_against_a_slow_search() -> None:
+    vectors = torch.randn(9, 5, generator=torch.Generator().manual_seed(0))
+    assert nearest_others(vectors, 4) == slow_others(vectors, 4)
+
+
+def test_a_copy_is_a_neighbour_but_not_the_image_itself() -> None:
+    vectors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    assert [row[0] for row in nearest_others(vectors, 1)[:2]] == [1, 0]
+
+
+def test_neighbours_are_by_the_features_of_the_network(snapshot: Snapshot) -> None:
+    neighbours = find_neighbours(snapshot, 3)
+    images = snapshot.held_out["spatial"]
+    assert neighbours is not None and neighbours["names"] == list(images.names)
+    features = extract(snapshot.network.backbone, images.pixels[:, 0].numpy(), torch.device("cpu"))
+    assert neighbours["nearest"]["this network"] == slow_others(features, 3)
+
+
+def test_one_image_has_no_neighbour(snapshot: Snapshot) -> None:
+    one = {"spatial": type(snapshot.held_out["spatial"])(snapshot.held_out["spatial"].pixels[:1], ["a"])}
+    alone = replace(snapshot, held_out=one)
+    assert find_neighbours(alone) is None
+
+
+def parsed(command: str) -> Config:
+    program, name, *options = shlex.split(command)
+    assert (program, name) == ("unshuffle", "pretrain")
+    return parse_config_command(PretrainCommand, "pretrain", options).run_config()
+
+
+def test_a_preset_repeats_itself() -> None:
+    assert repeat_command(preset_config("paper")) == "unshuffle pretrain --preset paper"
+
+
+def test_the_command_gives_the_config_back(tiny_config: Callable[..., Config]) -> None:
+    config = tiny_config(images="my photos/<b>'s", out=Path("elsewhere"), init=Path("weights.safetensors"))
+    config = merge(
+        config,
+        {
+            "temporal": {"shared_crop": True, "colour_jitter": True},
+            "augmentation": {"grayscale": 1e-7},
+            "spatial": {"head": {"centre": False}},
+            "optim": {"milestones": [3, 5]},
+            "monitor": {"gallery": "a b", "queries": "-"},
+            "log": {"pictures": False},
+        },
+    )
+    assert parsed(repeat_command(config)) == replace(config, out=None)
+    assert preset_changes(config)["log.pictures"] is False
+    assert "out" not in preset_changes(config)
+
+
+def test_no_milestones_at_all(tiny_config: Callable[..., Config]) -> None:
+    config = tiny_config()
+    assert config.optim.milestones == ()
+    assert parsed(repeat_command(config)) == config
+
+
+def test_sources_and_splits_are_described(run: Run, tmp_path: Path) -> None:
+    copied = shutil.copytree(run.folder, tmp_path / "copied")
+    source = {
+        "medium": "videos",
+        "address": "clips",
+        "items": 30,
+        "skipped": 1,
+        "storage": "store",
+        "path": "cache/clips",
+        "short_side": 128,
+        "shards": 0,
+    }
+    split = {"training": 24, "validation": 6, "requested": 100, "source": "videos"}
+    entry = {"iteration": 0, "kind": "start", "sources": [source], "splits": {"spatial": split, "temporal": split}}
+    (copied / "metrics.jsonl").write_text(json.dumps(entry) + "\n")
+    view = describe_run(*find_runs([copied]), "c0")
+    assert view["sources"] == ["30 videos in clips, 1 file skipped; packed at short side 128 px in cache/clips"]
+    spatial, temporal = view["remarks"]
+    assert spatial.startswith("spatial task: no images were given") and "no images" not in temporal
+    assert view["splits"]["temporal"]["training"] == 24
+
+
+def test_a_task_that_orders_nothing_has_errors_but_no_policy(all_tasks_run: Run) -> None:
+    view = describe_run(*find_runs([all_tasks_run.folder]), "c0")
+    add_pictures(view, all_tasks_run, Snapshot.newest(all_tasks_run))
+    assert [row.task for row in view["errors"]] == ["spatial", "temporal", "rotation"]
+    assert view["tasks"]["spatial"]["orders"] and not view["tasks"]["rotation"]["orders"]
+    assert list(view["policies"]) == list(view["data"]["tasks"]) == list(view["puzzles"]) == ["spatial", "temporal"]
+    assert list(view["splits"]) == ["spatial", "temporal", "rotation"]
+
+
+def test_a_run_without_an_ordering_task_shows_its_held_out_images(rotation_run: Run) -> None:
+    view, snapshot = describe_run(*find_runs([rotation_run.folder]), "c0"), Snapshot.newest(rotation_run)
+    add_pictures(view, rotation_run, snapshot)
+    assert snapshot is not None and view["policies"] == view["puzzles"] == view["data"]["tasks"] == {}
+    assert view["data"]["neighbours"]["names"] == list(snapshot.held_out["rotation"].names)
+    assert view["splits"]["rotation"] == {"training": 24, "validation": 6, "requested": 6, "source": "images"}

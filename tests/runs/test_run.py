@@ -1,0 +1,59 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from unshuffle.errors import UserError
+from unshuffle.runs.run import Run
+
+
+def write_lines(folder: Path, *lines: str) -> Run:
+    (folder / "metrics.jsonl").write_text("\n".join(lines))
+    return Run(folder)
+
+
+def test_a_folder_without_config_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is not a run folder: it has no config\.yaml"):
+        Run.open(tmp_path)
+
+
+def test_metrics_of_all_kinds_or_of_one(tmp_path: Path) -> None:
+    entries = [{"iteration": number, "kind": kind} for number, kind in enumerate(("start", "train", "train"))]
+    run = write_lines(tmp_path, *map(json.dumps, entries))
+    assert list(run.metrics()) == entries and list(run.metrics("train")) == entries[1:]
+    assert list(run.metrics("episode")) == []
+
+
+def test_metrics_of_a_task(tmp_path: Path) -> None:
+    entries = [{"iteration": 5, "kind": "validation", "task": task} for task in ("spatial", "temporal")]
+    run = write_lines(tmp_path, *map(json.dumps, [*entries, {"iteration": 5, "kind": "train"}]))
+    assert list(run.metrics("validation", "temporal")) == entries[1:] == list(run.metrics(task="temporal"))
+
+
+def test_a_half_written_line_is_left_out(tmp_path: Path) -> None:
+    run = write_lines(tmp_path, '{"iteration": 0, "kind": "start"}', '{"iteration": 5, "ki')
+    assert [entry["iteration"] for entry in run.metrics()] == [0]
+
+
+def test_a_run_that_has_logged_nothing_has_no_metrics(tmp_path: Path) -> None:
+    assert list(Run(tmp_path).metrics()) == []
+
+
+def test_the_start_entry_describes_sources_and_splits(run: Run) -> None:
+    (start,) = run.metrics("start")
+    assert [(source["medium"], source["items"], source["storage"]) for source in start["sources"]] == [
+        ("images", 30, "synthetic"),
+        ("videos", 30, "synthetic"),
+    ]
+    assert start["splits"] == {
+        "spatial": {"training": 24, "validation": 6, "requested": 6, "source": "images"},
+        "temporal": {"training": 24, "validation": 6, "requested": 6, "source": "videos"},
+    }
+    assert not {"data", "remarks", "samples"} & set(start)
+
+
+def test_the_files_of_a_finished_run_are_where_the_properties_say(run: Run) -> None:
+    for file in (run.config_file, run.metrics_file, run.weights):
+        assert file.is_file()
+    for folder in (run.checkpoints, run.states, run.permutations, run.tensorboard):
+        assert folder.is_dir() and any(folder.iterdir())

@@ -1,0 +1,328 @@
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from unshuffle.config import Config, DataConfig, SpatialConfig, SyntheticConfig, TemporalConfig
+from unshuffle.data.pack import pack
+from unshuffle.errors import UserError
+from unshuffle.tasks.prepare import Data, prepare, split
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(
+        data=DataConfig(val_size=1, image_short_side=32, frame_short_side=24, cache=tmp_path / "cache"),
+        synthetic=SyntheticConfig(images=6, clips=5, image_size=24, frame_size=16, clip_frames=4),
+        spatial=SpatialConfig(image_fraction=15 / 16, crop_size=8),
+        temporal=TemporalConfig(frames=4, crop_size=8),
+    )
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(5):
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 48 + number, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def videos(tmp_path: Path, write_video: Callable[..., Path]) -> Path:
+    for number in range(4):
+        write_video(tmp_path / "videos" / f"{number}.mp4", frames=4 + number)
+    return tmp_path / "videos"
+
+
+def summary(data: Data) -> dict[str, tuple[int, int, int, int]]:
+    """For each task: training samples, validation samples, frames, side."""
+    assert list(data.training) == list(data.validation)
+    result = {}
+    for task, training in data.training.items():
+        validation = data.validation[task]
+        assert not set(training.items.tolist()) & set(validation.items.tolist())
+        assert (training.frames, training.side, training.source) == (
+            validation.frames,
+            validation.side,
+            validation.source,
+        )
+        result[task] = (len(training), len(validation), training.frames, training.side)
+    return result
+
+
+SYNTHETIC_S = {"spatial": (5, 1, 1, 22)}
+SYNTHETIC_T = {"temporal": (4, 1, 4, 16)}
+IMAGES_S = {"spatial": (4, 1, 1, 30)}
+VIDEOS_S = {"spatial": (3, 1, 1, 22)}
+VIDEOS_T = {"temporal": (3, 1, 4, 24)}
+IMAGES_R = {"rotation": (4, 1, 1, 32)}
+VIDEOS_R = {"rotation": (3, 1, 1, 24)}
+
+
+@pytest.mark.parametrize(
+    ("given", "tasks", "expected"),
+    [
+        ("", "auto", SYNTHETIC_S | SYNTHETIC_T),
+        ("", "S", SYNTHETIC_S),
+        ("", "T", SYNTHETIC_T),
+        ("", "S+T", SYNTHETIC_S | SYNTHETIC_T),
+        ("", "S&T", SYNTHETIC_S | SYNTHETIC_T),
+        ("images", "auto", IMAGES_S),
+        ("images", "S", IMAGES_S),
+        ("videos", "auto", VIDEOS_S | VIDEOS_T),
+        ("videos", "S", VIDEOS_S),
+        ("videos", "T", VIDEOS_T),
+        ("images videos", "auto", IMAGES_S | VIDEOS_T),
+        ("images videos", "S+T", IMAGES_S | VIDEOS_T),
+        ("images videos", "S&T", IMAGES_S | VIDEOS_T),
+        ("images videos", "S", IMAGES_S),
+        ("images videos", "T", VIDEOS_T),
+        ("images", "R", IMAGES_R),
+        ("videos", "R", VIDEOS_R),
+        ("images videos", "S+T+R", IMAGES_S | VIDEOS_T | IMAGES_R),
+        ("images videos", "S+R&T", IMAGES_S | VIDEOS_T | IMAGES_R),
+    ],
+)
+def test_what_is_given_decides_the_tasks(
+    given: str, tasks: Any, expected: dict[str, Any], config: Config, images: Path, videos: Path
+) -> None:
+    config = replace(
+        config,
+        tasks=tasks,
+        images=images if "images" in given else None,
+        videos=videos if "videos" in given else None,
+    )
+    data = prepare(config, progress=False)
+    assert summary(data) == expected
+    told = " ".join(data.sentences())
+    assert ("synthetic world" in told) == (not given)
+    assert ("frames of the videos" in told) == (given == "videos" and tasks != "T")
+
+
+def test_images_are_not_opened_for_the_temporal_task_alone(config: Config, videos: Path) -> None:
+    data = prepare(replace(config, images="nowhere", videos=str(videos), tasks="T"), progress=False)
+    assert [source.medium for source in data.sources] == ["videos"]
+    assert {name: split.source for name, split in data.splits.items()} == {"temporal": "videos"}
+
+
+@pytest.mark.parametrize("tasks", ["T", "S+T", "S&T"])
+def test_the_temporal_task_needs_videos(tasks: Any, config: Config, images: Path) -> None:
+    with pytest.raises(UserError, match="needs videos"):
+        prepare(replace(config, images=images, tasks=tasks), progress=False)
+
+
+def test_samples_can_be_read_for_training_and_validation(config: Config, images: Path, videos: Path) -> None:
+    data = prepare(replace(config, images=images, videos=videos), progress=False)
+    for task, shape in {"spatial": (1, 30, 30, 3), "temporal": (4, 24, 24, 3)}.items():
+        samples = data.training[task]
+        pixels = samples.read(samples.random_windows(samples.items[:1], np.random.default_rng(0)))
+        assert pixels.shape == (1, *shape)
+        assert data.validation[task].centres().shape == (1, *shape)
+
+
+def test_the_frame_span_is_handed_on(config: Config) -> None:
+    config = replace(config, temporal=replace(config.temporal, frame_span=7))
+    data = prepare(config, progress=False)
+    assert data.training["temporal"].span == data.validation["temporal"].span == 7
+
+
+def test_frames_may_play_backwards(config: Config) -> None:
+    assert not prepare(config).training["temporal"].reverse
+    assert prepare(replace(config, temporal=replace(config.temporal, reverse=True))).training["temporal"].reverse
+
+
+def test_validation_samples_may_come_from_elsewhere(config: Config, images: Path, videos: Path, tmp_path: Path) -> None:
+    for name in ("images", "videos"):
+        shutil.copytree(tmp_path / name, tmp_path / f"other {name}")
+    elsewhere = replace(
+        config.data, val_images=str(tmp_path / "other images"), val_videos=str(tmp_path / "other videos"), val_size=3
+    )
+    data = prepare(replace(config, images=str(images), videos=str(videos), data=elsewhere))
+    assert [len(data.training[task]) for task in ("spatial", "temporal")] == [5, 4]
+    assert [len(data.validation[task]) for task in ("spatial", "temporal")] == [3, 3]
+    for task, samples in data.training.items():
+        other = data.validation[task]
+        assert other.source is not samples.source and (other.frames, other.side) == (samples.frames, samples.side)
+    frames = prepare(replace(config, videos=str(videos), data=elsewhere))
+    assert len(frames.training["spatial"]) == 4 and len(frames.validation["spatial"].source) == 4
+
+
+def test_the_seed_decides_world_and_split(config: Config) -> None:
+    first, again = prepare(config).training["spatial"], prepare(config).training["spatial"]
+    other = prepare(replace(config, seed=1)).training["spatial"]
+    np.testing.assert_array_equal(first.items, again.items)
+    np.testing.assert_array_equal(first.source.read(0, [0]), again.source.read(0, [0]))
+    assert not np.array_equal(first.source.read(0, [0]), other.source.read(0, [0]))
+
+
+def test_skipped_files_are_listed_and_counted(config: Config, images: Path) -> None:
+    (images / "broken.png").write_text("no image")
+    config = replace(config, images=images, data=replace(config.data, max_bad_fraction=0.2))
+    data = prepare(config, progress=False)
+    assert [name for name, _ in data.skipped] == ["broken.png"]
+    assert (data.sources[0].items, data.sources[0].skipped) == (5, 1)
+    assert "5 images" in data.sentences()[0] and "1 file skipped" in data.sentences()[0]
+
+
+def test_too_many_bad_files(config: Config, images: Path) -> None:
+    (images / "broken.png").write_text("no image")
+    with pytest.raises(UserError, match=r"1 of 6 images cannot be used.*max_bad_fraction = 0\.1.*broken\.png"):
+        prepare(replace(config, images=images), progress=False)
+
+
+def test_short_clips_are_skipped_and_listed(config: Config, videos: Path) -> None:
+    config = replace(
+        config,
+        videos=videos,
+        temporal=replace(config.temporal, frames=6),
+        data=replace(config.data, max_bad_fraction=0.5, val_size=1),
+    )
+    data = prepare(config, progress=False)
+    assert data.skipped == [
+        ("0.mp4", "4 frames, but 6 are needed"),
+        ("1.mp4", "5 frames, but 6 are needed"),
+    ]
+    used = {int(item) for part in (data.training, data.validation) for item in part["temporal"].items}
+    assert {data.training["temporal"].source.names[item] for item in used} == {"2.mp4", "3.mp4"}
+    assert data.training["spatial"].items.tolist() == data.training["temporal"].items.tolist()
+    alone = prepare(replace(config, tasks="S"), progress=False)
+    assert len(alone.training["spatial"]) == 3, "the spatial task by itself needs but one frame"
+    strict = replace(config, data=replace(config.data, max_bad_fraction=0.4))
+    with pytest.raises(UserError, match="2 of 4 clips cannot be used"):
+        prepare(strict, progress=False)
+
+
+def test_validation_must_leave_something(config: Config) -> None:
+    config = replace(config, synthetic=replace(config.synthetic, clips=1), tasks="T")
+    with pytest.raises(UserError, match="nothing is left to train on of 1 sample when 1 are held out"):
+        prepare(config, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("total", "wanted", "size"), [(2, 100, 1), (9, 2, 1), (40, 100, 8), (40, 8, 8), (40, 5, 5), (500, 100, 100)]
+)
+def test_at_most_a_fifth_is_held_out(config: Config, total: int, wanted: int, size: int) -> None:
+    config = replace(config, synthetic=replace(config.synthetic, clips=total, images=total))
+    data = prepare(replace(config, data=replace(config.data, val_size=wanted), tasks="S+T"), progress=False)
+    for task in ("spatial", "temporal"):
+        assert (len(data.validation[task]), len(data.training[task])) == (size, total - size)
+        split = data.splits[task]
+        assert (split.training, split.validation, split.requested) == (total - size, size, wanted)
+    told = [sentence for sentence in data.sentences() if str(wanted) in sentence and "val_size" in sentence]
+    assert len(told) == 2 * (size < wanted)
+
+
+def test_a_broken_pattern(config: Config) -> None:
+    with pytest.raises(UserError, match="sibling_pattern is not a regular expression"):
+        prepare(replace(config, data=replace(config.data, sibling_pattern="(")), progress=False)
+
+
+def test_siblings_are_kept_together_from_config(config: Config) -> None:
+    world = replace(config.synthetic, clips=18)
+    pattern = "clip/([a-z]+)/"  # all clips of a motion are siblings
+    config = replace(config, synthetic=world, data=replace(config.data, sibling_pattern=pattern), tasks="T")
+    data = prepare(config, progress=False)
+    names = data.training["temporal"].source.names
+    motions = [
+        {names[item].split("/")[1] for item in part["temporal"].items} for part in (data.training, data.validation)
+    ]
+    assert not motions[0] & motions[1] and len(data.training["temporal"]) == 15
+
+
+@given(total=st.integers(2, 60), fraction=st.floats(0, 1), seed=st.integers(0, 2**40))
+@settings(max_examples=60, deadline=None)
+def test_split_without_a_pattern(total: int, fraction: float, seed: int) -> None:
+    names = [f"{number}.png" for number in range(total)]
+    size = max(1, min(total - 1, round(fraction * total)))
+    training, validation = split(names, size, "", seed)
+    assert len(validation) == size
+    assert sorted([*training.tolist(), *validation.tolist()]) == list(range(total))
+
+
+@given(
+    families=st.lists(st.integers(1, 5), min_size=4, max_size=15),
+    size=st.integers(1, 5),
+    grouped=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=80, deadline=None)
+def test_split_keeps_siblings_on_one_side(families: list[int], size: int, grouped: bool, seed: int) -> None:
+    names = [f"v_Run_g{group:02}_c{clip}.avi" for group, count in enumerate(families) for clip in range(count)]
+    pattern = r"(v_.*_g\d+)_c\d+" if grouped else r"g\d+"
+    try:
+        training, validation = split(names, size, pattern, seed)
+    except UserError:
+        assert len(names) - max(families) < size, "only where the last family was needed"
+        return
+
+    def group_of(position: int) -> str:
+        match = re.search(r"g\d+", names[position])
+        assert match
+        return match[0]
+
+    assert len(validation) == size == len(set(validation.tolist()))
+    held_out = {group_of(position) for position in validation}
+    others = [position for position in range(len(names)) if group_of(position) not in held_out]
+    assert training.tolist() == others, "all that have no sibling in X_val"
+
+
+def test_names_without_a_match_are_on_their_own() -> None:
+    names = ["a_g1_c1", "a_g1_c2", "b", "c", "d"]
+    for seed in range(10):
+        training, validation = split(names, 1, "g[0-9]", seed)
+        assert len(training) == (3 if validation[0] < 2 else 4)
+
+
+def test_split_is_seeded() -> None:
+    names = [str(number) for number in range(100)]
+    first, again, other = (split(names, 20, "", seed)[1].tolist() for seed in (0, 0, 1))
+    assert first == again != other
+    chosen = {position for seed in range(60) for position in split(names, 10, "", seed)[1]}
+    assert chosen == set(range(100)), "any sample may be held out"
+
+
+def test_split_with_one_family() -> None:
+    with pytest.raises(UserError, match="siblings"):
+        split(["g1_c1", "g1_c2", "g1_c3"], 1, "g1", 0)
+
+
+def test_a_store_and_its_folder_give_the_same_fraction_of_an_image(
+    config: Config, images: Path, tmp_path: Path
+) -> None:
+    pack("images", images, tmp_path / "store", short_side=64, progress=False)
+    folder, store = (prepare(replace(config, images=path), progress=False) for path in (images, tmp_path / "store"))
+    assert (folder.training["spatial"].side, store.training["spatial"].side) == (30, 60)
+
+
+def test_the_two_tasks_hold_out_the_same_clips(config: Config, videos: Path, write_video: Callable[..., Path]) -> None:
+    write_video(videos / "0a.mp4", frames=3)  # too short for the temporal task
+    data = prepare(replace(config, videos=videos, data=replace(config.data, max_bad_fraction=0.5)), progress=False)
+    spatial, temporal = data.validation["spatial"], data.validation["temporal"]
+    assert spatial.items.tolist() == temporal.items.tolist()
+
+
+def test_a_group_that_does_not_take_part_in_the_match_is_no_family() -> None:
+    training, validation = split(["a1", "b1", "b2", "b3"], 1, "(a)|b", seed=0)
+    assert len(training) + len(validation) == 4
+
+
+def test_a_split_list_is_trained_on_alone(config: Config, tmp_path: Path, write_video: Callable[..., Path]) -> None:
+    lists, train = tmp_path / "ucfTrainTestlist", [f"run/v_run_g0{number}_c01.avi" for number in range(5)]
+    lists.mkdir()
+    for name in (*train, "run/v_run_g09_c01.avi"):
+        write_video((tmp_path / "UCF-101" / name).with_suffix(".mp4"), frames=5)
+    (lists / "classInd.txt").write_text("1 run\n")
+    (lists / "trainlist01.txt").write_text("".join(f"{name} 1\n" for name in train))
+    data = prepare(replace(config, videos=str(lists / "trainlist01.txt"), tasks="T"), progress=False)
+    names = {Path(name).stem for name in data.training["temporal"].source.names}
+    assert names == {Path(name).stem for name in train}, "the test video is left out"
