@@ -23,7 +23,7 @@ from unshuffle.training.log import RunLog
 from unshuffle.training.trainer import Trainer, build_trainer
 
 Sampler = Literal["policy", "uniform", "inverse"]
-LEARNED_SAMPLERS = ("reinforce", "rollouts")
+FIXED_SAMPLERS = ("uniform", "hard-first", "easy-first")
 """Samplers that are a policy: their checkpoints contain what it has learned."""
 
 
@@ -83,7 +83,7 @@ def _policy(policy: PolicyConfig, sampler: Sampler) -> PolicyConfig:
     """Return a run's policy, its inverse or uniform sampling; a run without a policy gets the paper's."""
     if sampler == "uniform":
         return replace(policy, sampler="uniform", inverse=False)
-    learned = policy.sampler if policy.sampler in LEARNED_SAMPLERS else "reinforce"
+    learned = "reinforce" if policy.sampler in FIXED_SAMPLERS else policy.sampler
     return replace(policy, sampler=learned, inverse=sampler == "inverse")
 
 

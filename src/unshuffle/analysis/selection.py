@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from unshuffle.analysis.analysis import Analysis, AnalysisResult
-from unshuffle.analysis.branch import LEARNED_SAMPLERS, BranchTrainer, Sampler
+from unshuffle.analysis.branch import FIXED_SAMPLERS, BranchTrainer, Sampler
 from unshuffle.analysis.figures import INK, QUIET, name_axes, panels, styled, task_colour
 from unshuffle.console import plain_table, say
 from unshuffle.errors import UserError
@@ -75,7 +75,7 @@ class Selection(Analysis):
 
 def has_policy(run: Run) -> bool:
     """Return whether the run's checkpoints contain a trained policy."""
-    return run.config.policy.sampler in LEARNED_SAMPLERS
+    return run.config.policy.sampler not in FIXED_SAMPLERS
 
 
 def _accuracies(branch: Run) -> dict[str, float]:
