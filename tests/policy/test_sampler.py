@@ -83,7 +83,7 @@ class Loop:
         else:
             shape, selection = proposal.permutations.shape, proposal.selection
             logits = torch.randn(*shape, COUNT, generator=generator(source.initial_seed()))
-            selected = select(logits, proposal.permutations, selection.log_weights, selection.noise, selection.count)
+            selected = select(logits, proposal.permutations, selection.log_weights, selection.noise, per_sample)
             self.counts.add(selected.permutations, selected.groups)
         return proposal
 
@@ -263,7 +263,7 @@ def test_a_slice_of_a_proposal() -> None:
     assert proposal.selection is not None and part.selection is not None
     assert torch.equal(part.permutations, proposal.permutations[2:5])
     assert torch.equal(part.selection.noise, proposal.selection.noise[2:5])
-    assert part.selection.log_weights is proposal.selection.log_weights and part.selection.count == 2
+    assert part.selection.log_weights is proposal.selection.log_weights
     assert started().propose(6, 2, generator()).rows(slice(0, 3)).selection is None
 
 
@@ -638,7 +638,7 @@ def test_candidates_and_their_selection_are_seeded(name: str, after_start: bool)
     assert first.permutations.shape == (30, 21) and first.permutations.dtype == torch.int64
     assert first.permutations.min() >= 0 and first.permutations.max() < COUNT
     assert first.selection is not None and again.selection is not None and other.selection is not None
-    assert first.selection.count == 7 and first.selection.noise.shape == (30, 21) and first.log_prior is None
+    assert first.selection.noise.shape == (30, 21) and first.log_prior is None
     assert torch.equal(first.permutations, again.permutations) and torch.equal(
         first.selection.noise, again.selection.noise
     )

@@ -283,7 +283,8 @@ def state_without_advantages(trainer: Trainer) -> dict[str, Any]:
     """The state of a trainer, but for what its samplers have learned."""
     state = copy.deepcopy(trainer.state_dict())
     for task in state["tasks"].values():
-        del task["sampler"]["advantage"], task["sampler"]["behaviour"]
+        if task:  # rotation has no sampler
+            del task["sampler"]["advantage"], task["sampler"]["behaviour"]
     return {**state, "training": trainer.network.training}
 
 

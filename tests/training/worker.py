@@ -68,7 +68,7 @@ def normalised() -> dict[str, Tensor]:
     synchronise(layers)
     layers.double()
     images, weights = torch.randn(6, 3, 8, 8).double() * 2 + 1, torch.randn(6, 5, 6, 6).double()
-    rows = distributed.rank_slice().rows(6)
+    rows = RankSlice(distributed.rank(), distributed.size()).rows(6)
     own = images[rows].requires_grad_()
     maps = layers(own)
     (maps * weights[rows]).sum().backward()
