@@ -3,9 +3,8 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -22,6 +21,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 SECONDS_BETWEEN_LINES = 10.0
+Advance = Callable[..., None]
+"""Shows how much of a known amount of work is done, with a short note beside it if one is given."""
 
 
 class ResilientConsole(Console):
@@ -44,13 +45,6 @@ def plain_table(*columns: str) -> Table:
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
     return table
-
-
-class Advance(Protocol):
-    """Reports the progress of a known amount of work."""
-
-    def __call__(self, done: int, note: str = "") -> None:
-        """Show how much is done, with a short note beside it."""
 
 
 class _ThroughputColumn(ProgressColumn):

@@ -5,13 +5,14 @@ from torch.nn import functional as F
 
 from unshuffle.config import PolicyConfig
 from unshuffle.policy.exp3 import Exp3
-from unshuffle.policy.groups import Episode, Groups
+from unshuffle.policy.groups import Groups
+from unshuffle.policy.reinforce import Episode, ErrorHistory
 
 GROUPS = Groups(torch.empty(0, dtype=torch.int64), torch.full((4,), 0.25), torch.tensor([0.6, 0.9, 1.2, 1.8]))
 
 
 def bandit() -> Exp3:
-    return Exp3(PolicyConfig(sampler="exp3", num_groups=4), num_permutations=24, seed=0)
+    return Exp3(PolicyConfig(sampler="exp3", num_groups=4), num_permutations=24, seed=0, history=ErrorHistory())
 
 
 def learn(sampler: Exp3, behaviour: torch.Tensor, counts: torch.Tensor, reward: float) -> None:

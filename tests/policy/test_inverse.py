@@ -4,9 +4,9 @@ import torch
 
 from unshuffle.config import PolicyConfig
 from unshuffle.errors import UserError
-from unshuffle.policy.groups import Episode, Groups
+from unshuffle.policy.groups import Groups
 from unshuffle.policy.inverse import Inverse, inverted
-from unshuffle.policy.reinforce import Reinforce
+from unshuffle.policy.reinforce import Episode, ErrorHistory, Reinforce
 from unshuffle.policy.uniform import Uniform
 
 FLOOR = 0.02
@@ -26,7 +26,7 @@ def acting(sampler: Reinforce, groups: Groups) -> torch.Tensor:
 
 def policy(**options: bool | float) -> Reinforce:
     config = PolicyConfig(num_groups=4, exploration=0.0, **options)  # type: ignore[arg-type]
-    return Reinforce(config, num_permutations=24, seed=0)
+    return Reinforce(config, 24, 0, ErrorHistory())
 
 
 def test_probabilities_are_proportional_to_one_over_pi() -> None:

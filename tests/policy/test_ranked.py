@@ -5,6 +5,7 @@ import torch
 from unshuffle.config import PolicyConfig
 from unshuffle.policy.groups import Groups
 from unshuffle.policy.ranked import Ranked
+from unshuffle.policy.reinforce import ErrorHistory
 
 
 def groups_of(sizes: list[float]) -> Groups:
@@ -14,7 +15,7 @@ def groups_of(sizes: list[float]) -> Groups:
 @pytest.mark.parametrize(("hardest_first", "expected"), [(True, [8, 4, 2, 1]), (False, [1, 2, 4, 8])])
 def test_each_group_is_half_as_likely_as_the_one_before(hardest_first: bool, expected: list[int]) -> None:
     config = PolicyConfig(sampler="hard-first" if hardest_first else "easy-first", num_groups=4)
-    sampler = Ranked(config, num_permutations=24, seed=0)
+    sampler = Ranked(config, 24, 0, ErrorHistory())
     np.testing.assert_allclose(sampler.probabilities(groups_of([0.1, 0.4, 0.3, 0.2])), np.array(expected) / 15)
     three = [4, 2, 1, 0] if hardest_first else [1, 2, 4, 0]
     for _ in range(2):

@@ -6,11 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from unshuffle.config import PolicyConfig
-from unshuffle.policy.groups import Episode, Groups, entropy
-from unshuffle.policy.reinforce import MAX_IMPORTANCE, MIN_DISCOUNT_WEIGHT, PolicyNetwork, Reinforce
+from unshuffle.policy.groups import Groups, entropy
+from unshuffle.policy.reinforce import (
+    MAX_IMPORTANCE,
+    MIN_DISCOUNT_WEIGHT,
+    Episode,
+    ErrorHistory,
+    PolicyNetwork,
+    Reinforce,
+)
 
 CONFIG = PolicyConfig()
 Reload = Callable[[dict[str, Any]], dict[str, Any]]
@@ -26,7 +35,7 @@ TEN = groups_of([10] * 10)
 
 
 def build(config: PolicyConfig, num_groups: int, seed: int) -> Reinforce:
-    return Reinforce(replace(config, num_groups=num_groups), num_permutations=100, seed=seed)
+    return Reinforce(replace(config, num_groups=num_groups), 100, seed, ErrorHistory())
 
 
 def episode_of(
@@ -287,7 +296,9 @@ def test_a_later_reward_also_updates_the_earlier_episode() -> None:
 
 
 def test_after_a_drop_of_the_learning_rate_earlier_episodes_get_no_more_rewards() -> None:
-    policy = Reinforce(replace(CONFIG, discount=1.0, num_groups=3), num_permutations=100, seed=0, milestones=[20])
+    policy = Reinforce(
+        replace(CONFIG, discount=1.0, num_groups=3), num_permutations=100, seed=0, history=ErrorHistory([20])
+    )
     for iteration, expected in [(10, [10]), (20, [10, 20]), (30, [30]), (40, [30, 40])]:
         learn(policy, episode([1, 2, 3], iteration), 0.1)
         assert [past.iteration for past in policy.past] == expected
@@ -371,3 +382,91 @@ def test_without_a_signal_the_permutations_stay_equally_likely() -> None:
             learn(policy, act(policy, groups, 200, source), 0.5 + noise)
         pi = policy.probabilities(groups)
         assert float((pi * (pi / groups.sizes).log()).sum()) < 0.1
+
+
+# the reward (appendix E)
+
+
+def reward(points: list[tuple[int, float]]) -> float | None:
+    """The reward of the last error."""
+    history = ErrorHistory()
+    for iteration, error in points[:-1]:
+        history.add(iteration, error)
+    iteration, error = points[-1]
+    baseline = history.baseline(iteration)
+    return None if baseline is None else baseline - error
+
+
+spacings = st.lists(st.integers(1, 10_000), min_size=3, max_size=6)
+
+
+@given(st.integers(0, 10**6), spacings, st.floats(-1, 1), st.floats(-1e-3, 1e-3))
+@settings(max_examples=100, deadline=None)
+def test_no_reward_on_a_straight_line(begin: int, steps: list[int], intercept: float, slope: float) -> None:
+    iterations = begin + np.cumsum(steps)
+    points = [(int(u), intercept + slope * int(u)) for u in iterations]
+    assert reward(points) == pytest.approx(0, abs=1e-8)
+
+
+@given(spacings, st.floats(0.1, 1), st.floats(-1e-4, 0), st.floats(1e-3, 0.1))
+@settings(max_examples=50, deadline=None)
+def test_a_faster_fall_is_rewarded(steps: list[int], intercept: float, slope: float, more: float) -> None:
+    points = [(int(u), intercept + slope * int(u)) for u in np.cumsum(steps)]
+    (last, error), before = points[-1], points[:-1]
+    assert reward([*before, (last, error - more)]) == pytest.approx(more, abs=1e-6)
+    assert reward([*before, (last, error + more)]) == pytest.approx(-more, abs=1e-6)
+
+
+def test_equal_steps_give_the_papers_formula() -> None:
+    history = ErrorHistory()
+    history.add(100, 0.9)
+    history.add(200, 0.8)
+    assert history.baseline(300) == pytest.approx(2 * 0.8 - 0.9)
+    assert history.baseline(210) == pytest.approx(0.79), "a tenth of the way, a tenth of the fall"
+
+
+def test_no_baseline_before_two_errors() -> None:
+    history = ErrorHistory()
+    assert history.baseline(10) is None
+    history.add(0, 0.9)
+    assert history.baseline(10) is None
+    history.add(10, 0.8)
+    assert history.baseline(20) == pytest.approx(0.7)
+
+
+def test_a_drop_of_the_learning_rate_starts_a_new_line() -> None:
+    """The error at the milestone itself belongs to the higher learning rate."""
+    history = ErrorHistory(milestones=[20])
+    history.add(0, 0.9)
+    history.add(10, 0.8)
+    assert history.baseline(20) == pytest.approx(0.7)
+    assert history.baseline(21) is None
+    history.add(20, 0.3)
+    assert history.baseline(30) is None
+    history.add(30, 0.2)
+    assert history.baseline(40) is None
+    history.add(40, 0.15)
+    assert history.baseline(50) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "same"), [(0, 19, True), (0, 20, True), (19, 21, False), (20, 21, False), (21, 90, True)]
+)
+def test_which_iterations_are_comparable(earlier: int, later: int, same: bool) -> None:
+    assert ErrorHistory([20]).comparable(earlier, later) == same
+    assert ErrorHistory().comparable(earlier, later)
+
+
+def test_only_the_last_two_errors_count() -> None:
+    assert reward([(0, 0.1), (5, 0.2), (10, 0.9), (20, 0.8), (30, 0.7)]) == pytest.approx(0)
+
+
+def test_two_errors_at_one_iteration_are_one() -> None:
+    history = ErrorHistory()
+    for iteration, error in [(0, 0.9), (10, 0.5), (10, 0.8)]:
+        history.add(iteration, error)
+    assert history.baseline(20) == pytest.approx(0.7)
+    history = ErrorHistory()
+    history.add(10, 0.5)
+    history.add(10, 0.5)
+    assert history.baseline(20) is None

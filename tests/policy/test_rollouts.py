@@ -16,6 +16,7 @@ from unshuffle.policy import build_sampler
 from unshuffle.policy import rollouts as rollouts_module
 from unshuffle.policy.groups import Groups
 from unshuffle.policy.inverse import Inverse
+from unshuffle.policy.reinforce import ErrorHistory
 from unshuffle.policy.rollouts import Rollouts, advantages, one_group_preferred, reliability, run_rollouts
 from unshuffle.policy.sampler import SampleCounts, Sampler
 from unshuffle.policy.state import PermutationValidation
@@ -161,7 +162,7 @@ def observe(sampler: Sampler, levels: tuple[float, ...] = (0.6, 0.9, 1.2, 1.8), 
 
 def started(grouping: str = "pairs", **options: Any) -> Rollouts:
     """A sampler with groups, without a preference yet."""
-    sampler = Rollouts(config(grouping, **options), COUNT, seed=0)
+    sampler = Rollouts(config(grouping, **options), COUNT, 0, ErrorHistory())
     observe(sampler)
     return sampler
 
@@ -176,7 +177,7 @@ def test_no_other_policy_has_more_advantage_and_entropy(sizes: list[float], monk
     """Σ π A + τ H, with the entropy of the permutations that are sampled, at its π and around it."""
     torch.manual_seed(0)
     groups, advantage = four_groups(sizes), torch.tensor([0.7, -0.4, 0.2, 0.0])
-    sampler = Rollouts(config(entropy_weight=0.3), COUNT, seed=0)
+    sampler = Rollouts(config(entropy_weight=0.3), COUNT, 0, ErrorHistory())
     monkeypatch.setattr(rollouts_module, "advantages", lambda errors, count: advantage)
     for _ in range(60):  # earlier rollouts count half as much with each
         sampler.learn(after([0.0]))
@@ -203,7 +204,7 @@ def test_the_last_rollouts_count_half(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
 def test_no_rollouts_before_the_start(grouping: str) -> None:
-    sampler = Rollouts(config(grouping), COUNT, seed=0)
+    sampler = Rollouts(config(grouping), COUNT, 0, ErrorHistory())
     assert sampler.num_rollouts == 0
     observe(sampler)
     assert sampler.num_rollouts == 4
@@ -256,7 +257,7 @@ def test_the_better_group_is_sampled_more_often(grouping: str, better: int) -> N
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
 def test_the_preference_stays_after_a_drop_of_the_learning_rate(grouping: str) -> None:
-    sampler = Rollouts(config(grouping), COUNT, seed=0, milestones=[10])
+    sampler = Rollouts(config(grouping), COUNT, 0, ErrorHistory([10]))
     observe(sampler)
     assert sampler.groups is not None
     sampler.learn(after([0.3, 0.4, 0.5, 0.6]))

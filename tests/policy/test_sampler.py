@@ -14,10 +14,10 @@ from unshuffle.config import PolicyConfig
 from unshuffle.errors import UserError
 from unshuffle.policy import build_sampler
 from unshuffle.policy.exp3 import Exp3
-from unshuffle.policy.groups import Episode, GroupSampler, PairGrouping, PermutationGrouping, select
+from unshuffle.policy.groups import GroupSampler, PairGrouping, PermutationGrouping, select
 from unshuffle.policy.inverse import Inverse
 from unshuffle.policy.ranked import Ranked
-from unshuffle.policy.reinforce import Reinforce
+from unshuffle.policy.reinforce import Episode, Reinforce
 from unshuffle.policy.rollouts import Rollouts
 from unshuffle.policy.sampler import Observation, Preference, Proposal, SampleCounts, Sampler
 from unshuffle.policy.state import PermutationValidation

@@ -14,7 +14,7 @@ from unshuffle.models.heads import Head, OrderClassifier, build_head
 from unshuffle.models.registry import backbone_features
 from unshuffle.permutations import permutation_set
 from unshuffle.policy import state
-from unshuffle.policy.state import ErrorHistory, PermutationValidation, merge_validations, softmax_ratios, validate
+from unshuffle.policy.state import PermutationValidation, merge_validations, softmax_ratios, validate
 
 PARTS = {"spatial": 4, "temporal": 5}
 COUNT = 9
@@ -243,91 +243,3 @@ def test_validations_of_slices_are_merged_into_that_of_the_whole(sizes: tuple[in
     merged = merge_validations([net.validate([part], psi("spatial")) for part in slices])
     torch.testing.assert_close(merged.state, whole.state)
     assert torch.equal(merged.permutation_errors, whole.permutation_errors)
-
-
-# the reward (appendix E)
-
-
-def reward(points: list[tuple[int, float]]) -> float | None:
-    """The reward of the last error."""
-    history = ErrorHistory()
-    for iteration, error in points[:-1]:
-        history.add(iteration, error)
-    iteration, error = points[-1]
-    baseline = history.baseline(iteration)
-    return None if baseline is None else baseline - error
-
-
-spacings = st.lists(st.integers(1, 10_000), min_size=3, max_size=6)
-
-
-@given(st.integers(0, 10**6), spacings, st.floats(-1, 1), st.floats(-1e-3, 1e-3))
-@settings(max_examples=100, deadline=None)
-def test_no_reward_on_a_straight_line(begin: int, steps: list[int], intercept: float, slope: float) -> None:
-    iterations = begin + np.cumsum(steps)
-    points = [(int(u), intercept + slope * int(u)) for u in iterations]
-    assert reward(points) == pytest.approx(0, abs=1e-8)
-
-
-@given(spacings, st.floats(0.1, 1), st.floats(-1e-4, 0), st.floats(1e-3, 0.1))
-@settings(max_examples=50, deadline=None)
-def test_a_faster_fall_is_rewarded(steps: list[int], intercept: float, slope: float, more: float) -> None:
-    points = [(int(u), intercept + slope * int(u)) for u in np.cumsum(steps)]
-    (last, error), before = points[-1], points[:-1]
-    assert reward([*before, (last, error - more)]) == pytest.approx(more, abs=1e-6)
-    assert reward([*before, (last, error + more)]) == pytest.approx(-more, abs=1e-6)
-
-
-def test_equal_steps_give_the_papers_formula() -> None:
-    history = ErrorHistory()
-    history.add(100, 0.9)
-    history.add(200, 0.8)
-    assert history.baseline(300) == pytest.approx(2 * 0.8 - 0.9)
-    assert history.baseline(210) == pytest.approx(0.79), "a tenth of the way, a tenth of the fall"
-
-
-def test_no_baseline_before_two_errors() -> None:
-    history = ErrorHistory()
-    assert history.baseline(10) is None
-    history.add(0, 0.9)
-    assert history.baseline(10) is None
-    history.add(10, 0.8)
-    assert history.baseline(20) == pytest.approx(0.7)
-
-
-def test_a_drop_of_the_learning_rate_starts_a_new_line() -> None:
-    """The error at the milestone itself belongs to the higher learning rate."""
-    history = ErrorHistory(milestones=[20])
-    history.add(0, 0.9)
-    history.add(10, 0.8)
-    assert history.baseline(20) == pytest.approx(0.7)
-    assert history.baseline(21) is None
-    history.add(20, 0.3)
-    assert history.baseline(30) is None
-    history.add(30, 0.2)
-    assert history.baseline(40) is None
-    history.add(40, 0.15)
-    assert history.baseline(50) == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize(
-    ("earlier", "later", "same"), [(0, 19, True), (0, 20, True), (19, 21, False), (20, 21, False), (21, 90, True)]
-)
-def test_which_iterations_are_comparable(earlier: int, later: int, same: bool) -> None:
-    assert ErrorHistory([20]).comparable(earlier, later) == same
-    assert ErrorHistory().comparable(earlier, later)
-
-
-def test_only_the_last_two_errors_count() -> None:
-    assert reward([(0, 0.1), (5, 0.2), (10, 0.9), (20, 0.8), (30, 0.7)]) == pytest.approx(0)
-
-
-def test_two_errors_at_one_iteration_are_one() -> None:
-    history = ErrorHistory()
-    for iteration, error in [(0, 0.9), (10, 0.5), (10, 0.8)]:
-        history.add(iteration, error)
-    assert history.baseline(20) == pytest.approx(0.7)
-    history = ErrorHistory()
-    history.add(10, 0.5)
-    history.add(10, 0.5)
-    assert history.baseline(20) is None

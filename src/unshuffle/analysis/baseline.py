@@ -11,7 +11,7 @@ from rich.console import Console
 
 from unshuffle.analysis.analysis import AnalysisResult, TaskAnalysis
 from unshuffle.analysis.figures import COLOURS, INK, QUIET, name_axes, panels, styled, thousands
-from unshuffle.policy.state import ErrorHistory
+from unshuffle.policy.reinforce import ErrorHistory
 from unshuffle.runs.history import choose_tasks, open_run
 from unshuffle.runs.run import Run
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from unshuffle.config import PolicyConfig
 from unshuffle.lazy import LazyClass, find_entry
 from unshuffle.policy.inverse import Inverse
+from unshuffle.policy.reinforce import ErrorHistory
 from unshuffle.policy.sampler import Sampler
 
 SAMPLERS = {
@@ -23,7 +24,8 @@ def build_sampler(config: PolicyConfig, num_permutations: int, seed: int, milest
     `milestones` are the iterations at which the learning rate drops: errors before and after are not compared.
     """
     kind = find_entry(config.sampler, SAMPLERS, "sampler").load()
-    sampler: Sampler = (
-        kind(num_permutations) if config.sampler == "uniform" else kind(config, num_permutations, seed, milestones)
-    )
+    if config.sampler == "uniform":
+        uniform: Sampler = kind(num_permutations)
+        return uniform
+    sampler: Sampler = kind(config, num_permutations, seed, ErrorHistory(milestones))
     return Inverse(sampler, config.inverse_floor) if config.inverse else sampler

@@ -1,14 +1,13 @@
 """The bandit EXP3 over the ranks of the groups: a cheap baseline for the policy."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from unshuffle.config import PolicyConfig
-from unshuffle.policy.groups import Episode, Groups, GroupSampler
-from unshuffle.policy.reinforce import MovingScale
+from unshuffle.policy.groups import Groups, GroupSampler
+from unshuffle.policy.reinforce import Episode, ErrorHistory, MovingScale
 from unshuffle.policy.sampler import SampleCounts
 from unshuffle.policy.state import PermutationValidation
 
@@ -18,8 +17,8 @@ LEARNING_RATE = 0.1
 class Exp3(GroupSampler):
     """Exponential weights, updated by the rewards of the episodes."""
 
-    def __init__(self, config: PolicyConfig, num_permutations: int, seed: int, milestones: Sequence[int] = ()) -> None:
-        super().__init__(config, num_permutations, seed, milestones)
+    def __init__(self, config: PolicyConfig, num_permutations: int, seed: int, history: ErrorHistory) -> None:
+        super().__init__(config, num_permutations, seed, history)
         self.log_weights = torch.zeros(config.num_groups)
         self.rewards = MovingScale(config.reward_average_decay)
 

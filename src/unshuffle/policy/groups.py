@@ -9,10 +9,10 @@ anyway, so classifying a few more permutations of it costs only the head.
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,11 @@ from torch import Tensor
 
 from unshuffle.config import PolicyConfig
 from unshuffle.policy.sampler import Observation, Preference, Proposal, SampleCounts, Selection
-from unshuffle.policy.state import ErrorHistory, PermutationValidation, softmax_ratios
+from unshuffle.policy.state import PermutationValidation, softmax_ratios
 from unshuffle.policy.uniform import propose_uniformly
+
+if TYPE_CHECKING:
+    from unshuffle.policy.reinforce import Episode, ErrorHistory  # Algorithm 1 is in one file
 
 
 @dataclass(frozen=True)
@@ -53,28 +56,6 @@ class Groups:
         """Return q, (|Ψ|,), given the (|C|,) probabilities of the groups: their members are equally likely."""
         each = probabilities / (self.sizes * len(self.members)).clamp(min=1)
         return each[self.members]
-
-
-@dataclass(frozen=True)
-class Episode:
-    """What was sampled in an episode and what came of it."""
-
-    groups: Groups
-    behaviour: Tensor
-    """(|C|,) the probabilities with which the groups were sampled."""
-    counts: Tensor
-    """(|C|,) how often each group was sampled."""
-    iteration: int
-    """Iteration at its end."""
-    error: float
-    """E at its end."""
-    baseline: float | None
-    """E_BL, the extrapolated error; None until there are two comparable errors before it."""
-
-    @property
-    def reward(self) -> float | None:
-        """r = E_BL − E (Eq. 7)."""
-        return None if self.baseline is None else self.baseline - self.error
 
 
 class PermutationGrouping:
@@ -173,11 +154,10 @@ class GroupSampler(ABC):
     ours where the paper is silent: when to start (`start_below`) and a fraction of uniform samples (`exploration`).
     """
 
-    def __init__(self, config: PolicyConfig, num_permutations: int, seed: int, milestones: Sequence[int] = ()) -> None:
-        self.config = config
+    def __init__(self, config: PolicyConfig, num_permutations: int, seed: int, history: "ErrorHistory") -> None:
+        self.config, self.history = config, history
         kind = PairGrouping if config.grouping == "pairs" else PermutationGrouping
         self.grouping: PairGrouping | PermutationGrouping = kind(config, num_permutations, seed)
-        self.history = ErrorHistory(milestones)
         self.started = False
         self.in_episode = False
         self.episodes = 0
@@ -209,7 +189,7 @@ class GroupSampler(ABC):
         arrays = {"sampled": sampled.permutations.numpy().copy(), **acting, **self.arrays()}
         return Observation(arrays, self._entry(episode) if episode else None, self.concerns())
 
-    def end_episode(self, validation: PermutationValidation, sampled: SampleCounts, iteration: int) -> Episode | None:
+    def end_episode(self, validation: PermutationValidation, sampled: SampleCounts, iteration: int) -> "Episode | None":
         """Return the episode that ends here; None if the sampler did not act in it."""
         began, self.in_episode = self.in_episode, False
         if self.groups is None or not began:
@@ -218,8 +198,7 @@ class GroupSampler(ABC):
         if counts.sum() == 0:  # the task was not trained, as in one half of S&T
             return None
         self.episodes += 1
-        baseline = self.history.baseline(iteration)
-        return Episode(self.groups, self.behaviour, counts, iteration, validation.error, baseline)
+        return self.history.episode(self.groups, self.behaviour, counts, iteration, validation.error)
 
     def act(self) -> None:
         """Sample the current groups with the preferred probabilities from now on."""
@@ -232,7 +211,7 @@ class GroupSampler(ABC):
         exploration = self.config.exploration
         self.behaviour = (1 - exploration) * probabilities + exploration * self.groups.sizes
 
-    def _entry(self, episode: Episode) -> dict[str, Any]:
+    def _entry(self, episode: "Episode") -> dict[str, Any]:
         return {
             "episode": self.episodes,
             "reward": episode.reward,

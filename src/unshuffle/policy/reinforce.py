@@ -12,7 +12,7 @@
                                                   Episode.reward: r_t = E_BL − E_{t+1} (Eq. 7)
     12  θ ← Eq. 9                                 Reinforce.learn
 
-E_BL extrapolates the last two errors linearly to the iteration of the third (appendix E, state.ErrorHistory): for
+E_BL extrapolates the last two errors linearly to the iteration of the third (appendix E, ErrorHistory): for
 equal intervals it is 2 E_t − E_{t−1}. Eq. 9 is θ ← θ + α (Σ_{t' ≥ t} γ^{t'−t} r_t') ∇ log π(a_t | ŝ_t, θ).
 Later rewards are not known yet at the end of episode t, so each new reward r_t' updates all episodes t ≤ t', weighted
 by γ^{t'−t}. Section 4.1 adds: subtract a moving average from the reward, add the entropy of π to the objective, and use
@@ -23,14 +23,14 @@ counts with importance weights (`_score`), and the scale of the rewards (`scale_
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unshuffle.config import PolicyConfig
-from unshuffle.policy.groups import Episode, Groups, GroupSampler, entropy
+from unshuffle.policy.groups import Groups, GroupSampler, entropy
 from unshuffle.policy.sampler import SampleCounts
 from unshuffle.policy.state import PermutationValidation
 
@@ -38,6 +38,58 @@ MIN_DISCOUNT_WEIGHT = 1e-3
 """Episodes are dropped once γ^{t'−t} falls below this."""
 MAX_IMPORTANCE = 5.0
 """Upper bound of the importance weights, so that no single rare action decides an update."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What was sampled in an episode and what came of it."""
+
+    groups: Groups
+    behaviour: Tensor
+    """(|C|,) the probabilities with which the groups were sampled."""
+    counts: Tensor
+    """(|C|,) how often each group was sampled."""
+    iteration: int
+    """Iteration at its end."""
+    error: float
+    """E at its end."""
+    baseline: float | None
+    """E_BL, the extrapolated error; None until there are two comparable errors before it."""
+
+    @property
+    def reward(self) -> float | None:
+        """r = E_BL − E (Eq. 7)."""
+        return None if self.baseline is None else self.baseline - self.error
+
+
+class ErrorHistory:
+    """The errors so far, and E_BL, their extrapolation (appendix E)."""
+
+    def __init__(self, milestones: Sequence[int] = ()) -> None:
+        """`milestones`: iterations at which the learning rate drops; errors before and after are not comparable."""
+        self.milestones = tuple(milestones)
+        self.points: list[tuple[int, float]] = []
+
+    def comparable(self, earlier: int, later: int) -> bool:
+        """Whether two iterations have the same learning rate."""
+        return not any(earlier <= milestone < later for milestone in self.milestones)
+
+    def baseline(self, iteration: int) -> float | None:
+        """Return E_BL: the line through the last two errors, at an iteration; None without two comparable errors."""
+        points = [(u, f) for u, f in self.points if self.comparable(u, iteration)]
+        if len(points) < 2:
+            return None
+        (u1, f1), (u2, f2) = points
+        return f1 + (iteration - u1) / (u2 - u1) * (f2 - f1)
+
+    def episode(self, groups: Groups, behaviour: Tensor, counts: Tensor, iteration: int, error: float) -> Episode:
+        """Return the episode that ends at an iteration with an error."""
+        return Episode(groups, behaviour, counts, iteration, error, self.baseline(iteration))
+
+    def add(self, iteration: int, error: float) -> None:
+        """Add an error; of two at one iteration the later counts."""
+        others = [point for point in self.points if point[0] != iteration]
+        self.points = [*others, (iteration, error)][-2:]
 
 
 class PolicyNetwork(nn.Module):
@@ -58,8 +110,8 @@ class PolicyNetwork(nn.Module):
 class Reinforce(GroupSampler):
     """The policy π_θ and its update by REINFORCE."""
 
-    def __init__(self, config: PolicyConfig, num_permutations: int, seed: int, milestones: Sequence[int] = ()) -> None:
-        super().__init__(config, num_permutations, seed, milestones)
+    def __init__(self, config: PolicyConfig, num_permutations: int, seed: int, history: ErrorHistory) -> None:
+        super().__init__(config, num_permutations, seed, history)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.network = PolicyNetwork(config.num_groups)

@@ -5,7 +5,7 @@ for each group at the end of each episode; the training then continues as if the
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from unshuffle.config import PolicyConfig
 from unshuffle.policy.groups import Groups, GroupSampler
 from unshuffle.policy.inverse import Inverse
+from unshuffle.policy.reinforce import ErrorHistory
 from unshuffle.policy.sampler import Sampler
 from unshuffle.policy.state import PermutationValidation
 
@@ -47,8 +48,8 @@ class Rollouts(GroupSampler):
     measured for every group, so there is no network to learn them from one noisy reward.
     """
 
-    def __init__(self, config: PolicyConfig, num_permutations: int, seed: int, milestones: Sequence[int] = ()) -> None:
-        super().__init__(config, num_permutations, seed, milestones)
+    def __init__(self, config: PolicyConfig, num_permutations: int, seed: int, history: ErrorHistory) -> None:
+        super().__init__(config, num_permutations, seed, history)
         self.advantage = torch.zeros(config.num_groups)
 
     def probabilities(self, groups: Groups) -> Tensor:

@@ -47,32 +47,6 @@ class PermutationValidation:
         return bool(np.isfinite(self.state.numpy()).all())  # torch would start its threads for this
 
 
-class ErrorHistory:
-    """The errors so far, and E_BL, their extrapolation (appendix E)."""
-
-    def __init__(self, milestones: Sequence[int] = ()) -> None:
-        """`milestones`: iterations at which the learning rate drops; errors before and after are not comparable."""
-        self.milestones = tuple(milestones)
-        self.points: list[tuple[int, float]] = []
-
-    def comparable(self, earlier: int, later: int) -> bool:
-        """Whether two iterations have the same learning rate."""
-        return not any(earlier <= milestone < later for milestone in self.milestones)
-
-    def baseline(self, iteration: int) -> float | None:
-        """Return E_BL: the line through the last two errors, at an iteration; None without two comparable errors."""
-        points = [(u, f) for u, f in self.points if self.comparable(u, iteration)]
-        if len(points) < 2:
-            return None
-        (u1, f1), (u2, f2) = points
-        return f1 + (iteration - u1) / (u2 - u1) * (f2 - f1)
-
-    def add(self, iteration: int, error: float) -> None:
-        """Add an error; of two at one iteration the later counts."""
-        others = [point for point in self.points if point[0] != iteration]
-        self.points = [*others, (iteration, error)][-2:]
-
-
 @torch.no_grad()
 def validate(head: Head, embeddings: Iterable[Tensor], permutations: Tensor) -> PermutationValidation:
     """Classify all (|Ψ|, P) permutations of chunks of (B, P, fc6) embeddings; call it in evaluation mode."""
