@@ -35,7 +35,8 @@ def source_sentence(source: Mapping[str, Any]) -> str:
     """Return how many items a data source has, where they are and how they are stored; an entry of `sources`."""
     if source["storage"] == "synthetic":
         items = counted(source["items"], "images" if source["medium"] == "images" else "clips")
-        return f"{items} of the synthetic world, {source['short_side']} px"
+        frames = f"{source['frames']} frames of " if source.get("frames") else ""
+        return f"{items} of the synthetic world, {frames}{source['short_side']} px"
     skipped = f", {counted(source['skipped'], 'files')} skipped" if source["skipped"] else ""
     if source["storage"] == "shards":
         storage = f"read from {counted(source['shards'], 'shards')} at short side {source['short_side']} px"

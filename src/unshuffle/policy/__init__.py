@@ -24,8 +24,6 @@ def build_sampler(config: PolicyConfig, num_permutations: int, seed: int, milest
     `milestones` are the iterations at which the learning rate drops: errors before and after are not compared.
     """
     kind = find_entry(config.sampler, SAMPLERS, "sampler").load()
-    if config.sampler == "uniform":
-        uniform: Sampler = kind(num_permutations)
-        return uniform
-    sampler: Sampler = kind(config, num_permutations, seed, ErrorHistory(milestones))
+    arguments = (config, num_permutations, seed, ErrorHistory(milestones))
+    sampler: Sampler = kind(num_permutations) if config.sampler == "uniform" else kind(*arguments)
     return Inverse(sampler, config.inverse_floor) if config.inverse else sampler

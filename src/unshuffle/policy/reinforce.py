@@ -12,14 +12,14 @@
                                                   Episode.reward: r_t = E_BL − E_{t+1} (Eq. 7)
     12  θ ← Eq. 9                                 Reinforce.learn
 
-E_BL extrapolates the last two errors linearly to the iteration of the third (appendix E, ErrorHistory): for
-equal intervals it is 2 E_t − E_{t−1}. Eq. 9 is θ ← θ + α (Σ_{t' ≥ t} γ^{t'−t} r_t') ∇ log π(a_t | ŝ_t, θ).
-Later rewards are not known yet at the end of episode t, so each new reward r_t' updates all episodes t ≤ t', weighted
-by γ^{t'−t}. Section 4.1 adds: subtract a moving average from the reward, add the entropy of π to the objective, and use
-Adam.
+E_BL extrapolates the last two errors linearly to the iteration of the third (appendix E, ErrorHistory): for equal
+intervals it is 2 E_t − E_{t−1}. Eq. 9 is θ ← θ + α (Σ_{t' ≥ t} γ^{t'−t} r_t') ∇ log π(a_t | ŝ_t, θ). Later rewards are
+not known yet at the end of episode t, so each new reward r_t' updates all episodes t ≤ t', weighted by γ^{t'−t}.
+Section 4.1 adds: subtract a moving average from the reward, add the entropy of π to the objective, and use Adam.
 
 What is ours and not the paper's comes last, under its own heading: the size prior (`size_prior`), the form of the
-counts with importance weights (`_score`), and the scale of the rewards (`scale_reward`).
+counts with importance weights (`_score`), and the scale of the rewards (`scale_reward`). Ours too: errors before and
+after a drop of the learning rate are not compared, and only episodes with a reward of their own receive later ones.
 """
 
 from collections.abc import Sequence
