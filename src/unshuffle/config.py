@@ -266,7 +266,8 @@ class PolicyConfig:
     """uniform: all permutations alike; reinforce: the paper's policy; rollouts: compare the groups by short rollouts;
     exp3: a bandit; hard-first, easy-first: fixed preferences. All but uniform and reinforce are ours."""
     inverse: bool = False
-    """Sample what the sampler would avoid: the control of appendix F."""
+    """Sample what the sampler would avoid: the control of appendix F. Probabilities are proportional to p² / π, for the
+    probabilities p of an untrained sampler, so that its inverse is itself."""
     grouping: Literal["permutations", "pairs"] = "permutations"
     """permutations: by difficulty over all samples, as in the paper; pairs: (sample, permutation) pairs, by difficulty
     for each sample."""
@@ -279,8 +280,14 @@ class PolicyConfig:
     paper has 90 episodes in 350,000 iterations, that is 3888."""
     batches: Count = 100
     """K: batches of an episode, the last ones of the interval; the paper does not give it."""
-    action: Literal["sample", "batch"] = "sample"
-    """Inside an episode choose a group for each sample, or one for each batch as in Algorithm 1."""
+    action: Literal["mixture", "batch"] = "mixture"
+    """What reinforce chooses, and a reward belongs to. batch: one group for each batch, as in Algorithm 1; mixture: one
+    mixture over all groups for each episode, so that every batch stays mixed."""
+    mixture_noise: Positive = 1.0
+    """Std of the Gaussian noise on the logits by which an episode's mixture varies; less explores less."""
+    sorted_groups: bool = True
+    """Let the policy network see its groups hardest first, with sizes as fractions of |Ψ|; off: in the order of
+    k-means, with sizes as numbers of permutations, as in the paper."""
     rollout_iterations: Count = 40
     """Iterations of a rollout; each episode ends with one rollout per group, and they are undone afterwards."""
     lr: NonNegative = 0.01
@@ -301,13 +308,14 @@ class PolicyConfig:
     start_below: NonNegative = 0.9
     """Sample uniformly while the error exceeds this fraction of chance: groups mean nothing there. 2 starts at once."""
     prior_correction: bool = True
-    """Add log q(ψ) to the training logits, so that the classifier is not biased by the sampling distribution."""
+    """Add log q(ψ) to the training logits, so that the classifier is not biased by the sampling distribution; only
+    groups of permutations define q."""
     prior_floor: Fraction = 0.1
     """Lower bound of q in that correction, as a fraction of 1/|Ψ|."""
     exploration: Probability = 0.1
     """Fraction of the samples that stay uniform over Ψ."""
     inverse_floor: Fraction = 0.02
-    """With inverse: lower bound of a group's probability before it is inverted."""
+    """With inverse: lower bound of a group's probability before it is inverted, as a fraction of an untrained one's."""
     min_entropy_fraction: Probability = 0.5
     """Warn when the entropy of the sampling distribution falls below this fraction of that of uniform sampling."""
     max_group_fraction: Probability = 0.8
@@ -432,6 +440,7 @@ def paper_literal() -> Config:
     """Exactly what the paper states about the policy: one group per batch, from the start, without corrections."""
     policy = PolicyConfig(
         action="batch",
+        sorted_groups=False,
         size_prior=False,
         scale_reward=False,
         entropy_weight=0.01,
@@ -468,6 +477,7 @@ def small() -> Config:
         policy=PolicyConfig(
             sampler="rollouts",
             grouping="pairs",
+            prior_correction=False,
             num_groups=4,
             interval=1000,
             batches=1000,
@@ -551,7 +561,12 @@ def _check_policy(policy: PolicyConfig, per_sample: int) -> None:
             "policy.inverse needs a sampler with a preference, but policy.sampler is uniform: change one of the two"
         )
     if policy.grouping == "pairs" and policy.action == "batch":
-        raise UserError("policy.grouping pairs chooses a group for each sample: leave policy.action at sample")
+        raise UserError("policy.grouping pairs groups the candidates of each sample: leave policy.action at mixture")
+    if policy.grouping == "pairs" and policy.sampler != "uniform" and policy.prior_correction:
+        raise UserError(
+            "policy.prior_correction needs the probability of each permutation, which policy.grouping pairs does not "
+            "define: switch one of them off"
+        )
     candidates = policy.candidates * per_sample
     if policy.grouping == "pairs" and policy.num_groups > candidates:
         raise UserError(

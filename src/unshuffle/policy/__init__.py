@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from unshuffle.config import PolicyConfig
 from unshuffle.lazy import LazyClass, find_entry
-from unshuffle.policy.inverse import Inverse
 from unshuffle.policy.reinforce import ErrorHistory
 from unshuffle.policy.sampler import Sampler
 
@@ -26,4 +25,4 @@ def build_sampler(config: PolicyConfig, num_permutations: int, seed: int, milest
     kind = find_entry(config.sampler, SAMPLERS, "sampler").load()
     arguments = (config, num_permutations, seed, ErrorHistory(milestones))
     sampler: Sampler = kind(num_permutations) if config.sampler == "uniform" else kind(*arguments)
-    return Inverse(sampler, config.inverse_floor) if config.inverse else sampler
+    return sampler

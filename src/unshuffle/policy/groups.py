@@ -30,6 +30,9 @@ from unshuffle.policy.uniform import propose_uniformly
 if TYPE_CHECKING:
     from unshuffle.policy.reinforce import Episode, ErrorHistory  # Algorithm 1 is in one file
 
+PREFERENCE = 0.5
+"""Fraction of the samples that come from a preferred group in a rollout or an episode of a bandit."""
+
 
 @dataclass(frozen=True)
 class Groups:
@@ -41,6 +44,8 @@ class Groups:
     """(|C|,) |c_j| / |Ψ|."""
     medians: Tensor
     """(|C|,) median of the softmax ratios of a group's (ψ, x) pairs; 1, undecided, for an empty group."""
+    labels: Tensor
+    """(|C|,) the number that k-means gave each group: the paper does not sort them."""
 
     @property
     def summary(self) -> Tensor:
@@ -70,7 +75,7 @@ class PermutationGrouping:
         return group_permutations(validation.state, self.config.num_groups, self.seed)
 
     def propose(self, sampler: "GroupSampler", samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
-        """Choose a group for each sample, or inside an episode with `action: batch` one for the whole batch."""
+        """Choose a group for each permutation, or one for the whole batch."""
         groups, behaviour = sampler.groups, sampler.behaviour
         if groups is None:
             return propose_uniformly(self.num_permutations, samples, per_sample, generator)
@@ -79,7 +84,7 @@ class PermutationGrouping:
             generator.device,
             lambda: (behaviour, groups.members, groups.permutation_probabilities(behaviour)),
         )
-        if sampler.in_episode and self.config.action == "batch":
+        if sampler.one_group_per_batch:
             group = torch.multinomial(probabilities, 1, generator=generator)
             in_group = (members == group).float()
             permutation_probabilities = in_group / in_group.sum()
@@ -93,12 +98,9 @@ class PermutationGrouping:
             return None
         return permutation_probabilities.clamp(min=self.config.prior_floor / self.num_permutations).log()
 
-    def action_counts(self, groups: Groups, sampled: SampleCounts) -> Tensor:
-        """Return the counts of the groups' members; with `action: batch` the number of batches of each group."""
-        counts = torch.zeros_like(groups.sizes).index_add(0, groups.members, sampled.permutations)
-        if self.config.action == "batch" and sampled.batches:
-            counts /= counts.sum() / sampled.batches
-        return counts
+    def counts(self, groups: Groups, sampled: SampleCounts) -> Tensor:
+        """Return how often each group was sampled, (|C|,)."""
+        return torch.zeros_like(groups.sizes).index_add(0, groups.members, sampled.permutations)
 
 
 class PairGrouping:
@@ -126,8 +128,8 @@ class PairGrouping:
         )
         return Proposal(candidates, selection=Selection(log_weights, gumbel(candidates.shape, generator)))
 
-    def action_counts(self, groups: Groups, sampled: SampleCounts) -> Tensor:
-        """Return the counts of the groups that the steps have selected from."""
+    def counts(self, groups: Groups, sampled: SampleCounts) -> Tensor:
+        """Return how often each group was sampled, (|C|,): the steps have counted it."""
         return sampled.groups.clone()
 
 
@@ -150,24 +152,44 @@ class DeviceCache:
 class GroupSampler(ABC):
     """Chooses a group, then one of its members; uniform until the error is well below chance.
 
-    The groups are formed anew at each validation. Subclasses define the probabilities of the groups; the rest here is
-    ours where the paper is silent: when to start (`start_below`) and a fraction of uniform samples (`exploration`).
+    The groups are formed anew at each validation. Subclasses define the probabilities of the groups, what an episode
+    varies about them (`vary`) and what they learn from its reward. Ours where the paper is silent: when to start
+    (`start_below`), a fraction of uniform samples (`exploration`), and the form of the inverse (`inverse`).
     """
 
+    one_group_per_batch = False
+    """Whether all samples of a batch come from one group."""
+
     def __init__(self, config: PolicyConfig, num_permutations: int, seed: int, history: "ErrorHistory") -> None:
-        self.config, self.history = config, history
+        self.config, self.num_permutations, self.seed, self.history = config, num_permutations, seed, history
         kind = PairGrouping if config.grouping == "pairs" else PermutationGrouping
         self.grouping: PairGrouping | PermutationGrouping = kind(config, num_permutations, seed)
         self.started = False
         self.in_episode = False
         self.episodes = 0
         self.groups: Groups | None = None
-        self.behaviour = torch.zeros(config.num_groups)
-        """(|C|,) the probabilities with which the groups are sampled."""
+        self.preferred = torch.zeros(config.num_groups)
+        """(|C|,) the probabilities that the sampler prefers, exploration included."""
+        self.behaviour = self.preferred
+        """(|C|,) the probabilities with which the groups are sampled: an episode may vary the preferred ones."""
 
     @abstractmethod
     def probabilities(self, groups: Groups) -> Tensor:
-        """Return the preferred probabilities of the groups, (|C|,); 0 for an empty group."""
+        """Return π, the probabilities of the groups that the sampler has learned, (|C|,); 0 for an empty group."""
+
+    def untrained(self, groups: Groups) -> Tensor:
+        """Return the probabilities of a sampler that has learned nothing: every permutation is equally likely."""
+        return groups.sizes
+
+    def vary(self, groups: Groups, iteration: int) -> None:
+        """Change `behaviour` for the episode that begins, so that its reward tells what to prefer."""
+
+    def action(self, groups: Groups, sampled: SampleCounts) -> Tensor:
+        """Return the weights w, (|C|,), for which Σ_j w_j ∇ log π_j is the score of what the episode has sampled."""
+        return torch.zeros_like(groups.sizes)
+
+    def learn(self, episode: "Episode") -> None:
+        """Learn from the reward of an episode; samplers without an `action` do not."""
 
     def propose(self, samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
         """Return a batch from the groups; uniform samples before the start."""
@@ -176,7 +198,7 @@ class GroupSampler(ABC):
     def observe(
         self, validation: PermutationValidation, sampled: SampleCounts, iteration: int, *, ends: bool, begins: bool
     ) -> Observation:
-        """End the episode, if one ends here, then form the groups anew."""
+        """End the episode, if one ends here, form the groups anew, and begin the next episode, if one begins."""
         episode = self.end_episode(validation, sampled, iteration) if ends else None
         self.history.add(iteration, validation.error)
         acting = {f"acting_{name}": array for name, array in self.arrays().items()}
@@ -186,30 +208,47 @@ class GroupSampler(ABC):
             self.act()
         if begins:
             self.in_episode = True
+            if self.groups is not None:
+                self.vary(self.groups, iteration)
         arrays = {"sampled": sampled.permutations.numpy().copy(), **acting, **self.arrays()}
         return Observation(arrays, self._entry(episode) if episode else None, self.concerns())
 
     def end_episode(self, validation: PermutationValidation, sampled: SampleCounts, iteration: int) -> "Episode | None":
-        """Return the episode that ends here; None if the sampler did not act in it."""
+        """Return the episode that ends here, after learning from it; None if the sampler did not act in it."""
         began, self.in_episode = self.in_episode, False
-        if self.groups is None or not began:
-            return None
-        counts = self.grouping.action_counts(self.groups, sampled)
-        if counts.sum() == 0:  # the task was not trained, as in one half of S&T
+        if self.groups is None or not began or not sampled.batches:  # no batches: in another stage of S&T
             return None
         self.episodes += 1
-        return self.history.episode(self.groups, self.behaviour, counts, iteration, validation.error)
+        episode = self.history.episode(
+            groups=self.groups,
+            preferred=self.preferred,
+            behaviour=self.behaviour,
+            counts=self.grouping.counts(self.groups, sampled),
+            action=self.action(self.groups, sampled),
+            iteration=iteration,
+            error=validation.error,
+        )
+        if episode.reward is not None:
+            self.learn(episode)
+        return episode
 
     def act(self) -> None:
         """Sample the current groups with the preferred probabilities from now on."""
         assert self.groups is not None
-        self.sample_with(self.probabilities(self.groups))
+        self.preferred = self.explored(self.target(self.groups))
+        self.behaviour = self.preferred
 
-    def sample_with(self, probabilities: Tensor) -> None:
-        """Sample the groups with these probabilities from now on, mixed with the exploration."""
+    def target(self, groups: Groups) -> Tensor:
+        """Return π, or its inverse with `inverse`, (|C|,)."""
+        probabilities = self.probabilities(groups)
+        if not self.config.inverse:
+            return probabilities
+        return inverted(probabilities, self.untrained(groups), self.config.inverse_floor)
+
+    def explored(self, probabilities: Tensor) -> Tensor:
+        """Return probabilities of the groups mixed with the exploration."""
         assert self.groups is not None
-        exploration = self.config.exploration
-        self.behaviour = (1 - exploration) * probabilities + exploration * self.groups.sizes
+        return (1 - self.config.exploration) * probabilities + self.config.exploration * self.groups.sizes
 
     def _entry(self, episode: "Episode") -> dict[str, Any]:
         return {
@@ -217,10 +256,11 @@ class GroupSampler(ABC):
             "reward": episode.reward,
             "baseline": episode.baseline,
             "error": episode.error,
-            "entropy": float(entropy(episode.behaviour.log())),
+            "entropy": float(entropy(episode.preferred.log())),
             "group_size": episode.groups.sizes.tolist(),
             "group_median": episode.groups.medians.tolist(),
-            "probability": episode.behaviour.tolist(),
+            "probability": episode.preferred.tolist(),
+            "mixture": episode.behaviour.tolist(),
             "sampled": episode.counts.tolist(),
         }
 
@@ -228,7 +268,11 @@ class GroupSampler(ABC):
         """Return what `states/` stores of the current groups."""
         if self.groups is None:
             return {}
-        arrays = {"group_medians": self.groups.medians.numpy(), "probabilities": self.behaviour.numpy().copy()}
+        arrays = {
+            "group_medians": self.groups.medians.numpy(),
+            "probabilities": self.preferred.numpy().copy(),
+            "mixture": self.behaviour.numpy().copy(),
+        }
         if self.groups.are_of_permutations:
             arrays["groups"] = self.groups.members.numpy().astype(np.int16)
         return arrays
@@ -239,23 +283,23 @@ class GroupSampler(ABC):
             return []
         concerns: list[dict[str, Any]] = []
         if self.groups.are_of_permutations:
-            log_q = self.groups.permutation_probabilities(self.behaviour).log()
+            log_q = self.groups.permutation_probabilities(self.preferred).log()
             fraction = float(entropy(log_q)) / math.log(len(log_q))
             if fraction < self.config.min_entropy_fraction:
                 concerns.append({"concern": "narrow_sampling", "entropy_fraction": fraction})
-        largest, group = self.behaviour.max(dim=0)
+        largest, group = self.preferred.max(dim=0)
         size = self.groups.sizes[group]
         if largest > size + (1 - size) * self.config.max_group_fraction:  # a large group may get many samples
-            facts = {"group": int(group) + 1, "num_groups": len(self.behaviour), "fraction": float(largest)}
+            facts = {"group": int(group) + 1, "num_groups": len(self.preferred), "fraction": float(largest)}
             concerns.append({"concern": "dominant_group", **facts})
         return concerns
 
     @property
     def preference(self) -> Preference:
-        """The current sampling distribution over the groups."""
+        """The preferred distribution over the groups."""
         if self.groups is None:
             return Preference([], [])
-        return Preference(self.groups.sizes.tolist(), self.behaviour.tolist())
+        return Preference(self.groups.sizes.tolist(), self.preferred.tolist())
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything but the config."""
@@ -265,6 +309,7 @@ class GroupSampler(ABC):
             "in_episode": self.in_episode,
             "episodes": self.episodes,
             "groups": None if self.groups is None else vars(self.groups),
+            "preferred": self.preferred.clone(),
             "behaviour": self.behaviour.clone(),
         }
 
@@ -273,7 +318,7 @@ class GroupSampler(ABC):
         self.history.points = [(int(iteration), float(error)) for iteration, error in state["history"]]
         self.started, self.in_episode, self.episodes = state["started"], state["in_episode"], state["episodes"]
         self.groups = None if state["groups"] is None else Groups(**state["groups"])
-        self.behaviour = state["behaviour"].clone()
+        self.preferred, self.behaviour = state["preferred"].clone(), state["behaviour"].clone()
 
 
 class Selected(NamedTuple):
@@ -300,6 +345,22 @@ def select(logits: Tensor, candidates: Tensor, log_weights: Tensor, noise: Tenso
     return Selected(columns, candidates.gather(1, columns), groups.gather(1, columns))
 
 
+def one_group_preferred(sizes: Tensor, group: int) -> Tensor:
+    """Return probabilities of the groups, (|C|,), of which one has `PREFERENCE` more than by its size."""
+    alone = torch.zeros_like(sizes)
+    alone[group] = 1.0
+    return PREFERENCE * alone + (1 - PREFERENCE) * sizes
+
+
+def inverted(probabilities: Tensor, untrained: Tensor, floor: float) -> Tensor:
+    """Return probabilities proportional to p² / π for those of an untrained sampler, p: its own inverse is itself.
+
+    The floor bounds π from below, as a fraction of p. An empty group has probability 0.
+    """
+    inverse = torch.where(untrained > 0, untrained.square() / probabilities.clamp(min=floor * untrained), 0.0)
+    return inverse / inverse.sum()
+
+
 def gumbel(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Return standard Gumbel noise."""
     uniform = torch.rand(shape, generator=generator, device=generator.device)
@@ -319,11 +380,12 @@ def group_permutations(state: Tensor, count: int, seed: int) -> Groups:
     rank = np.zeros(count, dtype=np.int64)
     rank[hardest_first] = np.arange(len(hardest_first))
     members = torch.from_numpy(rank[labels])
-    empty = count - len(hardest_first)
+    empty = [label for label in range(count) if label not in present]
     return Groups(
         members=members,
         sizes=torch.bincount(members, minlength=count).float() / len(rows),
-        medians=torch.tensor([medians[label] for label in hardest_first] + [1.0] * empty),
+        medians=torch.tensor([medians[label] for label in hardest_first] + [1.0] * len(empty)),
+        labels=torch.tensor([*hardest_first, *empty]),
     )
 
 
@@ -336,6 +398,7 @@ def group_pairs(state: Tensor, count: int) -> Groups:
         members=torch.empty(0, dtype=torch.int64),
         sizes=torch.tensor([len(rows) / len(ranked) for rows in ratios]),
         medians=torch.tensor([float(np.median(rows)) for rows in ratios]),
+        labels=torch.arange(count),
     )
 
 

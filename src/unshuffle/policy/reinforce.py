@@ -3,23 +3,29 @@
     Algorithm 1, episode t                        here
     ----------------------------------------------------------------------------------------------------------
      1  for k = 1 ... K                           the trainer, for `batches` iterations
-     3    a ~ π_θ(ŝ)                              Reinforce.probabilities; groups.PermutationGrouping.propose,
-     5    x ~ X                                     where `action: batch` samples one group per batch as here,
-     6    ψ ~ c_a                                   and `action: sample` one group per sample (ours)
+     3    a ~ π_θ(ŝ)                              Reinforce.probabilities; groups.PermutationGrouping.propose samples
+     5    x ~ X                                     a group for each batch with `action: batch`, as here; with
+     6    ψ ~ c_a                                   `action: mixture` (ours) see below
      9    Φ ← TrainCNN(Φ, b)                      the trainer
     11  ŝ, r, C ← Validation(X_val, Φ)            state.validate: s (Eq. 4) and E (Eq. 6);
                                                   groups.group_permutations: C, and ŝ (Eq. 10) as Groups.summary;
                                                   Episode.reward: r_t = E_BL − E_{t+1} (Eq. 7)
     12  θ ← Eq. 9                                 Reinforce.learn
 
-E_BL extrapolates the last two errors linearly to the iteration of the third (appendix E, ErrorHistory): for equal
-intervals it is 2 E_t − E_{t−1}. Eq. 9 is θ ← θ + α (Σ_{t' ≥ t} γ^{t'−t} r_t') ∇ log π(a_t | ŝ_t, θ). Later rewards are
-not known yet at the end of episode t, so each new reward r_t' updates all episodes t ≤ t', weighted by γ^{t'−t}.
-Section 4.1 adds: subtract a moving average from the reward, add the entropy of π to the objective, and use Adam.
+E_BL = 2 E_t − E_{t−1} extrapolates the last two errors (text before Eq. 7, appendix E). Eq. 9 is
+θ ← θ + α (Σ_{t' ≥ t} γ^{t'−t} r_t') ∇ log π(a_t | ŝ_t, θ); an episode has K actions, whose log-probabilities add up.
+Later rewards are not known yet at the end of episode t, so each new reward r_t' updates all episodes t ≤ t', weighted
+by γ^{t'−t}. Section 4.1 adds: subtract a moving average from the reward, add the entropy of π to the objective, and use
+Adam.
 
-What is ours and not the paper's comes last, under its own heading: the size prior (`size_prior`), the form of the
-counts with importance weights (`_score`), and the scale of the rewards (`scale_reward`). Ours too: errors before and
-after a drop of the learning rate are not compared, and only episodes with a reward of their own receive later ones.
+What is ours comes last, under its own heading: an episode's mixture as the action (`action: mixture`), the size prior
+(`size_prior`), importance weights for actions of another distribution (exploration, inverse), sorted groups
+(`sorted_groups`) and the scale of the rewards (`scale_reward`). Ours too: errors before and after a change of the
+learning rate are not compared, and only episodes with a reward of their own receive later ones.
+
+With `action: mixture` an episode samples all its permutations from one mixture over the groups, softmax(log π + ε) with
+Gaussian noise ε of std σ (`mixture_noise`) on the logits. The mixture is the action: log π(a) is the log-density of ε,
+and its score is Σ_j ε_j / σ² ∇ log π_j. A single reward then tells about a single choice, while every batch stays mixed.
 """
 
 from collections.abc import Sequence
@@ -32,7 +38,7 @@ from torch import Tensor, nn
 from unshuffle.config import PolicyConfig
 from unshuffle.policy.groups import Groups, GroupSampler, entropy
 from unshuffle.policy.sampler import SampleCounts
-from unshuffle.policy.state import PermutationValidation
+from unshuffle.randomness import torch_generator
 
 MIN_DISCOUNT_WEIGHT = 1e-3
 """Episodes are dropped once γ^{t'−t} falls below this."""
@@ -45,10 +51,14 @@ class Episode:
     """What was sampled in an episode and what came of it."""
 
     groups: Groups
+    preferred: Tensor
+    """(|C|,) the probabilities of the groups that the sampler preferred."""
     behaviour: Tensor
-    """(|C|,) the probabilities with which the groups were sampled."""
+    """(|C|,) the probabilities with which they were sampled."""
     counts: Tensor
     """(|C|,) how often each group was sampled."""
+    action: Tensor
+    """(|C|,) weights w: the score of the action is Σ_j w_j ∇ log π_j."""
     iteration: int
     """Iteration at its end."""
     error: float
@@ -63,10 +73,10 @@ class Episode:
 
 
 class ErrorHistory:
-    """The errors so far, and E_BL, their extrapolation (appendix E)."""
+    """The last two errors, and E_BL, their extrapolation (text before Eq. 7, appendix E)."""
 
     def __init__(self, milestones: Sequence[int] = ()) -> None:
-        """`milestones`: iterations at which the learning rate drops; errors before and after are not comparable."""
+        """`milestones`: iterations at which the learning rate changes; errors before and after are not comparable."""
         self.milestones = tuple(milestones)
         self.points: list[tuple[int, float]] = []
 
@@ -75,16 +85,13 @@ class ErrorHistory:
         return not any(earlier <= milestone < later for milestone in self.milestones)
 
     def baseline(self, iteration: int) -> float | None:
-        """Return E_BL: the line through the last two errors, at an iteration; None without two comparable errors."""
-        points = [(u, f) for u, f in self.points if self.comparable(u, iteration)]
-        if len(points) < 2:
-            return None
-        (u1, f1), (u2, f2) = points
-        return f1 + (iteration - u1) / (u2 - u1) * (f2 - f1)
+        """Return E_BL = 2 E_t − E_{t−1} at an iteration; None without two comparable errors before it."""
+        errors = [error for earlier, error in self.points if self.comparable(earlier, iteration)]
+        return 2 * errors[1] - errors[0] if len(errors) == 2 else None
 
-    def episode(self, groups: Groups, behaviour: Tensor, counts: Tensor, iteration: int, error: float) -> Episode:
+    def episode(self, *, iteration: int, error: float, **action: Any) -> Episode:
         """Return the episode that ends at an iteration with an error."""
-        return Episode(groups, behaviour, counts, iteration, error, self.baseline(iteration))
+        return Episode(iteration=iteration, error=error, baseline=self.baseline(iteration), **action)
 
     def add(self, iteration: int, error: float) -> None:
         """Add an error; of two at one iteration the later counts."""
@@ -112,11 +119,14 @@ class Reinforce(GroupSampler):
 
     def __init__(self, config: PolicyConfig, num_permutations: int, seed: int, history: ErrorHistory) -> None:
         super().__init__(config, num_permutations, seed, history)
+        self.one_group_per_batch = config.action == "batch"
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.network = PolicyNetwork(config.num_groups)
         self.optimiser = torch.optim.Adam(self.network.parameters(), lr=config.lr)
         self.rewards = MovingScale(config.reward_average_decay)
+        self.noise = torch.zeros(config.num_groups)
+        """(|C|,) ε of the current episode, with `action: mixture`."""
         self.past: list[Episode] = []
         """Earlier episodes that later rewards still update, oldest first; none with γ = 0."""
 
@@ -127,14 +137,7 @@ class Reinforce(GroupSampler):
 
     def log_probabilities(self, groups: Groups) -> Tensor:
         """Return log π_θ(c_j | ŝ); an empty group has probability 0."""
-        return torch.log_softmax(self.network(groups.summary) + self._log_prior(groups), dim=0)
-
-    def end_episode(self, validation: PermutationValidation, sampled: SampleCounts, iteration: int) -> Episode | None:
-        """Lines 11 and 12: compute r, then update θ; without two earlier errors there is no reward yet."""
-        episode = super().end_episode(validation, sampled, iteration)
-        if episode is not None and episode.reward is not None:
-            self.learn(episode)
-        return episode
+        return torch.log_softmax(self._logits(groups) + self.untrained(groups).log(), dim=0)
 
     def learn(self, episode: Episode) -> None:
         """Line 12, Eq. 9: one gradient step for the newest reward, on all episodes that it belongs to."""
@@ -154,20 +157,20 @@ class Reinforce(GroupSampler):
         ]
 
     def objective(self, episode: Episode, advantage: float) -> Tensor:
-        """Return advantage · Σ_j n_j log π(c_j | ŝ) + entropy weight · H(π) for an episode with n_j actions of group j.
-
-        The gradient of the first term is that of Eq. 9. `_score` has the counts in the form that we use.
-        """
+        """Return advantage · log π(a | ŝ) + entropy weight · H(π): the gradient of the first term is that of Eq. 9."""
         log_pi = self.log_probabilities(episode.groups)
-        return advantage * self._score(episode, log_pi) + self.config.entropy_weight * self._entropy(episode, log_pi)
+        present = episode.groups.sizes > 0
+        score = (episode.action[present] * log_pi[present]).sum()
+        return advantage * score + self.config.entropy_weight * self._entropy(episode, log_pi)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return θ, Adam's moments, the moving average of the reward and the past episodes."""
+        """Return θ, Adam's moments, the moving average of the reward, the current noise and the past episodes."""
         return {
             **super().state_dict(),
             "network": self.network.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "rewards": self.rewards.state_dict(),
+            "noise": self.noise.clone(),
             "past": [{**vars(episode), "groups": vars(episode.groups)} for episode in self.past],
         }
 
@@ -177,29 +180,57 @@ class Reinforce(GroupSampler):
         self.network.load_state_dict(state["network"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.rewards.load_state_dict(state["rewards"])
+        self.noise = state["noise"].clone()
         self.past = [Episode(**{**episode, "groups": Groups(**episode["groups"])}) for episode in state["past"]]
+
+    def action(self, groups: Groups, sampled: SampleCounts) -> Tensor:
+        """Return the weights of the score: how many batches each group had, or ε / σ²."""
+        if not self.one_group_per_batch:
+            return self.noise / self.config.mixture_noise**2
+        counts = self.grouping.counts(groups, sampled)
+        return counts * (sampled.batches / counts.sum()) * self._importance(groups)
 
     # ours
 
-    def _log_prior(self, groups: Groups) -> Tensor:
-        """Return what is added to the logits: with `size_prior` a new policy samples every permutation equally often.
+    def untrained(self, groups: Groups) -> Tensor:
+        """Return what a new policy samples: with `size_prior` every permutation equally often.
 
-        Without it, as in the paper, a new policy samples every group equally often.
+        Without it, as in the paper, every group equally often.
         """
-        return groups.sizes.log() if self.config.size_prior else torch.where(groups.sizes > 0, 0.0, -torch.inf)
+        if self.config.size_prior:
+            return groups.sizes
+        present = (groups.sizes > 0).float()
+        return present / present.sum()
 
-    def _score(self, episode: Episode, log_pi: Tensor) -> Tensor:
-        """Return Σ_j ρ_j (n_j − n b_j) log π(c_j | ŝ) / √n, over n actions sampled with probabilities b.
+    def vary(self, groups: Groups, iteration: int) -> None:
+        """Sample the mixture of the episode that begins, around the preferred probabilities."""
+        if self.one_group_per_batch:
+            return
+        present = groups.sizes > 0
+        generator = torch_generator(torch.device("cpu"), self.seed, "mixture", iteration)
+        noise = self.config.mixture_noise * torch.randn(len(present), generator=generator)
+        # what is common to all logits does not change the mixture, so it would only add noise to the gradient
+        self.noise = torch.where(present, noise - noise[present].mean(), 0.0)
+        self.behaviour = self.explored(torch.softmax(self.target(groups).log() + self.noise, dim=0))
 
-        Subtracting the expected counts n b_j leaves the expected gradient as it is and reduces its variance. The
-        importance weights ρ = π / b correct for actions of another distribution (exploration, inverse). Dividing by √n
-        keeps the proportion to the entropy whatever n is.
+    def _importance(self, groups: Groups) -> Tensor:
+        """Return π over the probabilities of the actions, which exploration and inverse change."""
+        ratio = torch.where(groups.sizes > 0, self.probabilities(groups) / self.behaviour, 0.0)
+        return ratio.clamp(max=MAX_IMPORTANCE)
+
+    def _logits(self, groups: Groups) -> Tensor:
+        """Return the network's logits of the groups.
+
+        The network sees the groups hardest first and their sizes as fractions of |Ψ|; without `sorted_groups` it sees
+        them in the order of k-means, and sizes as numbers of permutations, as Eq. 10 is written.
         """
-        possible = episode.behaviour > 0
-        total = episode.counts.sum()
-        surprise = (episode.counts - total * episode.behaviour)[possible]
-        importance = (log_pi.detach().exp()[possible] / episode.behaviour[possible]).clamp(max=MAX_IMPORTANCE)
-        return (importance * surprise * log_pi[possible]).sum() / total.sqrt()
+        if self.config.sorted_groups:
+            logits: Tensor = self.network(groups.summary)
+            return logits
+        summary = torch.empty_like(groups.summary)
+        summary[groups.labels] = groups.summary * torch.tensor([self.num_permutations, 1.0])
+        logits = self.network(summary)
+        return logits[groups.labels]
 
     def _entropy(self, episode: Episode, log_pi: Tensor) -> Tensor:
         """Return H(π); with `size_prior` that of the permutations up to a constant, which small groups cannot raise."""

@@ -12,14 +12,10 @@ import torch
 from torch import Tensor
 
 from unshuffle.config import PolicyConfig
-from unshuffle.policy.groups import Groups, GroupSampler
-from unshuffle.policy.inverse import Inverse
+from unshuffle.policy.groups import Groups, GroupSampler, one_group_preferred
 from unshuffle.policy.reinforce import ErrorHistory
 from unshuffle.policy.sampler import Sampler
 from unshuffle.policy.state import PermutationValidation
-
-PREFERENCE = 0.5
-"""Fraction of a rollout's samples that come from the preferred group; the others come from all groups."""
 
 ROUNDING = 1e-20
 """Variance that equal errors may have; the smallest real one, of a single pair, is 1e-14 with 10⁷ pairs."""
@@ -64,9 +60,9 @@ class Rollouts(GroupSampler):
     def prefer(self, group: int) -> None:
         """Sample one group with `PREFERENCE`, for a rollout."""
         assert self.groups is not None
-        self.sample_with(one_group_preferred(self.groups.sizes, group))
+        self.behaviour = self.explored(one_group_preferred(self.groups.sizes, group))
 
-    def learn(self, errors: Tensor) -> Tensor:
+    def compare(self, errors: Tensor) -> Tensor:
         """Return the advantages in rollouts with (rollouts, |X_val|) errors, after averaging them into those so far.
 
         The last rollouts count half: they are noisy too, and the network changes.
@@ -93,7 +89,9 @@ def run_rollouts(
     `samplers` are those of the tasks that are trained now. The tasks share the rollouts: one with fewer groups prefers
     its last group again. The trainer is left as it was, but for what these samplers have learned.
     """
-    learners = {task: learner for task, sampler in samplers.items() if (learner := _learner(sampler))}
+    learners = {
+        task: sampler for task, sampler in samplers.items() if isinstance(sampler, Rollouts) and sampler.num_rollouts
+    }
     if not learners:
         return {}
     before = copy.deepcopy(trainer.state_dict())
@@ -109,9 +107,8 @@ def run_rollouts(
     entries = {}
     for task, learner in learners.items():
         task_errors = torch.stack(errors[task][: counts[task]])
-        advantage, sampler = learner.learn(task_errors), samplers[task]
-        assert isinstance(sampler, Rollouts | Inverse)
-        sampler.act()
+        advantage = learner.compare(task_errors)
+        learner.act()
         entries[task] = {
             "iterations": iterations,
             "errors": task_errors.mean(dim=1).tolist(),
@@ -119,19 +116,6 @@ def run_rollouts(
             "probability": learner.behaviour.tolist(),
         }
     return entries
-
-
-def _learner(sampler: Sampler) -> Rollouts | None:
-    """Return the sampler that learns from rollouts, itself or within its inverse, once it has groups to compare."""
-    learner = sampler.sampler if isinstance(sampler, Inverse) else sampler
-    return learner if isinstance(learner, Rollouts) and learner.num_rollouts else None
-
-
-def one_group_preferred(sizes: Tensor, group: int) -> Tensor:
-    """Return the probabilities of the groups in a rollout, (|C|,)."""
-    alone = torch.zeros_like(sizes)
-    alone[group] = 1.0
-    return PREFERENCE * alone + (1 - PREFERENCE) * sizes
 
 
 def advantages(errors: Tensor, count: int) -> Tensor:
