@@ -1,7 +1,8 @@
 """Comparison of recipes: short trainings that differ in a few options, and their errors on data of other scenes.
 
     python benchmarks/recipes.py STUDY [--images FOLDER --videos FOLDER --val_images FOLDER --val_videos FOLDER]
-                                 [--init WEIGHTS] [--variants A B] [--iterations N] [--seeds 1] [--device cuda]
+                                 [--sibling_pattern PATTERN] [--init WEIGHTS] [--variants A B] [--iterations N]
+                                 [--seeds 1] [--out FILE] [--device cuda]
 
 STUDY is one of `STUDIES`; without folders it trains on the synthetic world. All trainings of a study see the same data
 and the same validation samples, at most 434 of --val_images and --val_videos: the number of test clips of 31 classes of
@@ -10,22 +11,20 @@ recipes_STUDY_N.csv if --iterations is given; `left_chance` is the first iterati
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from table import write_table
-from torch import nn
 
 from unshuffle.config import Config, preset_config
 from unshuffle.data.batches import Prefetcher, on_device
 from unshuffle.options import merge
-from unshuffle.policy.sampler import Proposal
-from unshuffle.policy.uniform import Uniform
 from unshuffle.tasks.prepare import Data, prepare
-from unshuffle.training.trainer import Tally, Trainer, build_trainer
+from unshuffle.training.trainer import Tally, build_trainer
 
 LEFT_CHANCE = 0.98
 CONCAT = {"temporal": {"head": {"kind": "concat", "fc6": 512, "hidden": 1024}}}
@@ -35,14 +34,26 @@ HFLIP = {"augmentation": {"hflip": 0.5}}
 HFLIP_REVERSE = {**HFLIP, "temporal": {"reverse": True}}
 ONE_CROP = {"temporal": {"shared_crop": True, "colour_jitter": False}}
 ONE = {"permutations": {"per_sample": 1}}
-SIXTEEN = {"permutations": {"per_sample": 16}}
+EIGHT = {"permutations": {"per_sample": 8}}
 VARIED = {"temporal": {"colour_jitter": True, "crop_fraction": 0.7}, "permutations": {"per_sample": 32}}
 ADAMW_BACKBONE = {"optim": {"backbone": {"kind": "adamw", "lr": 1e-3, "weight_decay": 0.05}}}
 SGD_BACKBONE = {"optim": {"backbone": {"kind": "sgd", "lr": 0.01, "weight_decay": 5e-4}}}
 ADAMW_HEAD = {"temporal": {"optimiser": {"kind": "adamw", "lr": 5e-4, "weight_decay": 0.01}}}
 SPAN_48 = {"temporal": {"frame_span": 48}}
 DROPOUT = {"spatial": {"head": {"dropout": 0.5}}, "temporal": {"head": {"dropout": 0.5}}}
-HIGH_LR = {"optim": {"backbone": {"lr": 0.01}}, "spatial": {"optimiser": {"lr": 0.01}}}
+CENTRED = {"spatial": {"head": {"centre": True}}, "temporal": {"head": {"centre": True}}}
+
+
+def optimised(**options: Any) -> dict[str, Any]:
+    """Return options of the optimisers of the backbone and of both heads."""
+    head = {"optimiser": options}
+    return {"optim": {"backbone": options}, "spatial": head, "temporal": head}
+
+
+MOMENTUM = optimised(momentum=0.9, weight_decay=5e-4)
+HIGH_LR = optimised(lr=0.01)
+ADAMW = optimised(kind="adamw", lr=5e-4, momentum=0.9, weight_decay=0.01)
+ADAMW_LSTM = {"temporal": ADAMW["temporal"]}
 
 PLAIN = {
     "tasks": "T",
@@ -52,54 +63,6 @@ PLAIN = {
 }
 
 Changes = dict[str, Any]
-Preparation = Callable[[Trainer], None]
-"""A change of a new trainer that no option makes."""
-
-
-def normal_weights(trainer: Trainer) -> None:
-    """Initialise weights from a normal distribution with std 0.01 and biases with zero, except those of an LSTM."""
-    _initialise(trainer, lambda weight: nn.init.normal_(weight, std=0.01))
-
-
-def he_weights(trainer: Trainer) -> None:
-    """Initialise weights as He et al., which keeps the variance through ReLUs; torch's default has a sixth of it."""
-    _initialise(trainer, lambda weight: nn.init.kaiming_normal_(weight, nonlinearity="relu"))
-
-
-def _initialise(trainer: Trainer, fill: Callable[[torch.Tensor], Any]) -> None:
-    """Initialise all layers, also those with weights from --init."""
-    for layer in trainer.network.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            fill(layer.weight)
-            assert layer.bias is not None
-            nn.init.zeros_(layer.bias)
-
-
-class FewFirst(Uniform):
-    """A curriculum: for 500 batches uniform sampling from the first 100 permutations of the set, later from all."""
-
-    def __init__(self, num_permutations: int) -> None:
-        super().__init__(num_permutations)
-        self.few, self.batches_left = Uniform(100), 500
-
-    def propose(self, samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
-        """Return uniform samples of the permutations that are in use by now."""
-        self.batches_left -= 1
-        if self.batches_left >= 0:
-            return self.few.propose(samples, per_sample, generator)
-        return super().propose(samples, per_sample, generator)
-
-
-def curriculum(trainer: Trainer) -> None:
-    """Let every ordering task start with few permutations."""
-    for task in trainer.ordering_tasks.values():
-        task.sampler = FewFirst(len(task.permutations))
-
-
-def momentum(value: float) -> Changes:
-    """Return options with the same momentum for backbone and heads."""
-    head = {"optimiser": {"momentum": value}}
-    return {"optim": {"backbone": {"momentum": value}}, "spatial": head, "temporal": head}
 
 
 @dataclass(frozen=True)
@@ -108,7 +71,7 @@ class Study:
 
     preset: str
     shared: Changes
-    variants: dict[str, list[Changes | Preparation]]
+    variants: dict[str, list[Changes]]
     iterations: int
     every: int
     drop: float = 0.8
@@ -118,7 +81,7 @@ class Study:
     """Whether the study starts from a trained backbone, --init."""
 
 
-def demo_study(tasks: str, variants: dict[str, list[Changes | Preparation]]) -> Study:
+def demo_study(tasks: str, variants: dict[str, list[Changes]]) -> Study:
     """Return a study of the preset `demo`, short enough for a CPU."""
     return Study("demo", {"tasks": tasks}, variants, iterations=300, every=100, drop=0.75, val_size=100)
 
@@ -195,43 +158,28 @@ STUDIES = {
             "1 permutation an image": [ONE],
         },
     ),
-    # how soon the spatial task with 1000 permutations leaves chance
-    "leave-spatial": Study(
-        "paper",
-        {"tasks": "S"},
+    # what makes both tasks of the paper leave chance, with its 1000 permutations each
+    "leave-paper": Study(
+        "paper-literal",
+        {"tasks": "S+T"},
         {
-            "paper": [],
-            "paper, dropout 0.5": [DROPOUT],
-            "paper, not centred": [NOT_CENTRED],
-            "paper, 16 permutations an image": [SIXTEEN],
-            "paper, 16 permutations, momentum 0.98": [SIXTEEN, momentum(0.98)],
-            "paper, rate 0.01": [HIGH_LR],
-            "paper, rate 0.01, warm-up": [HIGH_LR, {"optim": {"warmup": 500}}],
-            "paper, normal first weights": [normal_weights],
-            "paper, He's first weights": [he_weights],
-            "paper, 100 permutations first": [curriculum],
-        },
-        iterations=2000,
-        every=250,
-        drop=1.0,
-    ),
-    # how soon the temporal task with 1000 permutations leaves chance
-    "leave-temporal": Study(
-        "paper",
-        {"tasks": "T"},
-        {
-            "paper": [],
-            "paper, 16 permutations a clip": [SIXTEEN],
-            "paper, 16 permutations, momentum 0.98": [SIXTEEN, momentum(0.98)],
-            "paper, 16 permutations, momentum 0.99": [SIXTEEN, momentum(0.99)],
-            "paper, one crop, 16 permutations": [ONE_CROP, SIXTEEN],
-            "the same, momentum 0.98": [ONE_CROP, SIXTEEN, momentum(0.98)],
-            "the same, head by AdamW": [ONE_CROP, SIXTEEN, ADAMW_HEAD],
-            "the same, rate 0.01": [ONE_CROP, SIXTEEN, ADAMW_HEAD, {"optim": {"backbone": {"lr": 0.01}}}],
+            "paper-literal": [],
+            "momentum": [MOMENTUM],
+            "momentum, centred": [MOMENTUM, CENTRED],
+            "momentum, centred, 8 permutations": [MOMENTUM, CENTRED, EIGHT],
+            "lr 0.01, centred": [MOMENTUM, CENTRED, HIGH_LR],
+            "frames by AdamW": [MOMENTUM, CENTRED, ADAMW_LSTM],
+            "frames by AdamW, not centred": [MOMENTUM, ADAMW_LSTM],
+            "frames by AdamW, 8 permutations": [MOMENTUM, CENTRED, ADAMW_LSTM, EIGHT],
+            "frames by AdamW, lr 0.01": [MOMENTUM, CENTRED, HIGH_LR, ADAMW_LSTM],
+            "all by AdamW": [CENTRED, ADAMW],
+            "all by AdamW, 8 permutations": [CENTRED, ADAMW, EIGHT],
+            "all by AdamW, 8 permutations, not centred": [ADAMW, EIGHT],
         },
         iterations=3000,
-        every=500,
+        every=250,
         drop=1.0,
+        val_size=100,
     ),
     # the same for the preset `small`
     "leave-small": Study(
@@ -261,13 +209,16 @@ def main() -> None:
     rows = []
     for name in names:
         for seed in range(args.seeds):
-            config, preparations = varied(merge(base, {"seed": seed}), study.variants[name])
-            points = train(config, data_of(config, opened), study, preparations)
-            curve = [{"variant": name, "seed": seed, **point} for point in points]
-            print(name, seed, [(point["iteration"], point["error"]) for point in curve], flush=True)
-            rows += with_departure(curve)
+            config = merge(base, {"seed": seed})
+            for changes in study.variants[name]:
+                config = merge(config, changes)
+            points = list(train(config, data_of(config, opened), study))
+            for task in config.task_names:
+                curve = [{"variant": name, "seed": seed, **point} for point in points if point["task"] == task]
+                print(name, seed, task, [(point["iteration"], point["error"]) for point in curve], flush=True)
+                rows += with_departure(curve)
     length = f"_{args.iterations}" if args.iterations else ""
-    write_table(f"recipes_{args.study}{length}", rows, args.device)
+    write_table(f"recipes_{args.study}{length}", rows, args.device, out=args.out)
 
 
 def arguments() -> argparse.Namespace:
@@ -277,6 +228,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--videos")
     parser.add_argument("--val_images")
     parser.add_argument("--val_videos")
+    parser.add_argument("--sibling_pattern", default="")
+    parser.add_argument("--out", type=Path, help="the table; default results/recipes_STUDY.csv")
     parser.add_argument("--init", help="weights that all backbones are initialised from")
     parser.add_argument("--variants", nargs="+", help="variants of the study to train; default all")
     parser.add_argument("--iterations", type=int)
@@ -295,7 +248,12 @@ def given(args: argparse.Namespace, study: Study) -> Changes:
         "videos": args.videos,
         "init": args.init,
         "device": args.device,
-        "data": {"val_images": args.val_images, "val_videos": args.val_videos, "val_size": study.val_size},
+        "data": {
+            "val_images": args.val_images,
+            "val_videos": args.val_videos,
+            "val_size": study.val_size,
+            "sibling_pattern": args.sibling_pattern,
+        },
         "policy": {"sampler": "uniform"},
     }
 
@@ -304,17 +262,6 @@ def schedule(study: Study, iterations: int) -> Changes:
     """Return the options of the length of the training and of its learning-rate drop."""
     milestones = [round(study.drop * iterations)] if study.drop < 1 else []
     return {"optim": {"iterations": iterations, "milestones": milestones}}
-
-
-def varied(config: Config, variant: Sequence[Changes | Preparation]) -> tuple[Config, list[Preparation]]:
-    """Return the config with a variant's options, and the changes to make to its trainer."""
-    preparations = []
-    for change in variant:
-        if isinstance(change, dict):
-            config = merge(config, change)
-        else:
-            preparations.append(change)
-    return config, preparations
 
 
 def data_of(config: Config, opened: dict[Any, Data]) -> Data:
@@ -326,25 +273,22 @@ def data_of(config: Config, opened: dict[Any, Data]) -> Data:
     return opened[key]
 
 
-def train(config: Config, data: Data, study: Study, preparations: Sequence[Preparation]) -> Iterator[dict[str, Any]]:
-    """Train without a run folder, and yield error and training accuracy at every validation."""
+def train(config: Config, data: Data, study: Study) -> Iterator[dict[str, Any]]:
+    """Train without a run folder, and yield error and training accuracy of each task at every validation."""
     trainer = build_trainer(config, data)
-    for prepare_trainer in preparations:
-        prepare_trainer(trainer)
     iterations = config.optim.iterations
-    (task,) = trainer.tasks
     tally = Tally()
     with closing(on_device(Prefetcher(trainer.load, 0, iterations, config.data.workers), trainer.device)) as batches:
         for batch in batches:
             trainer.step(batch, tally)
             if trainer.iteration % study.every == 0 or trainer.iteration == iterations:
-                accuracy = float(tally.accuracies[task]) / tally.steps[task]
-                error = trainer.validate(task).error
-                yield {
-                    "iteration": trainer.iteration,
-                    "error": round(error, 4),
-                    "training_accuracy": round(accuracy, 4),
-                }
+                for task in trainer.tasks:
+                    yield {
+                        "task": task,
+                        "iteration": trainer.iteration,
+                        "error": round(trainer.validate(task).error, 4),
+                        "training_accuracy": round(float(tally.accuracies[task]) / tally.steps[task], 4),
+                    }
                 tally = Tally()
 
 

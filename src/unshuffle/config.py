@@ -437,18 +437,30 @@ def paper() -> Config:
 
 
 def paper_literal() -> Config:
-    """Exactly what the paper states about the policy: one group per batch, from the start, without corrections."""
-    policy = PolicyConfig(
-        action="batch",
-        sorted_groups=False,
-        size_prior=False,
-        scale_reward=False,
-        entropy_weight=0.01,
-        start_below=2.0,
-        prior_correction=False,
-        exploration=0.0,
+    """Exactly what the paper states, whether it learns or not; what it does not mention is left out."""
+    sgd = OptimiserConfig(momentum=0.0, weight_decay=0.0)
+    spatial, temporal = SpatialConfig(optimiser=sgd), TemporalConfig(optimiser=sgd)
+    return Config(
+        preset="paper-literal",
+        augmentation=AugmentationConfig(grayscale=0.0),
+        optim=OptimConfig(backbone=sgd),
+        spatial=replace(spatial, head=replace(spatial.head, centre=False)),
+        temporal=replace(temporal, head=replace(temporal.head, centre=False)),
+        permutations=PermutationConfig(criterion="mean"),
+        policy=PolicyConfig(
+            interval=3888,
+            batches=100,
+            action="batch",
+            sorted_groups=False,
+            size_prior=False,
+            scale_reward=False,
+            lr=0.01,
+            entropy_weight=0.01,
+            start_below=2.0,
+            prior_correction=False,
+            exploration=0.0,
+        ),
     )
-    return replace(paper(), preset="paper-literal", policy=policy)
 
 
 def small() -> Config:
