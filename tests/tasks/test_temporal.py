@@ -1,12 +1,15 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from unshuffle.config import Config, SyntheticConfig, TemporalConfig
-from unshuffle.data.batches import BatchStream, Samples
+from unshuffle.data.batches import BatchStream
+from unshuffle.data.crops import crop
 from unshuffle.data.sources import Media
+from unshuffle.data.squares import Squares
 from unshuffle.data.synthetic import SyntheticSource
 from unshuffle.errors import UserError
 from unshuffle.tasks.temporal import TemporalTask
@@ -20,10 +23,22 @@ def flat_clips(count: int, height: int, width: int) -> SyntheticSource:
     return SyntheticSource([str(item) for item in range(count)], np.zeros(count, np.int64), ("flat",), pixels)
 
 
-def corners(samples: Samples) -> np.ndarray:
-    """(N, frames, 2) top and left of the crops of 400 batches of 4, told by their pixels."""
-    pixels = [BatchStream(samples, 4, 0, "temporal").batch(step).pixels() for step in range(400)]
-    return torch.cat(pixels)[:, 0, 0, :2].unflatten(0, (-1, samples.frames)).long().numpy()
+def corners(task: TemporalTask, height: int, width: int) -> np.ndarray:
+    """(N, frames, 2) top and left of the crops of 400 training batches of 4, told by their pixels."""
+    stream = BatchStream(task.samples_of(flat_clips(4, height, width), np.arange(4)), 4, 0, "temporal")
+    generator, found = torch.Generator().manual_seed(0), []
+    for step in range(400):
+        squares = stream.batch(step)
+        assert isinstance(squares, Squares)
+        plan = task.plan_crops(4, squares.side, generator)
+        assert plan.side == 119
+        found.append(crop(squares.pixels(), plan, plan.side)[:, :2, 0, 0].view(4, task.parts, 2))
+    return (torch.cat(found) * 255).round().long().numpy()
+
+
+def task_of(**temporal: Any) -> TemporalTask:
+    """The paper's temporal task in true colours."""
+    return TemporalTask(Config(temporal=TemporalConfig(colour_jitter=False, crop_fraction=224 / 240, **temporal)))
 
 
 def test_the_square_that_is_read_is_the_crop() -> None:
@@ -34,9 +49,7 @@ def test_the_square_that_is_read_is_the_crop() -> None:
 @pytest.mark.parametrize(("height", "width"), [(128, 170), (170, 128), (128, 128)])
 def test_each_frame_is_cropped_anywhere_in_the_whole_frame(height: int, width: int) -> None:
     """The paper crops 224 x 224 of 320 x 240 pixels: 96 px of room across, 43 % of the crop, and 16 down."""
-    samples = TemporalTask(Config()).samples_of(flat_clips(4, height, width), np.arange(4))
-    assert samples.side == round(128 * 224 / 240) == 119
-    tops, lefts = np.moveaxis(corners(samples), -1, 0)
+    tops, lefts = np.moveaxis(corners(task_of(), height, width), -1, 0)
     assert set(tops.flat) == set(range(height - 119 + 1)) and set(lefts.flat) == set(range(width - 119 + 1))
     for places, length in ((tops, height), (lefts, width)):
         spread = np.ptp(places, axis=1)
@@ -47,15 +60,14 @@ def test_each_frame_is_cropped_anywhere_in_the_whole_frame(height: int, width: i
 
 
 def test_a_shared_crop_is_cropped_anywhere_but_at_one_place_in_all_frames() -> None:
-    task = TemporalTask(Config(temporal=TemporalConfig(shared_crop=True)))
-    places = corners(task.samples_of(flat_clips(4, 128, 170), np.arange(4)))
+    places = corners(task_of(shared_crop=True), 128, 170)
     assert (places == places[:, :1]).all()
     assert set(places[..., 0].flat) == set(range(10)) and set(places[..., 1].flat) == set(range(52))
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_validation_takes_the_centre_of_every_frame(shared: bool) -> None:
-    task = TemporalTask(Config(temporal=TemporalConfig(shared_crop=shared)))
+    task = task_of(shared_crop=shared)
     centres = task.samples_of(flat_clips(2, 128, 170), np.arange(2)).centres()
     assert centres.shape == (2, 8, 119, 119, 3)
     assert (centres[:, :, 0, 0, :2] == torch.tensor([4, 25])).all()
