@@ -7,22 +7,25 @@ For every permutation of every validation clip, predict the permutation of Ψ wh
 the sum of the distances between neighbouring frames is smallest (`path`), or the distances between all frames correlate
 best with their distance in time (`seriation`). Nothing is trained. Distances are between raw pixels, pixels of 8 x 8
 frames, colour histograms, and pool5 of the given backbones. The frames of a clip share the centre crop (`one`), or each
-has a random crop as in the paper's training (`own`); its side is 0.7 of the frame's, as in the preset `small`, or
-0.875, as in the paper. A clip and its reverse are equally smooth: where Ψ holds both, each counts half. Results go to
-results/frame_similarity.csv.
+has a random crop anywhere in the frame, as in the paper's training (`own`); its side is 0.7 of the frame's short side,
+as in the preset `small`, or 224/240, as in the paper. A clip and its reverse are equally smooth: where Ψ holds both,
+each counts half. Results go to results/frame_similarity.csv.
 """
 
 import argparse
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from table import write_table
 from torch import Tensor
 
 from unshuffle.config import preset_config
+from unshuffle.data.batches import Samples
 from unshuffle.data.crops import resize
 from unshuffle.data.squares import Squares
 from unshuffle.evaluation.features import find_backbone
@@ -31,7 +34,7 @@ from unshuffle.tasks import build_tasks
 from unshuffle.tasks.ordering import OrderingTask
 from unshuffle.tasks.prepare import prepare
 
-CROP_FRACTIONS = (0.7, 0.875)
+CROP_FRACTIONS = (0.7, 224 / 240)
 Smoothness = Callable[[Tensor], Tensor]
 
 
@@ -50,16 +53,24 @@ def main() -> None:
             "policy": {"sampler": "uniform"},
         },
     )
-    squares, rows = Squares.of(prepare(config).validation["temporal"].centres()), []
+    rows = []
     for fraction, own in itertools.product(CROP_FRACTIONS, (False, True)):
-        crop = {"temporal": {"shared_crop": not own, "crop_fraction": fraction}}
-        task = build_tasks(merge(config, crop), ["temporal"])["temporal"]
+        cropped = merge(config, {"temporal": {"crop_fraction": fraction}})
+        task = build_tasks(cropped, ["temporal"])["temporal"]
         assert isinstance(task, OrderingTask)
-        clips = task.crops(squares, torch.Generator().manual_seed(0) if own else None)
+        clips = task.crops(Squares.of(evenly_spaced_frames(prepare(cropped).validation["temporal"], own)))
         for row in measure(clips, task.permutations, args.weights):
-            rows.append({"frame_share": fraction, "crops": "own" if own else "one", **row})
+            rows.append({"crop_fraction": round(fraction, 4), "crops": "own" if own else "one", **row})
             print(rows[-1], flush=True)
     write_table("frame_similarity", rows)
+
+
+def evenly_spaced_frames(samples: Samples, own: bool) -> Tensor:
+    """Read the frames of validation with the centre window of all of them, or with a random window of each."""
+    windows = samples.centre_windows(samples.items)
+    if own:
+        windows = replace(windows, corners=samples.random_windows(samples.items, np.random.default_rng(0)).corners)
+    return samples.read(windows)
 
 
 def arguments() -> argparse.Namespace:

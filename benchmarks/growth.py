@@ -21,9 +21,9 @@ from table import RESULTS, peak_memory_gb, write_table
 
 from unshuffle import bench
 from unshuffle.config import Config, paper
-from unshuffle.data.batches import Samples
 from unshuffle.data.synthetic import SyntheticSource
 from unshuffle.options import merge
+from unshuffle.tasks import build_tasks
 from unshuffle.tasks.prepare import Data
 from unshuffle.training.trainer import build_trainer
 
@@ -91,16 +91,16 @@ def noise(items: int, frames: int, side: int) -> SyntheticSource:
 
 def noise_data(config: Config) -> Data:
     """Return samples of each task, the first of them held out."""
-    images, clips = noise(ITEMS, 1, config.data.image_short_side), noise(ITEMS, 16, config.data.frame_short_side)
-    side = round(config.data.image_short_side * config.spatial.image_fraction)
-    samples = {
-        "spatial": Samples(images, np.arange(ITEMS), 1, side),
-        "temporal": Samples(clips, np.arange(ITEMS), config.temporal.frames, config.data.frame_short_side),
+    sources = {
+        "images": noise(ITEMS, 1, config.data.image_short_side),
+        "videos": noise(ITEMS, 16, config.data.frame_short_side),
     }
+    tasks = build_tasks(config, config.task_names)
+    samples = {name: task.samples_of(sources[task.medium], np.arange(ITEMS)) for name, task in tasks.items()}
     held_out = config.data.val_size
     return Data(
-        {name: replace(samples[name], items=np.arange(held_out, ITEMS)) for name in config.task_names},
-        {name: replace(samples[name], items=np.arange(held_out)) for name in config.task_names},
+        {name: replace(task_samples, items=np.arange(held_out, ITEMS)) for name, task_samples in samples.items()},
+        {name: replace(task_samples, items=np.arange(held_out)) for name, task_samples in samples.items()},
     )
 
 

@@ -33,7 +33,8 @@ class DataConfig:
     """Where samples come from, how they are stored, and which are held out for validation."""
 
     val_size: Count = 100
-    """|X_val|: samples of each task held out for validation, at most a fifth; more make the reward less noisy."""
+    """|X_val|: samples of each task held out for validation, at most a fifth; more make the reward less noisy.
+    Validation takes centre crops and evenly spaced frames, training random ones."""
     val_images: str | None = None
     """Images to validate on instead (folder, packed store or tar shards); nothing is held out of --images then."""
     val_videos: str | None = None
@@ -201,8 +202,9 @@ class TemporalConfig(OrderingConfig):
     """u: frames sampled from a clip."""
     frame_span: Annotated[int, Ge(0)] = 0
     """Sample the frames from a random window of so many frames; 0 is the whole clip, as in the paper."""
-    crop_fraction: Fraction = 224 / 256
-    """Side of the random crop of a frame, as a fraction of its short side."""
+    crop_fraction: Fraction = 224 / 240
+    """Side of the random crop of a frame, as a fraction of its short side; the paper crops 224 px, and frames of
+    UCF-101 have 320 x 240. The crop may lie anywhere in the frame."""
     shared_crop: bool = False
     """Use one crop and one colour jitter for all frames of a clip; makes the task easier and the features worse."""
     colour_jitter: bool = True
@@ -511,7 +513,13 @@ def demo() -> Config:
         optim=OptimConfig(iterations=400, batch_size=32, warmup=50, milestones=(300,), backbone=optimiser),
         spatial=SpatialConfig(crop_size=24, permutations=100, image_fraction=1.0, head=head, optimiser=optimiser),
         temporal=TemporalConfig(
-            crop_size=24, permutations=100, frames=6, colour_jitter=False, head=head, optimiser=optimiser
+            crop_size=24,
+            permutations=100,
+            frames=6,
+            crop_fraction=7 / 8,
+            colour_jitter=False,
+            head=head,
+            optimiser=optimiser,
         ),
         rotation=RotationConfig(crop_size=48, hidden=256, optimiser=optimiser),
         permutations=PermutationConfig(per_sample=8),

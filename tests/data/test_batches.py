@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from unshuffle.data.batches import BatchStream, Prefetcher, Samples, choose_frames, spaced_frames
 from unshuffle.data.squares import RankSlice, Squares
+from unshuffle.errors import UserError
 
 
 class CodedSource:
@@ -121,6 +122,41 @@ def test_a_random_sample_is_one_square_of_ordered_frames() -> None:
         np.testing.assert_array_equal(clip[..., 2], np.broadcast_to(16 * rows + columns, (4, 8, 8)))
         corners.add((top, left))
     assert corners == {(top, left) for top in range(5) for left in range(8)}
+
+
+def test_each_frame_may_have_a_window_of_its_own() -> None:
+    clips = replace(samples(3, frames=4, side=8), window_per_frame=True)
+    tops, lefts = np.moveaxis(clips.random_windows(np.full(2000, 5), np.random.default_rng(0)).corners, -1, 0)
+    assert tops.shape == lefts.shape == (2000, 4)
+    for frame in range(4):
+        places, counts = np.unique(8 * tops[:, frame] + lefts[:, frame], return_counts=True)
+        assert places.tolist() == list(range(40)), "5 x 8 places"
+        assert np.abs(counts - 50).max() < 5 * np.sqrt(50), "five standard errors"
+    correlations = np.corrcoef(np.concatenate([tops, lefts], axis=1).T) - np.eye(8)
+    assert np.abs(correlations).max() < 5 / np.sqrt(2000), "independent of one another"
+
+
+def test_one_window_and_one_per_frame_agree_on_everything_else() -> None:
+    """A single frame has the same window either way, so tasks on images do not depend on the setting."""
+    items, shared = np.array([2, 4, 6, 2]), samples(3, frames=1)
+    for seed in range(5):
+        one, own = (
+            choice.random_windows(items, np.random.default_rng(seed))
+            for choice in (shared, replace(shared, window_per_frame=True))
+        )
+        np.testing.assert_array_equal(one.frames, own.frames)
+        np.testing.assert_array_equal(one.corners, own.corners)
+    clips = samples(3, frames=3)
+    one, own = (choice.centre_windows(items) for choice in (clips, replace(clips, window_per_frame=True)))
+    np.testing.assert_array_equal(one.corners, own.corners)
+    np.testing.assert_array_equal(own.corners, np.broadcast_to([2, 3], (4, 3, 2)))
+
+
+def test_an_item_that_is_smaller_than_the_window_is_named() -> None:
+    clips = samples(3, side=13)
+    for make in (lambda: clips.random_windows(clips.items, np.random.default_rng(0)), clips.centres):
+        with pytest.raises(UserError, match=r"^2 is smaller than a window of 13 px"):
+            make()
 
 
 def test_centres() -> None:

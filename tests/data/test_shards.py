@@ -566,7 +566,7 @@ def test_clips_of_frames_and_images_train_both_tasks(tmp_path: Path, cache: Path
     data = prepare(config, progress=False)
     assert {task: len(samples) for task, samples in data.training.items()} == {"spatial": 5, "temporal": 3}
     assert data.skipped == [("clips.tar/0", "3 frames, but 4 are needed")]
-    assert BatchStream(data.training["temporal"], 3, 0, "temporal").batch(0).to(CPU).pixels().shape == (12, 24, 24, 3)
+    assert BatchStream(data.training["temporal"], 3, 0, "temporal").batch(0).to(CPU).pixels().shape == (12, 22, 22, 3)
 
 
 def test_the_program_trains_on_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

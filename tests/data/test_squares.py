@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -5,8 +6,12 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from unshuffle.data.batches import BatchStream, Samples
+from unshuffle.data.decode import EncodedSquares
+from unshuffle.data.source import IndexedSource, Pixels
 from unshuffle.data.squares import WHOLE, RankSlice, Resident, Squares, Windows, make_resident
 from unshuffle.data.synthetic import SyntheticSource, synthetic_clips
 
@@ -21,9 +26,10 @@ def test_a_dense_batch_is_its_own_squares() -> None:
     assert torch.equal(replace(squares, dense=False).pixels(), pixels.flatten(0, 1)), "also by their offsets"
 
 
-def test_resident_squares_equal_those_that_are_read() -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_resident_squares_equal_those_that_are_read(own: bool) -> None:
     source = synthetic_clips(6, 20, 9, seed=0)
-    samples = Samples(source, np.array([0, 2, 3, 5]), frames=4, side=13)
+    samples = Samples(source, np.array([0, 2, 3, 5]), frames=4, side=13, window_per_frame=own)
     resident = Resident(*source.flat(), np.array([source.size(item) for item in range(6)]), CPU)
     for step in range(4):
         read = BatchStream(samples, 3, 0, "temporal").batch(step)
@@ -41,10 +47,59 @@ def test_items_of_different_sizes_lie_where_the_index_says() -> None:
         data.append(images[-1].ravel())
         total += data[-1].size
     resident = Resident(np.concatenate(data), np.array(starts), np.array(sizes), CPU)
-    windows = Windows(np.array([2, 0, 1]), np.zeros((3, 1), np.int64), np.array([[0, 1], [2, 4], [3, 0]]))
+    windows = Windows(np.array([2, 0, 1]), np.zeros((3, 1), np.int64), np.array([[[0, 1]], [[2, 4]], [[3, 0]]]))
     squares = resident.squares(windows, 3).pixels().numpy()
-    for square, item, (top, left) in zip(squares, windows.items, windows.corners, strict=True):
+    for square, item, [(top, left)] in zip(squares, windows.items, windows.corners, strict=True):
         np.testing.assert_array_equal(square, images[item][top : top + 3, left : left + 3])
+
+
+class UnevenSource(IndexedSource):
+    """Clips of random bytes, each with its own number of frames and its own height and width."""
+
+    def __init__(self, shapes: Sequence[tuple[int, int, int]]) -> None:
+        rng = np.random.default_rng(0)
+        self.clips = [rng.integers(0, 256, (*shape, 3), dtype=np.uint8) for shape in shapes]
+        self.names = [str(item) for item in range(len(shapes))]
+        self.counts = np.array([count for count, _, _ in shapes])
+        self.sizes = np.array([size for _, *size in shapes])
+
+    def read(self, item: int, frames: Sequence[int]) -> Pixels:
+        return self.clips[item][list(frames)]
+
+    def resident(self) -> Resident:
+        lengths = [clip.size for clip in self.clips]
+        starts = np.cumsum([0, *lengths[:-1]])
+        return Resident(np.concatenate([clip.ravel() for clip in self.clips]), starts, self.sizes, CPU)
+
+
+@given(
+    shapes=st.lists(st.tuples(st.integers(3, 6), st.integers(4, 9), st.integers(4, 9)), min_size=1, max_size=4),
+    side=st.integers(1, 4),
+    own=st.booleans(),
+    reverse=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_each_square_is_its_own_slice_of_its_frame(
+    shapes: list[tuple[int, int, int]], side: int, own: bool, reverse: bool, seed: int
+) -> None:
+    source, rng = UnevenSource(shapes), np.random.default_rng(seed)
+    samples = Samples(source, np.arange(len(shapes)), 3, side, reverse=reverse, window_per_frame=own)
+    items = rng.integers(len(shapes), size=5)
+    for windows in (samples.random_windows(items, rng), samples.centre_windows(items)):
+        expected = []
+        for row, item in enumerate(items):
+            for position in range(3):
+                frame = source.clips[item][windows.frames[row, position]]
+                top, left = windows.corners[row, position]
+                assert top >= 0 and left >= 0 and top + side <= frame.shape[0] and left + side <= frame.shape[1]
+                expected.append(frame[top : top + side, left : left + side])
+        np.testing.assert_array_equal(samples.read(windows).flatten(0, 1), expected)
+        np.testing.assert_array_equal(source.resident().squares(windows, side).pixels(), expected)
+        half = windows.slice(RankSlice(1, 2))
+        np.testing.assert_array_equal(source.resident().squares(half, side).pixels(), expected[6:])
+        images = [source.clips[item][frame] for item, row in zip(items, windows.frames, strict=True) for frame in row]
+        np.testing.assert_array_equal(EncodedSquares(list(images), windows, side).to(CPU).pixels(), expected)
 
 
 @pytest.mark.parametrize(

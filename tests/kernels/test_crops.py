@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +10,8 @@ pytest.importorskip("triton")
 
 from unshuffle.config import AugmentationConfig, Config, RotationConfig, SpatialConfig, TemporalConfig
 from unshuffle.data import crops
-from unshuffle.data.squares import Squares
+from unshuffle.data.squares import Resident, Squares
+from unshuffle.data.synthetic import SyntheticSource
 from unshuffle.kernels.crops import render
 from unshuffle.tasks import TASKS
 from unshuffle.tasks.temporal import TemporalTask
@@ -77,6 +79,28 @@ def test_frames_without_jitter_keep_their_colours(kernel_device: torch.device) -
     assert plan.uniforms is not None and not plan.coloured
     expected = crops.render(squares.pixels(), plan, 8)
     torch.testing.assert_close(render(squares, plan, 8), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("hflip", [0.0, 1.0])
+def test_each_frame_is_rendered_from_its_own_window(kernel_device: torch.device, hflip: float) -> None:
+    clips = np.random.default_rng(0).integers(0, 256, (3, 5, 20, 27, 3), dtype=np.uint8)
+    source = SyntheticSource(["a", "b", "c"], np.zeros(3, np.int64), ("noise",), clips)
+    task = TemporalTask(small_config(8, hflip, crop_fraction=0.6, colour_jitter=False), kernel_device)
+    samples = task.samples_of(source, np.arange(3))
+    resident = Resident(*source.flat(), np.array([(20, 27)] * 3), kernel_device)
+    windows = samples.random_windows(np.array([2, 0]), np.random.default_rng(1))
+    assert len(np.unique(windows.corners.reshape(-1, 2), axis=0)) == 6, "six frames, six places"
+    squares = resident.squares(windows, 12).to(kernel_device)
+    plan = task.plan_crops(2, 12, torch.Generator(kernel_device).manual_seed(0))
+    rendered = render(squares, plan, 8).cpu()
+    for row, item in enumerate([2, 0]):
+        for position in range(3):
+            top, left = windows.corners[row, position]
+            frame = clips[item, windows.frames[row, position]]
+            cut = frame[top : top + 12, left : left + 12][:, :: -1 if hflip else 1]
+            crop = torch.from_numpy(cut.copy()).permute(2, 0, 1)[None] / 255
+            expected = crops.normalise(crops.resize(crop, 8))[0]
+            torch.testing.assert_close(rendered[row, position], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_frames_of_a_clip_can_share_their_random_numbers(kernel_device: torch.device) -> None:

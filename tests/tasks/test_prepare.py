@@ -61,10 +61,10 @@ def summary(data: Data) -> dict[str, tuple[int, int, int, int]]:
 
 
 SYNTHETIC_S = {"spatial": (5, 1, 1, 22)}
-SYNTHETIC_T = {"temporal": (4, 1, 4, 16)}
+SYNTHETIC_T = {"temporal": (4, 1, 4, 15)}
 IMAGES_S = {"spatial": (4, 1, 1, 30)}
 VIDEOS_S = {"spatial": (3, 1, 1, 22)}
-VIDEOS_T = {"temporal": (3, 1, 4, 24)}
+VIDEOS_T = {"temporal": (3, 1, 4, 22)}
 IMAGES_R = {"rotation": (4, 1, 1, 32)}
 VIDEOS_R = {"rotation": (3, 1, 1, 24)}
 
@@ -123,7 +123,7 @@ def test_the_temporal_task_needs_videos(tasks: Any, config: Config, images: Path
 
 def test_samples_can_be_read_for_training_and_validation(config: Config, images: Path, videos: Path) -> None:
     data = prepare(replace(config, images=images, videos=videos), progress=False)
-    for task, shape in {"spatial": (1, 30, 30, 3), "temporal": (4, 24, 24, 3)}.items():
+    for task, shape in {"spatial": (1, 30, 30, 3), "temporal": (4, 22, 22, 3)}.items():
         samples = data.training[task]
         pixels = samples.read(samples.random_windows(samples.items[:1], np.random.default_rng(0)))
         assert pixels.shape == (1, *shape)

@@ -1,4 +1,4 @@
-"""Batches of samples as bytes: which items, which frames, which window, ready to be copied to the device.
+"""Batches of samples as bytes: which items, which frames, which windows, ready to be copied to the device.
 
 A batch is a function of the seed and the iteration alone, so any thread may make it at any time.
 """
@@ -22,6 +22,7 @@ from unshuffle.data.decode import EncodedSquares, decode
 from unshuffle.data.shards import ShardSource
 from unshuffle.data.source import Items, Source
 from unshuffle.data.squares import WHOLE, RankSlice, Resident, Squares, Windows
+from unshuffle.errors import UserError
 from unshuffle.randomness import numpy_rng
 
 T = TypeVar("T")
@@ -43,35 +44,48 @@ class Samples:
     """Sample the frames from a window of so many; 0: from the whole item."""
     reverse: bool = False
     """Play half of the items backwards in training."""
+    window_per_frame: bool = False
+    """Sample a window for each frame in training; otherwise the frames of an item share one."""
 
     def __len__(self) -> int:
         return len(self.items)
 
     def random_windows(self, items: Items, rng: np.random.Generator) -> Windows:
-        """Return training samples: random frames in temporal order, or reversed, with one random window each."""
-        available, sizes = self._shapes
+        """Return training samples: random frames in temporal order, or reversed, and random windows in them."""
+        available, _ = self._shapes
         frames = choose_frames(available[items], self.frames, self.span, rng)
-        corners = rng.integers(sizes[items] - self.side + 1)
+        sampled = self.frames if self.window_per_frame else 1
+        corners = rng.integers(self._room(items) + 1, size=(len(items), sampled, 2))
         if self.reverse:
             backwards = rng.random(len(items)) < 0.5
             frames[backwards] = frames[backwards, ::-1]
-        return Windows(items, frames, corners)
+        return Windows(items, frames, np.broadcast_to(corners, (*frames.shape, 2)))
 
     def centre_windows(self, items: Items) -> Windows:
         """Return validation samples: evenly spaced frames, the centre window."""
-        available, sizes = self._shapes
-        frames = [spaced_frames(int(count), self.frames, self.span) for count in available[items]]
-        return Windows(items, np.array(frames), (sizes[items] - self.side) // 2)
+        available, _ = self._shapes
+        frames = np.array([spaced_frames(int(count), self.frames, self.span) for count in available[items]])
+        return Windows(items, frames, np.broadcast_to(self._room(items) // 2, (*frames.shape, 2)))
 
     def read(self, windows: Windows, pinned: bool = False) -> Tensor:
         """Read (B, frames, side, side, 3) bytes, into pinned memory if they go to a GPU."""
         shape = (len(windows.items), self.frames, self.side, self.side, 3)
         pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
-        for target, item, frames, (top, left) in zip(
+        for squares, item, frames, corners in zip(
             pixels.numpy(), windows.items.tolist(), windows.frames.tolist(), windows.corners.tolist(), strict=True
         ):
-            target[:] = self.source.read(item, frames)[:, top : top + self.side, left : left + self.side]
+            for square, frame, (top, left) in zip(squares, self.source.read(item, frames), corners, strict=True):
+                square[:] = frame[top : top + self.side, left : left + self.side]
         return pixels
+
+    def _room(self, items: Items) -> Items:
+        """Return the pixels by which the window may be shifted down and right in each item, (B, 1, 2)."""
+        _, sizes = self._shapes
+        room: Items = sizes[items] - self.side
+        if (room < 0).any():
+            name = self.source.names[items[room.min(axis=1).argmin()]]
+            raise UserError(f"{name} is smaller than a window of {self.side} px: pack the data at one short side")
+        return room[:, None]
 
     @cached_property
     def _shapes(self) -> tuple[Items, Items]:

@@ -33,7 +33,7 @@ class EncodedSquares:
     def to(self, device: torch.device) -> Squares:
         """Decode the images on the device and crop the squares."""
         frames = self.windows.frames.shape[1]
-        corners = self.windows.corners.repeat(frames, axis=0).tolist()
+        corners = self.windows.corners.reshape(-1, 2).tolist()
         squares = [
             image[top : top + self.side, left : left + self.side]
             for image, (top, left) in zip(decode_batch(self.images, device), corners, strict=True)

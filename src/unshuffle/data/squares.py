@@ -31,14 +31,14 @@ WHOLE = RankSlice()
 
 @dataclass(frozen=True)
 class Windows:
-    """The parts of the data that make a batch: frames of items, and one square window in each item."""
+    """The parts of the data that make a batch: frames of items, and a square window in each frame."""
 
     items: Items
     """(B,)"""
     frames: Items
     """(B, F) in temporal order, or reversed."""
     corners: Items
-    """(B, 2) top and left of the window, common to an item's frames."""
+    """(B, F, 2) top and left of the window in each frame."""
 
     def slice(self, part: RankSlice) -> "Windows":
         """Return one process's slice of the batch."""
@@ -99,8 +99,8 @@ class Resident:
     def squares(self, windows: Windows, side: int) -> Squares:
         """Return the squares of a batch in place."""
         height, width = self.sizes[windows.items].T
-        top, left = windows.corners.T
-        inside = (windows.frames * height[:, None] + top[:, None]) * width[:, None] + left[:, None]
+        top, left = np.moveaxis(windows.corners, -1, 0)
+        inside = (windows.frames * height[:, None] + top) * width[:, None] + left
         starts = self.starts[windows.items][:, None] + 3 * inside
         strides = np.broadcast_to(3 * width[:, None], starts.shape)
         offsets = torch.from_numpy(np.stack([starts.ravel(), strides.ravel()]))

@@ -27,21 +27,28 @@ class TemporalTask(OrderingTask):
         return self.settings.frames
 
     def samples_of(self, source: Source, items: Items) -> Samples:
-        """Return clips."""
+        """Return clips, as a square of each frame that is its crop."""
         settings = self.settings
-        side = min(source.size(0))
-        return Samples(source, items, settings.frames, side, span=settings.frame_span, reverse=settings.reverse)
+        return Samples(
+            source,
+            items,
+            settings.frames,
+            side=max(1, round(min(source.size(0)) * settings.crop_fraction)),
+            span=settings.frame_span,
+            reverse=settings.reverse,
+            # so that a common background does not give the order away
+            window_per_frame=not settings.shared_crop,
+        )
 
     def plan_crops(self, batch: int, side: int, generator: torch.Generator | None = None) -> CropPlan:
-        """Plan a crop of each frame, so that a common background does not give the order away."""
-        crop = max(1, round(side * self.settings.crop_fraction))
+        """Plan flips and colours of squares that are the crops already: each was read from its own place in a frame."""
         augmentation = self.config.augmentation
         rows = batch if self.settings.shared_crop else batch * self.parts
         return CropPlan(
             count=batch * self.parts,
             parts=self.parts,
-            side=crop,
-            room=side - crop,
+            side=side,
+            room=0,
             uniforms=uniform_table(rows, augmentation, self.device, generator),
             jitter=Jitter.of(augmentation, grayscale=False) if self.settings.colour_jitter else NO_JITTER,
             hflip=augmentation.hflip,
