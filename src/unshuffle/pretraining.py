@@ -5,7 +5,6 @@ import itertools
 import os
 import platform
 import shlex
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -94,7 +93,7 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
     resumed = Run(out) if resume and out is not None and Run(out).config_file.is_file() else None
     with together():
         check(config)
-        _check_divisible(config, {"validation": config.data.val_size})
+        _check_divisible(config, config.data.val_size)
         if is_main():
             _check_out(config, resumed)
             if resumed is not None:
@@ -115,9 +114,7 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
     for sentence in data.sentences():
         say(console, sentence)
     with together():
-        held_out = {"validation": data.validation, "pretext test": data.test}
-        fewest = {name: min(map(len, by_task.values())) for name, by_task in held_out.items() if by_task}
-        _check_divisible(config, fewest)
+        _check_divisible(config, min(len(samples) for samples in data.validation.values()))
         permutations = None if resumed is None else stored_permutations(resumed)
         trainer = build_trainer(config, data, permutations, build_monitor(config, console) if is_main() else None)
         folder = out or (_next_folder(config.preset) if is_main() else Path())
@@ -138,10 +135,10 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
     return run
 
 
-def _check_divisible(config: Config, held_out: Mapping[str, int]) -> None:
+def _check_divisible(config: Config, val_size: int) -> None:
     sizes = {"optim.batch_size": config.optim.batch_size}
     sizes |= {f"{name}.batch_size": config.batch_size(name) for name in config.task_names}
-    distributed.check_divisible(sizes, held_out)
+    distributed.check_divisible(sizes, val_size)
 
 
 def _prepare(config: Config) -> Data:

@@ -355,8 +355,8 @@ def test_a_test_set_that_leaves_nothing() -> None:
     names = [f"g{number % 2}_c{number}" for number in range(12)]
     with pytest.raises(
         UserError,
-        match=r"nothing is left to train on of 12 samples when 1 are held out as the pretext test set and siblings stay "
-        r"together: give more data, or set data\.test_size to 0",
+        match=r"nothing is left to train on of 12 samples when 1 are held out as the pretext test set and siblings "
+        r"stay together: give more data, or set data\.test_size to 0",
     ):
         split(names, 2, 1, "g[01]", 0)
 

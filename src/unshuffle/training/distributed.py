@@ -72,14 +72,13 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def check_divisible(batch_sizes: Mapping[str, int], held_out: Mapping[str, int]) -> None:
-    """Raise an error if a batch, or held-out samples of a purpose, cannot be split among the processes."""
+def check_divisible(batch_sizes: Mapping[str, int], val_size: int) -> None:
+    """Raise an error if a batch or X_val cannot be split among the processes."""
     for option, batch_size in batch_sizes.items():
         if batch_size % size():
             raise UserError(f"{option} {batch_size} must be a multiple of the number of processes, {size()}")
-    for purpose, count in held_out.items():
-        if count < size():
-            raise UserError(f"{count} {purpose} samples are too few for {size()} processes: each needs at least one")
+    if val_size < size():
+        raise UserError(f"{val_size} validation samples are too few for {size()} processes: each needs at least one")
 
 
 def parallel(network: nn.Module, *, some_unused: bool) -> nn.Module:

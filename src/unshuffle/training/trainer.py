@@ -225,8 +225,9 @@ class Trainer:
 
     def test(self, name: str) -> Validation:
         """Measure a task on its pretext test set; no sampler may learn from the result."""
-        own = self.tasks[name].validate(self.network, self._centre_crops(name, self._own_test[name]))
-        return self.tasks[name].merge(distributed.gather(own))
+        task, pixels = self.tasks[name], self._own_test[name]
+        own = task.validate(self.network, self._centre_crops(name, pixels)) if len(pixels) else None
+        return task.merge([part for part in distributed.gather(own) if part is not None])
 
     def active_tasks(self, iteration: int) -> tuple[str, ...]:
         """Return the tasks that an iteration trains: those of its stage."""
