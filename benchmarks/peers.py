@@ -250,7 +250,7 @@ def our_config(setting: Setting) -> Config:
             "images": str(setting.images),
             "tasks": "S",
             "device": setting.device,
-            "data": {"cache": str(setting.cache), "workers": setting.workers},
+            "data": {"cache": str(setting.cache), "workers": setting.workers, "test_size": 0},
             "optim": {"batch_size": setting.batch, "precision": "bf16" if setting.gpu else "fp32"},
             "log": {"train_every": 50 if setting.gpu else 1, "checkpoint_every": 10**9, "pictures": False},
         },

@@ -49,7 +49,7 @@ def figures(run: Run) -> dict[str, Any]:
     lines = [entry for entry in run.metrics("train") if entry["iteration"] > WARMUP]
     samples = 2 * run.config.optim.batch_size
     step = sum(samples / entry["samples_per_second"] for entry in lines) / len(lines)
-    costs = [entry["seconds"] for entry in run.metrics("cost") if 0 < entry["iteration"] < run.config.optim.iterations]
+    costs = [entry["duration"] for entry in run.metrics("cost") if 0 < entry["iteration"] < run.config.optim.iterations]
     interval = paper().policy.interval
     validating = 2 * sum(costs) / len(costs)  # one where the episode begins, one where it ends
     return {

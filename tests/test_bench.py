@@ -96,6 +96,11 @@ def test_the_stopwatch_adds_up_the_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert watch.totals() == {"a": 5000.0, "b": 2000.0}, "what lies between two iterations does not count"
 
 
+def test_no_test_set_is_read() -> None:
+    config = replace(demo(), data=replace(demo().data, test_videos="clips", test_images="photos"))
+    assert bench.without_test(config) == replace(demo(), data=replace(demo().data, test_size=0))
+
+
 def test_with_data_nothing_is_generated() -> None:
     config = replace(demo(), images="photos")
     assert bench.with_world(config) == config

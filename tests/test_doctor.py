@@ -42,7 +42,7 @@ def test_every_task_passes_on_the_synthetic_world(config: Config) -> None:
     for task, result in results.items():
         assert result["passed"] and result["accuracy"] >= 0.95, task
         assert f"{task}: passed: accuracy {result['accuracy']:.2f} on 8 samples after {result['steps']} steps" in text
-        assert f"{task}: 20 samples to train on, 4 held out" in text
+        assert f"{task}: 18 samples to train on, 4 for validation, 2 as the pretext test set" in text
     assert [result["chance"] for result in results.values()] == pytest.approx([0.2, 0.2, 0.25])
     assert text.endswith("All tasks passed: this set-up can learn.\n")
 
@@ -98,8 +98,9 @@ def test_a_config_that_is_impossible(config: Config) -> None:
 def test_files_that_were_skipped_are_listed() -> None:
     text = io.StringIO()
     skipped = [(f"{number}.png", "empty") for number in range(LISTED_FILES + 2)]
-    splits = {"spatial": SplitFacts(training=1, validation=1, requested=1, source="images")}
+    splits = {"spatial": SplitFacts(training=1, validation=1, test=0, requested=1, source="images")}
     _describe_data(Data(splits=splits, skipped=skipped), Console(file=text, width=1000))
     lines = text.getvalue().splitlines()
     assert lines[:LISTED_FILES] == [f"  skipped {number}.png: empty" for number in range(LISTED_FILES)]
-    assert lines[LISTED_FILES:] == ["  and 2 more", "spatial: 1 sample to train on, 1 held out"]
+    described = "spatial: 1 sample to train on, 1 for validation, 0 as the pretext test set"
+    assert lines[LISTED_FILES:] == ["  and 2 more", described]

@@ -30,7 +30,7 @@ Probability = Annotated[float, Interval(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where samples come from, how they are stored, and which are held out for validation."""
+    """Where samples come from, how they are stored, and which are held out for validation and test."""
 
     val_size: Count = 100
     """|X_val|: samples of each task held out for validation, at most a fifth; more make the reward less noisy.
@@ -39,8 +39,15 @@ class DataConfig:
     """Images to validate on instead (folder, packed store or tar shards); nothing is held out of --images then."""
     val_videos: str | None = None
     """Videos to validate on instead; also for tasks on images when no images are given."""
+    test_size: Annotated[int, Ge(0)] = 100
+    """Samples of each task held out as the pretext test set, at most a tenth; 0: none. Neither the policy nor its
+    rollouts see them, and the final errors are measured on them."""
+    test_images: str | None = None
+    """Images to test on instead, all of them (folder, packed store or tar shards); nothing is held out for it then."""
+    test_videos: str | None = None
+    """Videos to test on instead, all of them; also for tasks on images when no images are given."""
     sibling_pattern: str = ""
-    """Regular expression: files with the same match (or first group) stay on one side of the split. For UCF-101, whose
+    """Regular expression: files with the same match (or first group) stay on one side of each split. For UCF-101, whose
     clips are cut from common scenes: '(v_.*_g[0-9]+)_c'."""
     max_bad_fraction: Probability = 0.1
     """Stop before training if a larger fraction of the files cannot be used; raise it for scraped data."""
@@ -348,7 +355,7 @@ class LogConfig:
     train_every: Count = 50
     """Iterations between losses and accuracies in metrics.jsonl and TensorBoard."""
     monitor_every: Count = 5000
-    """Iterations between retrievals of the monitor."""
+    """Iterations between retrievals of the monitor, and between errors on the pretext test set."""
     checkpoint_every: Count = 1000
     """Iterations between checkpoints; one is also written at the end and when interrupted."""
     keep_checkpoints: Count = 2
@@ -553,6 +560,7 @@ def check(config: Config) -> None:
         )
     if (config.monitor.gallery is None) != (config.monitor.queries is None):
         raise UserError("monitor.gallery and monitor.queries go together: give both or neither")
+    _check_test_data(config)
     _check_policy(config.policy, config.permutations.per_sample)
     for name in config.task_names:
         section = config.section(name)
@@ -563,6 +571,17 @@ def check(config: Config) -> None:
             if section.permutations > existing:
                 wanted = f"{name}.permutations is {section.permutations}"
                 raise UserError(f"{wanted}, but {section.parts} parts have only {existing}")
+
+
+def _check_test_data(config: Config) -> None:
+    data = config.data
+    for option, test, others in (
+        ("test_images", data.test_images, {"images": config.images, "data.val_images": data.val_images}),
+        ("test_videos", data.test_videos, {"videos": config.videos, "data.val_videos": data.val_videos}),
+    ):
+        for other, address in others.items():
+            if test is not None and str(test) == str(address):  # from Python it may be a Path
+                raise UserError(f"data.{option} and {other} are both {test}: the pretext test set must be other data")
 
 
 def _check_policy(policy: PolicyConfig, per_sample: int) -> None:

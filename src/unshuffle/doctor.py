@@ -57,7 +57,8 @@ def _describe_data(data: Data, console: Console) -> None:
     if len(data.skipped) > LISTED_FILES:
         say(console, f"  and {len(data.skipped) - LISTED_FILES} more")
     for task, split in data.splits.items():
-        say(console, f"{task}: {counted(split.training, 'samples')} to train on, {split.validation} held out")
+        held_out = f"{split.validation} for validation, {split.test} as the pretext test set"
+        say(console, f"{task}: {counted(split.training, 'samples')} to train on, {held_out}")
 
 
 def _verdict(task: str, result: dict[str, Any], samples: int) -> str:

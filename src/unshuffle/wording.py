@@ -54,9 +54,9 @@ def split_sentence(task: str, split: Mapping[str, Any], medium: str | None = Non
     if medium == "images" and split["source"] == "videos":
         remarks.append("no images were given, so the frames of the videos are used")
     if split["validation"] < split["requested"]:
-        samples = counted(split["training"] + split["validation"], "samples")
+        samples = counted(split["validation"], "samples")
         remarks.append(
-            f"only {split['validation']} of {samples} are held out for validation (data.val_size is "
-            f"{split['requested']}), as most of so few must be trained on"
+            f"only {samples} are held out for validation (data.val_size is {split['requested']}), as most of so few "
+            "must be trained on"
         )
     return f"{task} task: {'; '.join(remarks)}" if remarks else None

@@ -55,7 +55,7 @@ def test_measured_cost() -> None:
         {"iteration": 10, "loss": {"spatial": 1, "temporal": 1}, "samples_per_second": 64.0},  # 640 samples: 10 s
         {"iteration": 15, "loss": {"spatial": 1, "temporal": 1}, "samples_per_second": 32.0},  # 320 samples: 10 s
     ]
-    costs = [{"iteration": iteration, "seconds": 0.5} for iteration in (0, 5, 15)]
+    costs = [{"iteration": iteration, "duration": 0.5} for iteration in (0, 5, 15)]
     seconds = training_seconds(config, lines)
     assert seconds == [(10, 10.0), (15, 20.0)]
     assert [row["cost_percent"] for row in measured_cost(seconds, costs)] == [10.0, 7.5]

@@ -34,7 +34,8 @@ def test_selection_of_a_run(
     assert len(analysis.rows) == 2 * 3 * 2 and "2 iterations" in analysis.statement
     assert ("new ones" in analysis.statement) == (name == "uniform_run")
     branch = Run.open(tmp_path / "selection" / "00000008-uniform")
-    last = {entry["task"]: entry["error"] for entry in branch.metrics("validation")}
+    assert analysis.statement.startswith("test accuracy") and {row["measured"] for row in analysis.rows} == {"test"}
+    last = {entry["task"]: entry["error"] for entry in branch.metrics("test")}
     (row,) = [r for r in analysis.rows if (r["checkpoint"], r["method"], r["task"]) == (8, "uniform", "spatial")]
     assert row["accuracy_percent"] == pytest.approx(100 * (1 - last["spatial"]))
     assert not branch.checkpoints.exists()

@@ -165,7 +165,7 @@ def test_pretrain_resume_and_repeat_from_its_config(tmp_path: Path, capsys: pyte
     first, second = tmp_path / "first", tmp_path / "second"
     assert cli.run(["pretrain", *TINY, "--out", str(first)]) == 0
     printed = capsys.readouterr().out
-    assert "validation error" in printed
+    assert "test error" in printed
     assert "before training" in printed
     assert str(first / "backbone.safetensors") in printed.replace("\n", "")
     assert cli.run(["pretrain", "--out", str(first), "--resume"]) == 0

@@ -68,7 +68,7 @@ def test_without_data_there_is_the_synthetic_world(config: Config) -> None:
         SourceFacts("images", None, 6, 0, "synthetic", 24),
         SourceFacts("videos", None, 5, 0, "synthetic", 16, frames=4),
     ]
-    assert (media.val_images, media.val_videos) == (None, None)
+    assert (media.val_images, media.val_videos, media.test_images, media.test_videos) == (None, None, None, None)
 
 
 def test_the_synthetic_world_follows_the_seed(config: Config) -> None:
@@ -110,6 +110,18 @@ def test_validation_data_of_its_own(config: Config, image_folder: Path, video_fo
     media = open_media(replace(config, data=data), min_frames=5)
     assert media.val_images is not None and len(media.val_images) == 6
     assert media.val_videos is not None and media.val_videos[1].tolist() == [1, 2]
+    assert [(facts.medium, facts.address) for facts in media.facts] == [
+        ("images", str(image_folder)),
+        ("videos", str(video_folder)),
+    ]
+
+
+def test_test_data_of_its_own(config: Config, image_folder: Path, video_folder: Path) -> None:
+    data = replace(config.data, test_images=str(image_folder), test_videos=str(video_folder))
+    media = open_media(replace(config, data=data), min_frames=5)
+    assert media.test_images is not None and len(media.test_images) == 6
+    assert media.test_videos is not None and media.test_videos[1].tolist() == [1, 2]
+    assert media.val_images is None and media.val_videos is None
     assert [(facts.medium, facts.address) for facts in media.facts] == [
         ("images", str(image_folder)),
         ("videos", str(video_folder)),

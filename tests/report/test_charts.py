@@ -1,4 +1,6 @@
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -23,22 +25,21 @@ def test_thin_takes_means_of_neighbours() -> None:
 
 def test_one_run_has_its_tasks_in_one_chart(run: Run) -> None:
     by_title = {chart.title: chart for chart in charts(find_runs([run.folder]))}
-    assert list(by_title) == ["Validation error", "Retrieval", "Training loss", "Effective rank"]
-    logged = [
-        (entry["iteration"], round(entry["error"], 5))
-        for entry in run.metrics("validation")
-        if entry["task"] == "temporal"
-    ]
-    assert [series.name for series in by_title["Validation error"].series] == ["spatial", "temporal"]
-    assert by_title["Validation error"].series[1].points == logged
-    assert by_title["Validation error"].levels == {"chance": 0.8}
+    assert list(by_title) == ["Validation and test error", "Retrieval", "Training loss", "Effective rank"]
+    errors = by_title["Validation and test error"]
+    named = [(series.name, series.dashed) for series in errors.series]
+    assert named == [("spatial", False), ("temporal", False), ("spatial, test", True), ("temporal, test", True)]
+    for kind, series in (("validation", errors.series[1]), ("test", errors.series[3])):
+        logged = [(entry["iteration"], round(entry["error"], 5)) for entry in run.metrics(kind, "temporal")]
+        assert series.points == logged and logged
+    assert errors.levels == {"chance": 0.8}
     assert by_title["Training loss"].levels == {"chance": pytest.approx(math.log(5))}
     assert list(by_title["Retrieval"].levels) == ["raw pixels", "colour histograms"]
 
 
 def test_several_runs_have_a_chart_for_each_task(run: Run, uniform_run: Run) -> None:
     by_title = {chart.title: chart for chart in charts(find_runs([run.folder, uniform_run.folder]))}
-    assert [len(by_title[f"Validation error, {task}"].series) for task in ("spatial", "temporal")] == [2, 1]
+    assert [len(by_title[f"Validation and test error, {task}"].series) for task in ("spatial", "temporal")] == [4, 2]
     names = [series.name for series in by_title["Retrieval"].series]
     assert names == ["finished (reinforce)", "uniform"]
     assert len({series.colour for series in by_title["Retrieval"].series}) == 2
@@ -79,29 +80,38 @@ def test_groups_that_share_a_colour_share_their_name_in_the_legend() -> None:
 
 def test_a_task_that_orders_nothing_has_curves(all_tasks_run: Run) -> None:
     by_title = {chart.title: chart for chart in charts(find_runs([all_tasks_run.folder]))}
-    errors, losses = by_title["Validation error"], by_title["Training loss"]
+    errors, losses = by_title["Validation and test error"], by_title["Training loss"]
     assert len({series.colour for series in errors.series}) == len({series.colour for series in losses.series}) == 3
-    assert [len(series.points) for series in errors.series] == [4, 4, 4]
+    assert [len(series.points) for series in errors.series[:3]] == [4, 4, 4]
     assert losses.levels == {
         "chance, spatial and temporal": pytest.approx(math.log(5)),
         "chance, rotation": pytest.approx(math.log(4)),
     }
-    assert [series.name for series in errors.series] == ["spatial", "temporal", "rotation"]
+    assert [series.name for series in errors.series[:3]] == ["spatial", "temporal", "rotation"]
     assert errors.levels == {"chance, spatial and temporal": 0.8, "chance, rotation": 0.75}
 
 
 def test_a_run_of_one_task_has_one_chance_line(rotation_run: Run) -> None:
     by_title = {chart.title: chart for chart in charts(find_runs([rotation_run.folder]))}
-    assert [series.name for series in by_title["Validation error"].series] == ["rotation"]
-    assert by_title["Validation error"].levels == {"chance": 0.75}
+    errors = by_title["Validation and test error"]
+    assert [series.name for series in errors.series] == ["rotation", "rotation, test"]
+    assert errors.levels == {"chance": 0.75}
     assert by_title["Training loss"].levels == {"chance": pytest.approx(math.log(4))}
 
 
 def test_runs_with_other_tasks_have_the_charts_of_all(run: Run, rotation_run: Run) -> None:
     by_title = {chart.title: chart for chart in charts(find_runs([run.folder, rotation_run.folder]))}
-    series = {task: by_title[f"Validation error, {task}"].series for task in ("spatial", "temporal", "rotation")}
+    tasks = ("spatial", "temporal", "rotation")
+    series = {task: by_title[f"Validation and test error, {task}"].series for task in tasks}
     assert {task: [each.name for each in of_task] for task, of_task in series.items()} == {
-        "spatial": ["finished (reinforce)"],
-        "temporal": ["finished (reinforce)"],
-        "rotation": ["rotation"],
+        "spatial": ["finished (reinforce)", "finished (reinforce), test"],
+        "temporal": ["finished (reinforce)", "finished (reinforce), test"],
+        "rotation": ["rotation", "rotation, test"],
     }
+
+
+def test_a_run_without_a_test_set_shows_its_validation_errors(tiny_run: Callable[..., Run], tmp_path: Path) -> None:
+    run = tiny_run(tmp_path / "run", data={"test_size": 0}, optim={"iterations": 2, "milestones": []})
+    first, *_ = charts(find_runs([run.folder]))
+    assert first.title == "Validation error"
+    assert [(series.name, series.dashed) for series in first.series] == [("spatial", False), ("temporal", False)]

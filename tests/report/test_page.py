@@ -48,7 +48,7 @@ def test_pretrain_writes_it(run: Run) -> None:
     check_page(run.report)
     page = run.report.read_text(encoding="utf-8")
     words = " ".join(Seen(page).texts)
-    last = {entry["task"]: entry["error"] for entry in run.metrics("validation")}
+    last = {entry["task"]: entry["error"] for entry in run.metrics("test")}
     for task in ("spatial", "temporal"):
         assert f"{last[task]:.3f}" in words and f"{100 * (1 - last[task]):.1f}" in words
     for said in ("chance", "unshuffle pretrain --preset demo", "raw pixels", "torch 2."):
@@ -131,7 +131,7 @@ def test_a_task_that_orders_nothing_has_results_and_no_policy(all_tasks_run: Run
         for each in (all_tasks_run, rotation_run)
     ]
     for run, text in zip((all_tasks_run, rotation_run), words, strict=True):
-        first, *_, last = (entry["error"] for entry in run.metrics("validation") if entry["task"] == "rotation")
+        first, *_, last = (entry["error"] for entry in run.metrics("test") if entry["task"] == "rotation")
         before, trained = (f"{100 * (1 - error):.1f} %" for error in (first, last))
         assert (
             f"{trained} of the rotations of held-out images recognised; {before} before training, chance 25.0 %" in text
@@ -208,7 +208,7 @@ def test_data_is_described_by_its_sources_and_splits(run: Run, tmp_path: Path) -
         "short_side": 256,
         "shards": 3,
     }
-    splits = {"spatial": {"training": 1134, "validation": 100, "requested": 100, "source": "images"}}
+    splits = {"spatial": {"training": 1034, "validation": 100, "test": 100, "requested": 100, "source": "images"}}
     lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
     lines[0] |= {"sources": [source], "splits": splits}
     assert lines[0]["kind"] == "start"
@@ -216,4 +216,4 @@ def test_data_is_described_by_its_sources_and_splits(run: Run, tmp_path: Path) -
     words = " ".join(" ".join(Seen(written([copied], tmp_path / "report.html")).texts).split())
     assert "Data: 1,234 images in <b>photos." in words
     assert "1234 images in <b>photos; read from 3 shards at short side 256 px." in words
-    assert "samples training validation from spatial 1,134 100 images" in words
+    assert "samples training validation test from spatial 1,034 100 100 images" in words

@@ -55,7 +55,8 @@ def test_a_run(page: Page, run: Run) -> None:
     page.open(run.report)
     all_is_well(page, run.report)
     assert page.run("document.images.length") >= 12
-    assert page.run("document.querySelectorAll('.chart svg path.curve').length") == 2 + 1 + 2 + 1 + 4 + 4
+    assert page.run("document.querySelectorAll('.chart svg path.curve').length") == 4 + 1 + 2 + 1 + 4 + 4
+    assert page.run("document.querySelectorAll('.chart svg path.dashed').length") == 2, "errors on the test sets"
     assert page.run("document.querySelectorAll('.puzzle').length") == 6 + 4
     painted = page.run(
         "[...document.querySelectorAll('canvas')].map((canvas) =>"
@@ -72,7 +73,7 @@ def test_a_run(page: Page, run: Run) -> None:
 
 
 def test_runs_with_a_task_that_orders_nothing(page: Page, all_tasks_run: Run, rotation_run: Run) -> None:
-    for run, curves, puzzles, maps in ((all_tasks_run, 3 + 1 + 3 + 1 + 4 + 4, 10, 2), (rotation_run, 4, 0, 0)):
+    for run, curves, puzzles, maps in ((all_tasks_run, 6 + 1 + 3 + 1 + 4 + 4, 10, 2), (rotation_run, 5, 0, 0)):
         page.open(run.report)
         all_is_well(page, run.report)
         page.requested.clear()

@@ -1,6 +1,8 @@
 """The main figures of a run, against its log."""
 
 import io
+import json
+from itertools import product
 from pathlib import Path
 
 from rich.console import Console
@@ -18,8 +20,8 @@ def printed(table: Table) -> list[list[str]]:
 
 def test_errors_are_the_first_and_the_last_of_each_task(all_tasks_run: Run) -> None:
     for row in task_errors(all_tasks_run):
-        logged = [entry for entry in all_tasks_run.metrics("validation") if entry["task"] == row.task]
-        assert row == TaskErrors(row.task, logged[0]["error"], logged[-1]["error"], logged[0]["chance"])
+        first, *_, last = all_tasks_run.metrics("test", row.task)
+        assert row == TaskErrors(row.task, "test", first["error"], last["error"], first["chance"], last["iteration"])
     assert [(row.task, row.chance) for row in task_errors(all_tasks_run)] == [
         ("spatial", 0.8),
         ("temporal", 0.8),
@@ -29,10 +31,39 @@ def test_errors_are_the_first_and_the_last_of_each_task(all_tasks_run: Run) -> N
 
 def test_the_table_of_errors(all_tasks_run: Run) -> None:
     head, *rows = printed(error_table(all_tasks_run))
-    assert head == ["validation", "error", "before", "trained", "chance"]
+    assert head == ["test", "error", "before", "trained", "chance"]
     assert rows == [
         [row.task, *(f"{value:.3f}" for value in (row.initial, row.trained, row.chance))]
         for row in task_errors(all_tasks_run)
+    ]
+
+
+def write_errors(run: Run, *kinds_and_tasks: tuple[str, str]) -> None:
+    with run.metrics_file.open("w") as file:
+        for iteration, (kind, task) in product((0, 8), kinds_and_tasks):
+            error = 0.9 - 0.05 * iteration - (0.01 if kind == "test" else 0.0)
+            entry = {"iteration": iteration, "kind": kind, "seconds": 0.5, "task": task, "error": error, "chance": 0.9}
+            file.write(json.dumps(entry) + "\n")
+
+
+def test_a_run_without_test_sets_reports_its_validation_errors(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    write_errors(run, ("validation", "spatial"), ("validation", "temporal"))
+    assert task_errors(run)[0] == TaskErrors("spatial", "validation", 0.9, 0.5, 0.9, 8)
+    assert printed(error_table(run)) == [
+        ["validation", "error", "before", "trained", "chance"],
+        ["spatial", "0.900", "0.500", "0.900"],
+        ["temporal", "0.900", "0.500", "0.900"],
+    ]
+
+
+def test_where_one_task_has_no_test_set_each_error_says_its_kind(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    write_errors(run, ("test", "spatial"), ("validation", "spatial"), ("validation", "temporal"))
+    assert printed(error_table(run)) == [
+        ["error", "before", "trained", "chance"],
+        ["spatial", "(test)", "0.890", "0.490", "0.900"],
+        ["temporal", "(validation)", "0.900", "0.500", "0.900"],
     ]
 
 

@@ -107,7 +107,7 @@ def test_sources_and_splits_are_described(run: Run, tmp_path: Path) -> None:
         "short_side": 128,
         "shards": 0,
     }
-    split = {"training": 24, "validation": 6, "requested": 100, "source": "videos"}
+    split = {"training": 24, "validation": 6, "test": 3, "requested": 100, "source": "videos"}
     entry = {"iteration": 0, "kind": "start", "sources": [source], "splits": {"spatial": split, "temporal": split}}
     (copied / "metrics.jsonl").write_text(json.dumps(entry) + "\n")
     view = describe_run(*find_runs([copied]), "c0")
@@ -131,4 +131,10 @@ def test_a_run_without_an_ordering_task_shows_its_held_out_images(rotation_run: 
     add_pictures(view, rotation_run, snapshot)
     assert snapshot is not None and view["policies"] == view["puzzles"] == view["data"]["tasks"] == {}
     assert view["data"]["neighbours"]["names"] == list(snapshot.held_out["rotation"].names)
-    assert view["splits"]["rotation"] == {"training": 24, "validation": 6, "requested": 6, "source": "images"}
+    assert view["splits"]["rotation"] == {
+        "training": 21,
+        "validation": 6,
+        "test": 3,
+        "requested": 6,
+        "source": "images",
+    }

@@ -142,7 +142,7 @@ def test_sampling_states_show_the_probabilities_after_the_rollouts(pair_run: Run
     assert all(state.is_active and state.groups is None for state in states.values())
     for iteration in rollouts:
         assert states[iteration].probabilities == pytest.approx(pair_fractions(np.array(rollouts[iteration]), 3))
-        assert rollouts[iteration] != pytest.approx(rollouts.get(iteration - 2, [1 / 3] * 3)), "they change them"
+    assert len({tuple(probability) for probability in rollouts.values()}) > 1, "they change them"
     arrays = {int(state["iteration"]): state for state in read_states(pair_run, "spatial", ("acting_probabilities",))}
     assert arrays[10]["acting_probabilities"] == pytest.approx(rollouts[8]), "what was sampled since iteration 8"
 

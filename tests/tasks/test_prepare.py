@@ -3,6 +3,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,43 @@ def test_validation_samples_may_come_from_elsewhere(config: Config, images: Path
     assert len(frames.training["spatial"]) == 4 and len(frames.validation["spatial"].source) == 4
 
 
+def test_test_samples_may_come_from_elsewhere(config: Config, images: Path, videos: Path, tmp_path: Path) -> None:
+    for name in ("images", "videos"):
+        shutil.copytree(tmp_path / name, tmp_path / f"other {name}")
+    elsewhere = replace(
+        config.data, test_images=str(tmp_path / "other images"), test_videos=str(tmp_path / "other videos"), test_size=1
+    )
+    data = prepare(replace(config, images=str(images), videos=str(videos), data=elsewhere))
+    assert [(facts.training, facts.validation, facts.test) for facts in data.splits.values()] == [(4, 1, 5), (3, 1, 4)]
+    for task, samples in data.training.items():
+        other = data.test[task]
+        assert other.source is not samples.source and other.source is not data.validation[task].source
+        assert (other.frames, other.side) == (samples.frames, samples.side)
+        assert other.items.tolist() == list(range(len(other.source))), "test_size does not limit them"
+    frames = prepare(replace(config, videos=str(videos), data=elsewhere))
+    assert len(frames.test["spatial"].source) == 4
+
+
+def test_with_validation_samples_from_elsewhere_the_test_set_is_held_out(config: Config, images: Path) -> None:
+    elsewhere = replace(config.data, val_images=str(images), val_size=4)
+    config = replace(config, synthetic=replace(config.synthetic, images=30), data=elsewhere, tasks="S")
+    data = prepare(config)
+    assert [len(part["spatial"]) for part in (data.training, data.validation, data.test)] == [27, 4, 3]
+    assert data.test["spatial"].source is data.training["spatial"].source
+    assert not set(data.test["spatial"].items.tolist()) & set(data.training["spatial"].items.tolist())
+
+
+def test_no_test_set_of_few_samples_or_of_size_0(config: Config) -> None:
+    assert prepare(config).test == {}
+    many = replace(config, synthetic=replace(config.synthetic, images=30, clips=9))
+    data = prepare(many)
+    assert list(data.test) == ["spatial"] and len(data.test["spatial"]) == 3
+    assert (data.splits["spatial"].test, data.splits["temporal"].test) == (3, 0)
+    without = prepare(replace(many, data=replace(many.data, test_size=0)))
+    assert without.test == {} and len(without.training["spatial"]) == 29
+    assert without.validation["spatial"].items.tolist() == data.validation["spatial"].items.tolist()
+
+
 def test_the_seed_decides_world_and_split(config: Config) -> None:
     first, again = prepare(config).training["spatial"], prepare(config).training["spatial"]
     other = prepare(replace(config, seed=1)).training["spatial"]
@@ -215,9 +253,12 @@ def test_at_most_a_fifth_is_held_out(config: Config, total: int, wanted: int, si
     config = replace(config, synthetic=replace(config.synthetic, clips=total, images=total))
     data = prepare(replace(config, data=replace(config.data, val_size=wanted), tasks="S+T"), progress=False)
     for task in ("spatial", "temporal"):
-        assert (len(data.validation[task]), len(data.training[task])) == (size, total - size)
+        test = len(data.test[task]) if task in data.test else 0
+        assert test == min(100, total // 10)
+        assert (len(data.validation[task]), len(data.training[task])) == (size, total - size - test)
         split = data.splits[task]
-        assert (split.training, split.validation, split.requested) == (total - size, size, wanted)
+        assert (split.training, split.validation, split.test) == (total - size - test, size, test)
+        assert split.requested == wanted
     told = [sentence for sentence in data.sentences() if str(wanted) in sentence and "val_size" in sentence]
     assert len(told) == 2 * (size < wanted)
 
@@ -233,10 +274,10 @@ def test_siblings_are_kept_together_from_config(config: Config) -> None:
     config = replace(config, synthetic=world, data=replace(config.data, sibling_pattern=pattern), tasks="T")
     data = prepare(config, progress=False)
     names = data.training["temporal"].source.names
-    motions = [
-        {names[item].split("/")[1] for item in part["temporal"].items} for part in (data.training, data.validation)
-    ]
-    assert not motions[0] & motions[1] and len(data.training["temporal"]) == 15
+    parts = (data.training, data.validation, data.test)
+    motions = [{names[item].split("/")[1] for item in part["temporal"].items} for part in parts]
+    assert sum(map(len, motions)) == len(set.union(*motions)), "no motion is on two sides"
+    assert [len(part["temporal"]) for part in parts] == [12, 1, 1]
 
 
 @given(total=st.integers(2, 60), fraction=st.floats(0, 1), seed=st.integers(0, 2**40))
@@ -244,7 +285,7 @@ def test_siblings_are_kept_together_from_config(config: Config) -> None:
 def test_split_without_a_pattern(total: int, fraction: float, seed: int) -> None:
     names = [f"{number}.png" for number in range(total)]
     size = max(1, min(total - 1, round(fraction * total)))
-    training, validation = split(names, size, "", seed)
+    training, validation, _ = split(names, size, 0, "", seed)
     assert len(validation) == size
     assert sorted([*training.tolist(), *validation.tolist()]) == list(range(total))
 
@@ -260,7 +301,7 @@ def test_split_keeps_siblings_on_one_side(families: list[int], size: int, groupe
     names = [f"v_Run_g{group:02}_c{clip}.avi" for group, count in enumerate(families) for clip in range(count)]
     pattern = r"(v_.*_g\d+)_c\d+" if grouped else r"g\d+"
     try:
-        training, validation = split(names, size, pattern, seed)
+        training, validation, _ = split(names, size, 0, pattern, seed)
     except UserError:
         assert len(names) - max(families) < size, "only where the last family was needed"
         return
@@ -276,24 +317,68 @@ def test_split_keeps_siblings_on_one_side(families: list[int], size: int, groupe
     assert training.tolist() == others, "all that have no sibling in X_val"
 
 
+@given(
+    families=st.lists(st.integers(1, 5), min_size=3, max_size=15),
+    sizes=st.tuples(st.integers(0, 6), st.integers(0, 6)),
+    pattern=st.sampled_from(["", r"(v_.*_g\d+)_c\d+", r"g\d+", "no match"]),
+    order=st.randoms(use_true_random=False),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=150, deadline=None)
+def test_three_sides_share_no_family(
+    families: list[int], sizes: tuple[int, int], pattern: str, order: Random, seed: int
+) -> None:
+    names = [f"v_Run_g{group:02}_c{clip}.avi" for group, count in enumerate(families) for clip in range(count)]
+    order.shuffle(names)
+    siblings = pattern not in ("", "no match")
+    family = [name.rpartition("_c")[0] if siblings else name for name in names]
+    val_size, test_size = sizes
+    try:
+        parts = split(names, val_size, test_size, pattern, seed)
+    except UserError:
+        largest = max(families) if siblings else 1
+        assert len(names) - sum(size + largest - 1 for size in sizes if size) <= 0, "only where nothing may be left"
+        return
+    training, validation, test = (part.tolist() for part in parts)
+    assert len(training) > 0 and (len(validation), len(test)) == sizes
+    assert all(part == sorted(set(part)) for part in (training, validation, test))
+    used = [{family[position] for position in part} for part in (training, validation, test)]
+    assert sum(map(len, used)) == len(set.union(*used)), "no family is on two sides, so no sample is either"
+    held_out = used[1] | used[2]
+    assert training == [position for position in range(len(names)) if family[position] not in held_out]
+    without = split(names, val_size, 0, pattern, seed)
+    assert validation == without[1].tolist(), "X_val does not depend on the test set"
+    assert set(training) | set(test) <= set(without[0].tolist())
+
+
+def test_a_test_set_that_leaves_nothing() -> None:
+    names = [f"g{number % 2}_c{number}" for number in range(12)]
+    with pytest.raises(
+        UserError,
+        match=r"nothing is left to train on of 12 samples when 1 are held out as the pretext test set and siblings "
+        r"stay together: give more data, or set data\.test_size to 0",
+    ):
+        split(names, 2, 1, "g[01]", 0)
+
+
 def test_names_without_a_match_are_on_their_own() -> None:
     names = ["a_g1_c1", "a_g1_c2", "b", "c", "d"]
     for seed in range(10):
-        training, validation = split(names, 1, "g[0-9]", seed)
+        training, validation, _ = split(names, 1, 0, "g[0-9]", seed)
         assert len(training) == (3 if validation[0] < 2 else 4)
 
 
 def test_split_is_seeded() -> None:
     names = [str(number) for number in range(100)]
-    first, again, other = (split(names, 20, "", seed)[1].tolist() for seed in (0, 0, 1))
+    first, again, other = (split(names, 20, 0, "", seed)[1].tolist() for seed in (0, 0, 1))
     assert first == again != other
-    chosen = {position for seed in range(60) for position in split(names, 10, "", seed)[1]}
+    chosen = {position for seed in range(60) for position in split(names, 10, 0, "", seed)[1]}
     assert chosen == set(range(100)), "any sample may be held out"
 
 
 def test_split_with_one_family() -> None:
     with pytest.raises(UserError, match="siblings"):
-        split(["g1_c1", "g1_c2", "g1_c3"], 1, "g1", 0)
+        split(["g1_c1", "g1_c2", "g1_c3"], 1, 0, "g1", 0)
 
 
 def test_a_store_and_its_folder_give_the_same_fraction_of_an_image(
@@ -311,8 +396,18 @@ def test_the_two_tasks_hold_out_the_same_clips(config: Config, videos: Path, wri
     assert spatial.items.tolist() == temporal.items.tolist()
 
 
+def test_tasks_on_the_same_clips_test_on_the_same_clips(
+    config: Config, tmp_path: Path, write_video: Callable[..., Path]
+) -> None:
+    for number in range(20):
+        write_video(tmp_path / "many" / f"{number:02}.mp4", frames=4)
+    data = prepare(replace(config, videos=str(tmp_path / "many")), progress=False)
+    spatial, temporal = data.test["spatial"], data.test["temporal"]
+    assert spatial.items.tolist() == temporal.items.tolist() and len(spatial) == 2
+
+
 def test_a_group_that_does_not_take_part_in_the_match_is_no_family() -> None:
-    training, validation = split(["a1", "b1", "b2", "b3"], 1, "(a)|b", seed=0)
+    training, validation, _ = split(["a1", "b1", "b2", "b3"], 1, 0, "(a)|b", seed=0)
     assert len(training) + len(validation) == 4
 
 

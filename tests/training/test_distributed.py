@@ -243,4 +243,7 @@ def test_torchrun_writes_one_run(tmp_path: Path) -> None:
     assert [(entry["task"], entry["iteration"]) for entry in run.metrics("validation")] == [
         (task, iteration) for iteration in (0, 2) for task in ("spatial", "temporal")
     ]
+    assert [(entry["task"], entry["iteration"]) for entry in run.metrics("test")] == [
+        (task, iteration) for iteration in (0, 2) for task in ("spatial", "temporal")
+    ], "with fewer samples than processes too"
     assert run.weights.exists()

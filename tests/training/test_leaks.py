@@ -42,7 +42,7 @@ def test_no_order_is_found_where_there_is_none(small: Any, tmp_path: Path, task:
     config = small(
         tmp_path / "run",
         tasks=tasks,
-        data={"val_size": 40},
+        data={"val_size": 40, "test_size": 0},
         synthetic={"images": 200, "clips": 200, "frame_size": 32},
         permutations={"per_sample": 5},
         augmentation={"gamma": 0.0},

@@ -16,7 +16,37 @@ VALIDATION = PermutationValidation(torch.ones(4, 3), torch.tensor([0.5, 0.25, 0.
 
 
 def read(run: Run) -> list[dict[str, object]]:
-    return [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    """Return all that was logged, less the clock."""
+    entries = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    assert all(entry.pop("seconds") >= 0 for entry in entries)
+    return entries
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 1000.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def test_every_line_has_the_seconds_of_training_over_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, run = Clock(), Run(tmp_path)
+    monkeypatch.setattr("unshuffle.training.log.time", clock)
+    with RunLog(run) as log:
+        log.write("start", 0)
+        for iteration in (2, 4):
+            clock.now += 1.5
+            log.write_test(iteration, "spatial", VALIDATION)
+    clock.now += 5000  # interrupted after iteration 4; the checkpoint is of iteration 2
+    with RunLog(run, 2) as log:
+        clock.now += 0.25
+        log.write_validation(3, "spatial", VALIDATION)
+    assert [(entry["iteration"], entry["seconds"]) for entry in run.metrics()] == [(0, 0), (2, 1.5), (3, 1.75)]
+    with RunLog(run) as log:
+        log.write("start", 0)
+    assert [entry["seconds"] for entry in run.metrics()] == [0]
 
 
 def test_each_line_has_its_iteration_and_kind(tmp_path: Path) -> None:
@@ -69,11 +99,23 @@ def test_a_task_without_permutations_logs_its_error_alone(tmp_path: Path) -> Non
     assert not list(run.states.iterdir())
 
 
+def test_an_error_on_the_test_set_is_an_entry_of_its_own(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    with RunLog(run) as log:
+        log.write_test(7, "spatial", VALIDATION)
+    assert read(run) == [{"iteration": 7, "kind": "test", "task": "spatial", "error": 0.4375, "chance": 0.75}]
+    board = EventAccumulator(str(run.tensorboard))
+    board.Reload()
+    assert board.Tags()["scalars"] == ["test/spatial/error", "test/spatial/chance"]
+    assert not list(run.states.iterdir())
+
+
 def test_the_other_processes_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with NoLog() as log:
         log.write("train", 5, loss={"spatial": 1.5})
         log.write_validation(7, "spatial", VALIDATION)
+        log.write_test(7, "spatial", VALIDATION)
         log.write_observation(7, "spatial", VALIDATION, Observation({"sampled": np.arange(4)}))
     assert not list(tmp_path.iterdir())
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 import unshuffle
 from unshuffle.config import Config
+from unshuffle.data.squares import Squares
 from unshuffle.errors import UserError
 from unshuffle.models.weights import load_backbone, read_weights
 from unshuffle.permutations import permutation_set, save_permutations
@@ -200,6 +201,79 @@ def test_the_run_folder_has_what_the_design_promises(small: Any, tmp_path: Path)
     assert errors.mean() == pytest.approx(last["error"])
 
 
+# ---- the pretext test set
+
+
+def test_the_test_error_is_measured_from_start_to_end(small: Any, tmp_path: Path) -> None:
+    log = {"monitor_every": 4}
+    run = run_pretraining(small(tmp_path / "run", tasks="S+T+R", log=log))
+    logged = [(entry["iteration"], entry["task"]) for entry in run.metrics("test")]
+    assert logged == [(step, task) for step in (0, 4, 8, 9) for task in ("spatial", "temporal", "rotation")]
+    assert [entry["iteration"] for entry in run.metrics("monitor")] == [0, 4, 8, 9], "beside the retrieval"
+    assert [entry["chance"] for entry in run.metrics("test")][:3] == pytest.approx([5 / 6, 4 / 5, 3 / 4])
+    # the obvious way: every permutation of every sample through the network by itself
+    trainer = make(run.config)
+    trainer.load_state_dict(load_checkpoint(list_checkpoints(run.checkpoints)[-1]))
+    for name, task in trainer.ordering_tasks.items():
+        samples = trainer.data.test[name]
+        wrong = []
+        for item in samples.items:
+            crops = task.crops(Squares.of(replace(samples, items=np.array([item])).centres()))
+            for label in range(len(task.permutations)):
+                wrong.append(int(task.recognise(trainer.network, crops, torch.tensor([label]))) != label)
+        last = list(run.metrics("test", name))[-1]
+        assert last["error"] == pytest.approx(np.mean(wrong)) and len(wrong) == len(samples) * len(task.permutations)
+
+
+def test_it_needs_no_retrieval_monitor(small: Any, tmp_path: Path) -> None:
+    config = small(tmp_path / "run", log={"monitor_every": 4})
+    trainer, run = make(config), Run(tmp_path / "run")
+    assert trainer.monitor is None
+    with RunLog(run) as log:
+        trainer.train(run, log, Display(trainer.statuses(), 9, console=Console(quiet=True)))
+    assert [entry["iteration"] for entry in run.metrics("test", "temporal")] == [0, 4, 8, 9]
+    assert not list(run.metrics("monitor"))
+
+
+def test_nothing_in_the_training_depends_on_the_test_set(small: Any, tmp_path: Path) -> None:
+    """Neither weights, nor samplers, nor rollouts, nor validations: with other pixels only the test errors change."""
+    entries, tests, states = [], [], []
+    for noise in (False, True):
+        config = small(tmp_path / f"run {noise}", log={"monitor_every": 3}, **with_rollouts())
+        trainer, run = make(config), Run(tmp_path / f"run {noise}")
+        for pixels in trainer._own_test.values():
+            if noise:
+                generator = torch.Generator().manual_seed(0)  # dropout uses the global one
+                pixels.copy_(torch.randint(256, pixels.shape, generator=generator))
+        with RunLog(run) as log:
+            trainer.train(run, log, Display(trainer.statuses(), 9, console=Console(quiet=True)))
+        kinds = ("validation", "episode", "rollouts")
+        entries.append([{**entry, "seconds": 0} for entry in run.metrics() if entry["kind"] in kinds])
+        tests.append([entry["error"] for entry in run.metrics("test")])
+        states.append(bits(trainer.state_dict()))
+    assert tests[0] != tests[1]
+    assert entries[0] == entries[1] and states[0] == states[1]
+    assert {entry["kind"] for entry in entries[0]} == {"validation", "episode", "rollouts"}
+
+
+def test_a_run_without_a_test_set(small: Any, tmp_path: Path) -> None:
+    run = run_pretraining(small(tmp_path / "run", data={"test_size": 0}))
+    assert not list(run.metrics("test")) and run.weights.exists()
+    few = run_pretraining(small(tmp_path / "few", synthetic={"clips": 9}))
+    assert {entry["task"] for entry in few.metrics("test")} == {"spatial"}, "nine clips are too few"
+
+
+def test_a_resumed_run_needs_the_test_set_it_began_with(small: Any, tmp_path: Path) -> None:
+    config = small(tmp_path / "run")
+    trainer = make(config)
+    state = trainer.state_dict()
+    data = prepare(config)
+    data.test["spatial"] = replace(data.test["spatial"], items=data.test["spatial"].items[:-1])
+    with pytest.raises(UserError, match="the data has changed since the run began"):
+        build_trainer(config, data).load_state_dict(state)
+    trainer.load_state_dict(state)
+
+
 def test_the_same_config_gives_the_same_run(small: Any, tmp_path: Path) -> None:
     one, other = (run_pretraining(small(tmp_path / name)) for name in ("one", "other"))
     assert_same_weights(one, other)
@@ -341,7 +415,10 @@ def test_the_log_of_rollouts(small: Any, tmp_path: Path) -> None:
     logged = [(entry["iteration"], entry["task"]) for entry in entries]
     assert logged == [(step, task) for step in (3, 6) for task in ("spatial", "temporal")], "none at the end"
     for entry in entries:
-        assert entry.keys() == {"iteration", "kind", "task", "iterations", "errors", "advantage", "probability"}
+        assert entry.keys() == {
+            *("iteration", "kind", "seconds", "task"),
+            *("iterations", "errors", "advantage", "probability"),
+        }
         assert entry["iterations"] == 4
         assert len(entry["errors"]) == len(entry["advantage"]) == len(entry["probability"]) == 3
         assert all(0 <= error <= 1 for error in entry["errors"])

@@ -139,7 +139,7 @@ class MemoryLog(NoLog):
         self.entries: list[dict[str, Any]] = []
 
     def write(self, kind: str, iteration: int, **values: Any) -> None:
-        if kind == "rollouts":
+        if kind in ("rollouts", "test"):
             self.entries.append({"iteration": iteration, **values})
 
     def write_observation(
@@ -167,6 +167,7 @@ def trained(config: Config, frozen: bool = False) -> dict[str, Any]:
         "tasks": state["tasks"],
         "steps": steps,
         "validations": validations,
+        "tests": {name: vars(trainer.test(name)) for name in trainer.tasks},
         "log": log.entries,
     }
 

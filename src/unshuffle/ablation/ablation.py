@@ -29,6 +29,7 @@ from unshuffle.evaluation.protocol import published
 from unshuffle.options import merge
 from unshuffle.pretraining import try_backbone
 from unshuffle.runs.folders import PUBLISHED
+from unshuffle.runs.history import error_kind, error_label, tasks_of
 from unshuffle.tasks import TASKS
 from unshuffle.tasks.prepare import prepare
 
@@ -244,12 +245,14 @@ def _figures(job: Job) -> dict[str, float]:
 
 
 def _logged(log: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """Return the last error of each task and the last figures of the monitor."""
+    """Return the last error of each task, on X_val only if it has no test set, and the monitor's last figures."""
     entries = list(log)
-    figures = {f"error.{entry['task']}": entry["error"] for entry in entries if entry["kind"] == "validation"}
+    figures: dict[str, float] = {}
+    for kind in ("validation", "test"):
+        figures |= {f"error.{entry['task']}": entry["error"] for entry in entries if entry["kind"] == kind}
     for entry in entries:
         if entry["kind"] == "monitor":
-            scores = {key: value for key, value in entry.items() if key not in ("iteration", "kind")}
+            scores = {key: value for key, value in entry.items() if key not in ("iteration", "kind", "seconds")}
             figures |= flat_numbers({"monitor": scores})
     return figures
 
@@ -284,12 +287,20 @@ def _headlines(name: str, kind: str) -> list[str]:
     return [f"{name}.{metric}" for metric in HEADLINES.get(kind, ())]
 
 
+def _error_note(finished: Sequence[Job]) -> str:
+    pairs = "for ordering tasks over all (permutation, sample) pairs"
+    label = error_label(error_kind(job.run, task) for job in finished for task in tasks_of(job.run))
+    if label == "error":
+        return f"error: test error, or validation error where there is no pretext test set, {pairs}"
+    return f"error: {label}, {pairs}"
+
+
 def _notes(plan: Plan, finished: Sequence[Job], columns: Sequence[str]) -> list[str]:
     notes = [f"mean ± std (ddof 1) over the seeds {', '.join(map(str, plan.seeds))}"]
     if len(plan.seeds) == 1:
         notes = [f"one seed, {plan.seeds[0]}"]
     if any(column.startswith("error.") for column in columns):
-        notes.append("error: validation error, for ordering tasks over all (permutation, sample) pairs of Ψ × X_val")
+        notes.append(_error_note(finished))
     for name in plan.evaluations:
         documents = [document for job in finished if (document := job.read_evaluation(name)) is not None]
         if documents:

@@ -189,7 +189,7 @@ def measured_cost(training: Sequence[tuple[int, float]], costs: Iterable[Mapping
     """Return per `train` entry the seconds of training, those of validations and rollouts, and these in percent."""
     rows, costs = [], list(costs)
     iterations = [entry["iteration"] for entry in costs]
-    totals = [0.0, *accumulate(entry["seconds"] for entry in costs)]
+    totals = [0.0, *accumulate(entry["duration"] for entry in costs)]
     for iteration, seconds in training:
         cost = totals[bisect_right(iterations, iteration)]
         row = {"iteration": iteration, "training_seconds": seconds, "cost_seconds": cost}

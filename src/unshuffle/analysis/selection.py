@@ -16,7 +16,7 @@ from unshuffle.analysis.figures import INK, QUIET, name_axes, panels, styled, ta
 from unshuffle.console import plain_table, say
 from unshuffle.errors import UserError
 from unshuffle.runs.checkpoints import checkpoint_iterations
-from unshuffle.runs.history import choose_tasks, open_run, ordering_tasks
+from unshuffle.runs.history import choose_tasks, error_kind, open_run, ordering_tasks, reported_errors
 from unshuffle.runs.run import Run
 from unshuffle.wording import plus_minus
 
@@ -54,8 +54,9 @@ class Selection(Analysis):
         summary = {**tasks, "all": relative_accuracy(rows)}
         used = sorted({row["checkpoint"] for row in rows})
         policies = "the run's own" if has_policy(run) else "new ones, as the run had none"
+        kinds = " or ".join(sorted({row["measured"] for row in rows}))
         statement = (
-            f"validation accuracy after {self.iterations:,} iterations from the checkpoints "
+            f"{kinds} accuracy after {self.iterations:,} iterations from the checkpoints "
             f"{', '.join(map(str, used))} of {run.folder}, in percent of that of uniform sampling; "
             f"the policies are {policies}"
         )
@@ -70,7 +71,8 @@ class Selection(Analysis):
             keep = has_policy(trainer.run) and method != "uniform"
             branch = trainer.train(checkpoint, method, self.iterations, folder, console, keep_policy=keep)
             accuracies[method] = _accuracies(branch)
-        return relative_rows(checkpoint, accuracies)
+            kinds = {task: error_kind(branch, task) for task in accuracies[method]}
+        return [{**row, "measured": kinds[row["task"]]} for row in relative_rows(checkpoint, accuracies)]
 
 
 def has_policy(run: Run) -> bool:
@@ -79,10 +81,8 @@ def has_policy(run: Run) -> bool:
 
 
 def _accuracies(branch: Run) -> dict[str, float]:
-    """Return the final validation accuracy of each ordering task [%]."""
-    tasks = ordering_tasks(branch)
-    entries = (entry for entry in branch.metrics("validation") if entry["task"] in tasks)
-    return {entry["task"]: 100 * (1 - entry["error"]) for entry in entries}
+    """Return the final accuracy of each ordering task [%], on its pretext test set or else on X_val."""
+    return {task: 100 * (1 - reported_errors(branch, task)[-1]["error"]) for task in ordering_tasks(branch)}
 
 
 def relative_rows(checkpoint: int, accuracies: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
@@ -140,7 +140,7 @@ def draw(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Mapping[str, M
         range(len(COMPARED)), [f"{method} policy" if method == "inverse" else method for method in COMPARED]
     )
     axes.set_xlim(-0.5, len(COMPARED) - 0.5)
-    name_axes(axes, "Effect of the choice of permutations", "", "validation accuracy relative to uniform sampling [%]")
+    name_axes(axes, "Effect of the choice of permutations", "", "accuracy relative to uniform sampling [%]")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
     return figure
 

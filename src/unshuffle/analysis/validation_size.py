@@ -123,12 +123,13 @@ class ValidationSize(Analysis):
     def _data(self, run: Run) -> tuple[Data, str]:
         """Return the data to sample from, and its description."""
         config = run.config
+        data_config = replace(config.data, val_size=1, test_size=0, test_images=None, test_videos=None)
         if self.images is not None or self.videos is not None:
             given = replace(config, images=self.images, videos=self.videos, tasks="auto")
-            return prepare(replace(given, data=replace(config.data, val_size=1))), "of the given data"
+            return prepare(replace(given, data=data_config)), "of the given data"
         if config.images is None and config.videos is None:
             world = replace(config.synthetic, images=self.pool + 1, clips=self.pool + 1)
-            fresh = replace(config, seed=config.seed + 1, synthetic=world, data=replace(config.data, val_size=1))
+            fresh = replace(config, seed=config.seed + 1, synthetic=world, data=data_config)
             return prepare(fresh), "of a synthetic world that the run has not seen"
         data = prepare(config)
         held_out = " and ".join(str(size) for size in sorted({len(samples) for samples in data.validation.values()}))

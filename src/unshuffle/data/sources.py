@@ -86,6 +86,18 @@ class Media:
         address = self.config.data.val_videos
         return None if address is None else self._long_enough(self._open("videos", address))
 
+    @cached_property
+    def test_images(self) -> Source | None:
+        """Images that are given as the pretext test set."""
+        address = self.config.data.test_images
+        return None if address is None else self._open("images", address)
+
+    @cached_property
+    def test_videos(self) -> tuple[Source, Items] | None:
+        """Videos that are given as the pretext test set."""
+        address = self.config.data.test_videos
+        return None if address is None else self._long_enough(self._open("videos", address))
+
     def _world_seed(self, kind: str) -> int:
         return int(stream_seed(self.config.seed, "world", kind).generate_state(1)[0])
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from unshuffle.analysis.difficulty import Division
 from unshuffle.runs.folders import NamedRun
-from unshuffle.runs.history import tasks_of
+from unshuffle.runs.history import ErrorKind, tasks_of
 from unshuffle.runs.run import Run
 from unshuffle.tasks import TASKS
 
@@ -30,6 +30,7 @@ class Series:
     colour: str
     """The name of a colour of the page's style."""
     points: Sequence[Point]
+    dashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def charts(runs: Sequence[NamedRun]) -> list[Chart]:
     tasks = list(dict.fromkeys(task for run in folders for task in tasks_of(run)))
     top1, rankme = (_monitor_series(runs, key) for key in ("top1", "rankme"))
     candidates = [
-        *_task_charts("Validation error", "[fraction]", runs, tasks, _errors, _chances),
+        *_error_charts(runs, tasks),
         Chart("Retrieval", "nearest neighbour of the same class [%]", top1, _common(map(_baselines, folders)), 1),
         *_task_charts("Training loss", "cross-entropy [nats]", runs, tasks, _losses, _chance_losses),
         Chart("Effective rank", "dimensions of the features (RankMe)", rankme, {}, 1),
@@ -85,6 +86,24 @@ def difficulty_chart(division: Division) -> Chart:
 
 def _range(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+
+
+def _error_charts(runs: Sequence[NamedRun], tasks: Sequence[str]) -> list[Chart]:
+    """Return the errors on X_val, and dashed in the same charts those on the pretext test sets."""
+    has_test = any(any(named.run.metrics("test")) for named in runs)
+    title = "Validation and test error" if has_test else "Validation error"
+    validation, test = (
+        _task_charts(title, "[fraction]", runs, tasks, partial(_errors, kind=kind), _chances)
+        for kind in ("validation", "test")
+    )
+    return [
+        replace(chart, series=[*chart.series, *map(_as_test, dashed.series)])
+        for chart, dashed in zip(validation, test, strict=True)
+    ]
+
+
+def _as_test(series: Series) -> Series:
+    return replace(series, name=f"{series.name}, test", group=f"{series.group}, test", dashed=True)
 
 
 def _task_charts(
@@ -134,8 +153,8 @@ def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
     return [(iteration, round(value, 5)) for iteration, value in points]
 
 
-def _errors(run: Run, task: str) -> list[Point]:
-    return [(entry["iteration"], entry["error"]) for entry in run.metrics("validation", task)]
+def _errors(run: Run, task: str, kind: ErrorKind) -> list[Point]:
+    return [(entry["iteration"], entry["error"]) for entry in run.metrics(kind, task)]
 
 
 def _losses(run: Run, task: str) -> list[Point]:

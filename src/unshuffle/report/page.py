@@ -19,6 +19,7 @@ from unshuffle.report.charts import Chart, charts, run_colours
 from unshuffle.report.snapshot import Snapshot
 from unshuffle.report.views import View, add_pictures, describe_run
 from unshuffle.runs.folders import NamedRun, read_table
+from unshuffle.runs.history import error_label
 from unshuffle.wording import counted
 
 Table = list[list[str]]
@@ -81,6 +82,7 @@ def _render(views: Sequence[View], page_charts: Sequence[Chart], tables: Sequenc
         written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
         runs=views,
         tasks={task: facts for view in views for task, facts in view["tasks"].items()},
+        error_label=error_label(row.kind for view in views for row in view["errors"]),
         charts=page_charts,
         data={"charts": [asdict(chart) for chart in page_charts], "runs": [view["data"] for view in views]},
         tables=tables,

@@ -5,27 +5,31 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from unshuffle.console import plain_table
-from unshuffle.runs.history import tasks_of
+from unshuffle.runs.history import ErrorKind, error_kind, error_label, reported_errors, tasks_of
 from unshuffle.runs.run import Run
 
 
 @dataclass(frozen=True)
 class TaskErrors:
-    """Validation errors of a task; for an ordering task over all (permutation, sample) pairs of Ψ × X_val."""
+    """Errors of a task; for an ordering task over all (permutation, sample) pairs."""
 
     task: str
+    kind: ErrorKind
     initial: float
     """Error at iteration 0: of an untrained network, or of the weights in `init`."""
     trained: float
     chance: float
+    iteration: int
+    """Of the latest error, `trained`."""
 
 
 def task_errors(run: Run) -> list[TaskErrors]:
-    """Return the first and the latest validation error of each task."""
+    """Return the first and the latest error of each task: on its pretext test set, or on X_val if it has none."""
     rows = []
     for task in tasks_of(run):
-        own = list(run.metrics("validation", task))
-        rows.append(TaskErrors(task, own[0]["error"], own[-1]["error"], own[0]["chance"]))
+        first, last = (reported_errors(run, task)[index] for index in (0, -1))
+        kind = error_kind(run, task)
+        rows.append(TaskErrors(task, kind, first["error"], last["error"], first["chance"], last["iteration"]))
     return rows
 
 
@@ -41,10 +45,13 @@ def retrieval_scores(run: Run) -> dict[str, dict[str, float]]:
 
 
 def error_table(run: Run) -> Table:
-    """Return the validation errors before and after training, beside the chance level."""
-    table = plain_table("validation error", "before", "trained", "chance")
-    for row in task_errors(run):
-        table.add_row(row.task, *(f"{value:.3f}" for value in (row.initial, row.trained, row.chance)))
+    """Return the errors before and after training, beside the chance level."""
+    rows = task_errors(run)
+    label = error_label(row.kind for row in rows)
+    table = plain_table(label, "before", "trained", "chance")
+    for row in rows:
+        name = row.task if label != "error" else f"{row.task} ({row.kind})"
+        table.add_row(name, *(f"{value:.3f}" for value in (row.initial, row.trained, row.chance)))
     return table
 
 

@@ -92,7 +92,7 @@ def _status(run: Run, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _seconds(run: Run) -> float | None:
     """Return the seconds of training, validations and rollouts so far."""
     training = training_seconds(run.config, run.metrics("train"))
-    return training[-1][1] + sum(entry["seconds"] for entry in run.metrics("cost")) if training else None
+    return training[-1][1] + sum(entry["duration"] for entry in run.metrics("cost")) if training else None
 
 
 def _split_remarks(splits: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -1,10 +1,10 @@
 """What happened in a run so far, finished or not: validations, the policy's groups, rollouts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -17,6 +17,8 @@ from unshuffle.runs.run import Run
 
 Floats = npt.NDArray[np.float64]
 T = TypeVar("T")
+ErrorKind = Literal["test", "validation"]
+"""Where an error was measured: on the pretext test set, or on X_val, which the policy and its rollouts minimise."""
 
 
 # ---- tasks
@@ -59,6 +61,25 @@ def choose_tasks(run: Run, task: str | None) -> list[str]:
     if task not in tasks:
         raise UserError(f"{run.folder} has no permutation set for the {task} task; choose one of {', '.join(tasks)}")
     return [task]
+
+
+# ---- errors
+
+
+def error_kind(run: Run, task: str) -> ErrorKind:
+    """Return which errors of a task to report: those on its pretext test set, or on X_val if it has none."""
+    return "test" if any(run.metrics("test", task)) else "validation"
+
+
+def reported_errors(run: Run, task: str) -> list[dict[str, Any]]:
+    """Return the entries of the errors of a task to report, in chronological order."""
+    return list(run.metrics(error_kind(run, task), task))
+
+
+def error_label(kinds: Iterable[ErrorKind]) -> str:
+    """Return the name of errors of these kinds; where they are mixed, each error must say its kind."""
+    distinct = set(kinds)
+    return f"{distinct.pop()} error" if len(distinct) == 1 else "error"
 
 
 # ---- validations

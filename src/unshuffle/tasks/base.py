@@ -190,19 +190,29 @@ class Task(ABC):
         """Return the samples that the given items of a source make."""
 
     def samples(self, media: Media) -> Samples:
-        """Return the samples to train on and to hold X_val out of."""
-        if self.medium == "images" and media.images is not None:
-            return self.samples_of(media.images, np.arange(len(media.images)))
-        if media.videos is None:
+        """Return the samples to train on and to hold X_val and the pretext test set out of."""
+        samples = self._samples(media.images if self._uses_images(media) else media.videos)
+        if samples is None:
             raise UserError(f"the {self.name} task needs videos: give --videos, or choose other --tasks")
-        return self.samples_of(*media.videos)
+        return samples
 
     def validation_samples(self, media: Media) -> Samples | None:
         """Return the samples that are given for validation alone, if any are."""
-        if self.medium == "images" and media.images is not None:
-            source = media.val_images
-            return None if source is None else self.samples_of(source, np.arange(len(source)))
-        return None if media.val_videos is None else self.samples_of(*media.val_videos)
+        return self._samples(media.val_images if self._uses_images(media) else media.val_videos)
+
+    def test_samples(self, media: Media) -> Samples | None:
+        """Return the samples that are given as the pretext test set, if any are."""
+        return self._samples(media.test_images if self._uses_images(media) else media.test_videos)
+
+    def _uses_images(self, media: Media) -> bool:
+        """Return whether the task takes images, and not frames of videos."""
+        return self.medium == "images" and media.images is not None
+
+    def _samples(self, given: Source | tuple[Source, Items] | None) -> Samples | None:
+        """Return the samples of images, or of the videos that are long enough."""
+        if given is None:
+            return None
+        return self.samples_of(*given) if isinstance(given, tuple) else self.samples_of(given, np.arange(len(given)))
 
     # crops
 

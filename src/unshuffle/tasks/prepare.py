@@ -1,4 +1,4 @@
-"""From the media that a config names to the samples of each task: training samples, and X_val held out of them."""
+"""From the media that a config names to the samples of each task: training samples, X_val and the pretext test set."""
 
 import re
 from collections import defaultdict
@@ -16,7 +16,8 @@ from unshuffle.randomness import numpy_rng
 from unshuffle.tasks import TASKS, build_tasks
 from unshuffle.wording import counted, source_sentence, split_sentence
 
-MAX_HELD_OUT = 5  # at most one sample in so many is held out
+MAX_HELD_OUT = 5  # at most one sample in so many is held out for validation
+MAX_TEST = 10  # and at most one in so many for the pretext test set
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class SplitFacts:
 
     training: int
     validation: int
+    test: int
+    """Samples of the pretext test set, 0 if there is none."""
     requested: int
     """data.val_size."""
     source: str
@@ -33,10 +36,13 @@ class SplitFacts:
 
 @dataclass(frozen=True)
 class Data:
-    """The samples to train on and to validate on, for each task, and what was found in the data."""
+    """The samples to train on, to validate on and to test on, for each task, and what was found in the data."""
 
     training: dict[str, Samples] = field(default_factory=dict)
     validation: dict[str, Samples] = field(default_factory=dict)
+    """X_val: what the samplers and the rollouts see."""
+    test: dict[str, Samples] = field(default_factory=dict)
+    """The pretext test set, which nothing in the training depends on; tasks with few samples have none."""
     sources: list[SourceFacts] = field(default_factory=list)
     splits: dict[str, SplitFacts] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
@@ -48,52 +54,66 @@ class Data:
 
 
 def prepare(config: Config, progress: bool = True) -> Data:
-    """Open, pack or generate the data, and hold out X_val for each task."""
+    """Open, pack or generate the data, and hold out X_val and the pretext test set for each task."""
     tasks = build_tasks(config, config.task_names)
     media = Media(config, min_frames=max(task.min_frames for task in tasks.values()), progress=progress)
     data = Data(sources=media.facts, skipped=media.skipped)
     for name, task in tasks.items():
-        samples, given = task.samples(media), task.validation_samples(media)
-        if given is not None:
-            chosen = numpy_rng(config.seed, "validation split").permutation(len(given))[: config.data.val_size]
-            training, validation = samples, replace(given, items=given.items[np.sort(chosen)])
-        else:
-            training, validation = hold_out(samples, config)
+        samples, validation, test = task.samples(media), task.validation_samples(media), task.test_samples(media)
+        if validation is not None:
+            chosen = numpy_rng(config.seed, "validation split").permutation(len(validation))[: config.data.val_size]
+            validation = replace(validation, items=validation.items[np.sort(chosen)])
+        training, validation, test = hold_out(samples, config, validation, test)
         data.training[name], data.validation[name] = training, validation
+        if len(test):
+            data.test[name] = test
         source = "images" if task.medium == "images" and media.images is not None else "videos"
-        data.splits[name] = SplitFacts(len(training), len(validation), config.data.val_size, source)
+        data.splits[name] = SplitFacts(len(training), len(validation), len(test), config.data.val_size, source)
     return data
 
 
-def hold_out(samples: Samples, config: Config) -> tuple[Samples, Samples]:
-    """Divide samples into those to train on and X_val; of few samples most are trained on."""
+def hold_out(
+    samples: Samples, config: Config, validation: Samples | None = None, test: Samples | None = None
+) -> tuple[Samples, Samples, Samples]:
+    """Divide samples into those to train on, X_val and the pretext test set; of few samples most are trained on.
+
+    Nothing is held out for a set that is given.
+    """
     names = [samples.source.names[item] for item in samples.items]
-    size = min(config.data.val_size, max(1, len(names) // MAX_HELD_OUT))
-    training, validation = split(names, size, config.data.sibling_pattern, config.seed)
-    return replace(samples, items=samples.items[training]), replace(samples, items=samples.items[validation])
+    val_size = 0 if validation is not None else min(config.data.val_size, max(1, len(names) // MAX_HELD_OUT))
+    test_size = 0 if test is not None else min(config.data.test_size, len(names) // MAX_TEST)
+    positions = split(names, val_size, test_size, config.data.sibling_pattern, config.seed)
+    training, *held_out = (replace(samples, items=samples.items[part]) for part in positions)
+    return training, held_out[0] if validation is None else validation, held_out[1] if test is None else test
 
 
-def split(names: Sequence[str], val_size: int, pattern: str, seed: int) -> tuple[Items, Items]:
-    """Return positions to train on and positions of X_val; siblings of a validation sample are in neither.
+def split(names: Sequence[str], val_size: int, test_size: int, pattern: str, seed: int) -> tuple[Items, Items, Items]:
+    """Return positions to train on, of X_val and of the pretext test set; siblings of a sample are on its side alone.
 
-    Without a pattern no sample has siblings. All tasks use the same random stream, so tasks on the same items hold out
-    the same ones.
+    Siblings of held-out samples that are not needed are on no side. Without a pattern no sample has siblings. All tasks
+    use the same random stream, so tasks on the same items hold out the same ones. X_val does not depend on the test
+    set.
     """
     families = _families(names, pattern)
     keys = sorted(families)
-    remaining = numpy_rng(seed, "validation split").permutation(len(keys))
-    held_out: list[int] = []
-    while len(held_out) < val_size and len(remaining):
-        held_out += families[keys[remaining[0]]]
-        remaining = remaining[1:]
-    if not len(remaining):
-        siblings = " and siblings stay together" if pattern else ""
-        raise UserError(
-            f"nothing is left to train on of {counted(len(names), 'samples')} when {val_size} are held out for "
-            f"validation{siblings}: give more data"
-        )
+    remaining = numpy_rng(seed, "validation split").permutation(len(keys)).tolist()
+    held_out: list[Items] = []
+    for size, purpose, advice in (
+        (val_size, "for validation", ""),
+        (test_size, "as the pretext test set", ", or set data.test_size to 0"),
+    ):
+        positions: list[int] = []
+        while len(positions) < size and remaining:
+            positions += families[keys[remaining.pop(0)]]
+        if not remaining:
+            siblings = " and siblings stay together" if pattern else ""
+            raise UserError(
+                f"nothing is left to train on of {counted(len(names), 'samples')} when {size} are held out "
+                f"{purpose}{siblings}: give more data{advice}"
+            )
+        held_out.append(np.array(sorted(positions[:size]), dtype=np.int64))
     training = sorted(position for key in remaining for position in families[keys[key]])
-    return np.array(training), np.array(sorted(held_out[:val_size]))
+    return np.array(training), held_out[0], held_out[1]
 
 
 def _families(names: Sequence[str], pattern: str) -> dict[str, list[int]]:

@@ -1,6 +1,7 @@
 """What a run writes while it trains: metrics.jsonl, TensorBoard, and the state of every validation."""
 
 import json
+import time
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from unshuffle.tasks.base import Validation
 
 
 class RunLog:
-    """Writes one JSON object per line, and the same numbers as TensorBoard scalars."""
+    """Writes one JSON object per line, with the seconds since the run began, and its numbers as TensorBoard scalars."""
 
     def __init__(self, run: Run, iteration: int = 0) -> None:
         """Open the log of a run at an iteration; what was written after it is dropped."""
@@ -25,12 +26,15 @@ class RunLog:
         with atomic_write(run.metrics_file) as draft:
             draft.write_text("".join(f"{json.dumps(entry)}\n" for entry in kept))
         self._file = run.metrics_file.open("a")
+        # the time between an interruption and the resumption does not count
+        self._begin = time.perf_counter() - (kept[-1]["seconds"] if kept else 0.0)
         purge = iteration + 1 if iteration else None
         self._board = SummaryWriter(str(run.tensorboard), purge_step=purge)  # type: ignore[no-untyped-call]
 
     def write(self, kind: str, iteration: int, **values: Any) -> None:
         """Log an object; its numbers, also nested ones, become scalars under their kind."""
-        entry = {"iteration": iteration, "kind": kind, **values}
+        seconds = round(time.perf_counter() - self._begin, 3)
+        entry = {"iteration": iteration, "kind": kind, "seconds": seconds, **values}
         self._file.write(json.dumps(entry) + "\n")
         self._file.flush()
         prefix = "/".join([kind, *(values[key] for key in ("task", "name") if key in values)])
@@ -49,6 +53,10 @@ class RunLog:
     def write_validation(self, iteration: int, task: str, validation: Validation) -> None:
         """Log the error of a task."""
         self.write("validation", iteration, task=task, error=validation.error, chance=validation.chance)
+
+    def write_test(self, iteration: int, task: str, test: Validation) -> None:
+        """Log the error of a task on its pretext test set."""
+        self.write("test", iteration, task=task, error=test.error, chance=test.chance)
 
     def write_observation(
         self, iteration: int, task: str, validation: PermutationValidation, observation: Observation

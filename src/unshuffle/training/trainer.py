@@ -4,7 +4,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from unshuffle.randomness import seed_everything, stream_seed, torch_generator
 from unshuffle.runs.run import Run
 from unshuffle.stopping import Stopped, stop_requests
 from unshuffle.tasks import PermutationSets, build_tasks
-from unshuffle.tasks.base import Inputs, Network, Outcome, Task
+from unshuffle.tasks.base import Inputs, Network, Outcome, Task, Validation
 from unshuffle.tasks.ordering import OrderingTask
 from unshuffle.tasks.prepare import Data
 from unshuffle.training import distributed
@@ -89,10 +89,15 @@ class Trainer:
         self.optimisers = Optimisers(self.network, config.optim)
         self.part = RankSlice(distributed.rank(), distributed.size())
         self.streams = self._build_streams(data)
-        self.data_digests = {name: [data.training[name].digest(), data.validation[name].digest()] for name in tasks}
+        parts = (data.training, data.validation, data.test)
+        self.data_digests = {name: [part[name].digest() for part in parts if name in part] for name in tasks}
         self.validation_pixels = {name: samples.centres() for name, samples in data.validation.items()}
         self._own_validation = {
             name: pixels[self.part.rows(len(pixels))].to(device) for name, pixels in self.validation_pixels.items()
+        }
+        self._own_test = {
+            name: replace(samples, items=samples.items[self.part.rows(len(samples))]).centres().to(device)
+            for name, samples in data.test.items()
         }
         self.iteration = 0
         self.first, self.last = 0, config.optim.iterations
@@ -208,13 +213,21 @@ class Trainer:
 
     def validation_crops(self, name: str) -> Iterator[Tensor]:
         """Yield centre crops of this process's slice of X_val, in chunks."""
-        chunks = self._own_validation[name].split(VALIDATION_CHUNK)
-        return (self.tasks[name].crops(Squares.of(chunk)) for chunk in chunks)
+        return self._centre_crops(name, self._own_validation[name])
+
+    def _centre_crops(self, name: str, pixels: Tensor) -> Iterator[Tensor]:
+        return (self.tasks[name].crops(Squares.of(chunk)) for chunk in pixels.split(VALIDATION_CHUNK))
 
     def validate(self, name: str) -> Any:
         """Validate a task on X_val."""
         own = self.tasks[name].validate(self.network, self.validation_crops(name))
         return self.tasks[name].merge(distributed.gather(own))
+
+    def test(self, name: str) -> Validation:
+        """Measure a task on its pretext test set; no sampler may learn from the result."""
+        task, pixels = self.tasks[name], self._own_test[name]
+        own = task.validate(self.network, self._centre_crops(name, pixels)) if len(pixels) else None
+        return task.merge([part for part in distributed.gather(own) if part is not None])
 
     def active_tasks(self, iteration: int) -> tuple[str, ...]:
         """Return the tasks that an iteration trains: those of its stage."""
@@ -324,7 +337,7 @@ class Trainer:
         for name, task in self.ordering_tasks.items():
             display.tasks[name].preference = task.sampler.preference
         with together():
-            log.write("cost", self.iteration, seconds=time.perf_counter() - begin)
+            log.write("cost", self.iteration, duration=time.perf_counter() - begin)
 
     def _observe(self, task: OrderingTask, validation: Any, log: RunLog, display: Display) -> None:
         """Let the sampler of a task learn from a validation."""
@@ -370,6 +383,13 @@ class Trainer:
         self._concerned = self._concerned | {name} if concerns else self._concerned - {name}
 
     def _monitor(self, log: RunLog, display: Display) -> None:
+        """Measure what nothing in the training depends on: errors on the pretext test sets, and retrieval."""
+        for name in self.data.test:
+            test = self.test(name)
+            if not test.is_finite:
+                raise UserError(self._overflow())
+            with together():
+                log.write_test(self.iteration, name, test)
         with together():
             if self.monitor is None:
                 return

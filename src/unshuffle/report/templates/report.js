@@ -41,7 +41,7 @@
     for (const series of chart.series) {
       if (seen.has(series.group)) continue;
       seen.add(series.group);
-      legend.append(make("span", {}, make("i", {style: `border-color: ${colour(series.colour)}`}), series.group));
+      legend.append(make("span", {}, make("i", {style: `border-color: ${colour(series.colour)}`, class: series.dashed ? "dashed" : ""}), series.group));
     }
     for (const [name, level] of levels) {
       legend.append(make("span", {}, make("i", {class: "level"}), `${name} ${level.toFixed(chart.decimals)}`));
@@ -72,7 +72,7 @@
       }
       const line = d3.line().x((point) => x(point[0])).y((point) => y(point[1]));
       for (const series of chart.series) {
-        inside.append("path").attr("class", "curve").attr("d", line(series.points)).style("stroke", colour(series.colour));
+        inside.append("path").attr("class", series.dashed ? "curve dashed" : "curve").attr("d", line(series.points)).style("stroke", colour(series.colour));
         if (series.points.length <= 40) {
           inside.append("g").style("fill", colour(series.colour)).selectAll("circle").data(series.points).enter()
             .append("circle").attr("r", 2.6).attr("cx", (point) => x(point[0])).attr("cy", (point) => y(point[1]));
