@@ -17,9 +17,9 @@ Jobs that are finished in --out are not repeated. With --train and --test, class
 retrieval, a linear probe on pool5 and RankMe there, retrieval of single frames and action recognition on the videos.
 --jobs trainings share the GPU: one starts or evaluates while another computes.
 
-Results: results/comparison_STUDY_DEVICE.csv (a row for each figure), comparison_STUDY_curves_DEVICE.csv (errors over
-iterations and over forward passes, including validations and rollouts, counted as in the paper and with a shared
-backbone) and a figure of the curves, comparison_STUDY_DEVICE.svg.
+Results: results/comparison_STUDY_DEVICE.csv (a row for each figure), comparison_STUDY_curves_DEVICE.csv (errors on
+X_val and on the pretext test set, over iterations and over forward passes, including validations and rollouts, counted
+as in the paper and with a shared backbone) and a figure of the curves on X_val, comparison_STUDY_DEVICE.svg.
 """
 
 import argparse
@@ -162,9 +162,9 @@ def evaluations(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def curves(ablation: Ablation) -> Iterator[dict[str, Any]]:
     """Yield the errors of all runs, with iterations and forward passes until then (appendix H)."""
     for job in ablation.plan.jobs:
-        entries = list(job.run.metrics("validation")) if job.is_trained else []
-        if not entries:
+        if not job.is_trained:
             continue
+        entries = [entry for kind in ("validation", "test") for entry in job.run.metrics(kind)]
         at = [entry["iteration"] for entry in entries]
         passes = zip(total_passes(job.run, at), total_passes(job.run, at, shared_backbone=True), strict=True)
         for entry, (full, shared) in zip(entries, passes, strict=True):
@@ -172,6 +172,7 @@ def curves(ablation: Ablation) -> Iterator[dict[str, Any]]:
                 "arm": job.arm,
                 "seed": job.seed,
                 "task": entry["task"],
+                "measured": entry["kind"],
                 "iteration": entry["iteration"],
                 "forward_passes": round(full),
                 "forward_passes_shared_backbone": round(shared),
@@ -183,7 +184,8 @@ def curves(ablation: Ablation) -> Iterator[dict[str, Any]]:
 def draw(points: Sequence[dict[str, Any]]) -> Figure:
     """Draw a row for each task, over iterations and forward passes: lines are means, areas span the seeds."""
     tasks, arms = (list(dict.fromkeys(point[key] for point in points)) for key in ("task", "arm"))
-    trained = [point for point in points if point["iteration"]]  # the error at iteration 0 would dominate the scale
+    validations = [point for point in points if point["measured"] == "validation"]  # the test set has few points
+    trained = [point for point in validations if point["iteration"]]  # the first error would dominate the scale
     figure, axes = panels(len(tasks), 2, width=5.6, height=3.8)
     for row, task in zip(axes, tasks, strict=True):
         for axis, (over, name) in zip(row, OVER.items(), strict=True):

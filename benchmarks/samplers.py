@@ -1,4 +1,4 @@
-"""Comparison of samplers: final validation errors of the preset `demo`, over seeds.
+"""Comparison of samplers: final test errors of the preset `demo`, over seeds.
 
     python benchmarks/samplers.py [--seeds 5] [--processes 2]
 
@@ -68,7 +68,7 @@ def run(arm: str, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         log = {"pictures": False, "monitor_every": 400}
         result = unshuffle.pretrain(out=Path(folder, "run"), seed=seed, device="cpu", policy=arms()[arm], log=log)
-        errors = {entry["task"]: round(entry["error"], 4) for entry in result.metrics("validation")}
+        errors = {entry["task"]: round(entry["error"], 4) for entry in result.metrics("test")}
         top1 = [entry["top1"] for entry in result.metrics("monitor")][-1]
     return {"sampler": arm, "seed": seed, **errors, "top1": round(top1, 2)}
 

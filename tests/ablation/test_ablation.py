@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from unshuffle import cli, pretrain
 from unshuffle.ablation import job as job_module
-from unshuffle.ablation.ablation import HEADLINES, PAPER_ARMS, ablate, make_plan
+from unshuffle.ablation.ablation import HEADLINES, PAPER_ARMS, _logged, ablate, make_plan
 from unshuffle.ablation.arms import find_arms
 from unshuffle.config import preset_config
 from unshuffle.errors import UserError
@@ -53,7 +53,8 @@ def test_the_papers_arms_by_the_command_line(
     assert summary["seeds"] == {"0": values[0], "1": values[1]}
     assert summary["mean"] == pytest.approx(sum(values) / 2)
     assert summary["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
-    assert "error.temporal" not in document["metrics"]["S"]
+    assert "error.temporal" not in document["metrics"]["S"] and "monitor.seconds" not in document["metrics"]["S"]
+    assert "error: test error, for ordering tasks over all (permutation, sample) pairs" in printed
     rows = list(csv.DictReader((out / "results.csv").open()))
     assert {(row["arm"], row["seed"]) for row in rows} == {(arm, seed) for arm in PAPER_ARMS for seed in "01"}
     assert r"S\&T & 2 &" in (out / "table.tex").read_text(encoding="utf-8")
@@ -62,6 +63,21 @@ def test_the_papers_arms_by_the_command_line(
     assert cli.run([*line, "--arms", "S", "S+T+P"]) == 0  # a subset of what is done
     assert "jobs: 4 (arms 2 × seeds 2), 4 finished before" in capsys.readouterr().out
     assert stamps(out) == before
+
+
+def test_errors_are_those_on_the_test_set_where_there_is_one() -> None:
+    def entry(iteration: int, kind: str, task: str, error: float) -> dict[str, Any]:
+        return {"iteration": iteration, "kind": kind, "seconds": 1.0, "task": task, "error": error}
+
+    log = [
+        entry(0, "test", "spatial", 0.9),
+        entry(0, "validation", "spatial", 0.8),
+        entry(5, "test", "spatial", 0.5),
+        entry(5, "validation", "spatial", 0.4),
+        entry(5, "validation", "temporal", 0.3),
+        {"iteration": 5, "kind": "monitor", "seconds": 2.0, "top1": 60.0},
+    ]
+    assert _logged(log) == {"error.spatial": 0.5, "error.temporal": 0.3, "monitor.top1": 60.0}
 
 
 def test_arms_with_rotation_by_the_command_line(

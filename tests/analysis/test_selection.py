@@ -42,6 +42,15 @@ def test_selection_of_a_run(
     analysis.figure()
 
 
+def test_a_run_without_a_test_set_is_compared_on_X_val(
+    tiny_run: Callable[..., Run], analyse: Callable[..., AnalysisResult], tmp_path: Path
+) -> None:
+    run = tiny_run(tmp_path / "run", data={"test_size": 0}, optim={"iterations": 4, "milestones": []})
+    analysis = analyse("selection", run=run.folder, checkpoints=(4,), iterations=2, out=tmp_path / "out", device="cpu")
+    assert analysis.statement.startswith("validation accuracy")
+    assert {row["measured"] for row in analysis.rows} == {"validation"}
+
+
 def test_mistakes(copied: Run, analyse: Callable[..., AnalysisResult], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="iterations is 0"):
         analyse("selection", run=copied.folder, iterations=0, out=tmp_path)

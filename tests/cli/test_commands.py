@@ -26,7 +26,7 @@ TINY = [
 
 def validations(run: Path) -> list[dict[str, Any]]:
     entries = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [entry for entry in entries if entry["kind"] == "validation"]
+    return [{**entry, "seconds": None} for entry in entries if entry["kind"] in ("validation", "test")]
 
 
 def photos(folder: Path, count: int) -> Path:

@@ -56,6 +56,15 @@ def test_pretrain_writes_it(run: Run) -> None:
     assert len(page) < 5_000_000
 
 
+def test_an_unfinished_run_says_when_its_error_was_measured(run: Run, tmp_path: Path) -> None:
+    copied = Run(shutil.copytree(run.folder, tmp_path / "copied"))
+    lines = [entry for entry in run.metrics() if entry["iteration"] < 6]
+    copied.metrics_file.write_text("".join(json.dumps(entry) + "\n" for entry in lines))
+    words = " ".join(" ".join(Seen(written([copied.folder], tmp_path / "report.html")).texts).split())
+    assert "test error before trained chance spatial, iteration 0 " in words and "on the pretext test set" in words
+    assert "spatial, iteration" not in run.report.read_text(encoding="utf-8")
+
+
 def test_it_is_self_contained(run: Run) -> None:
     page = run.report.read_text(encoding="utf-8")
     for tag, attributes in Seen(page).tags:

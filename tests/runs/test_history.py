@@ -14,6 +14,8 @@ from unshuffle.runs.history import (
     SamplingState,
     all_rollouts,
     choose_tasks,
+    error_kind,
+    error_label,
     evenly_spaced,
     open_run,
     ordering_tasks,
@@ -21,10 +23,27 @@ from unshuffle.runs.history import (
     read_history,
     read_sampling_states,
     read_states,
+    reported_errors,
     state_files,
     tasks_of,
 )
 from unshuffle.runs.run import Run
+
+
+def test_the_errors_to_report_are_those_on_the_test_set(run: Run, tmp_path: Path) -> None:
+    assert error_kind(run, "spatial") == "test"
+    assert reported_errors(run, "spatial") == [e for e in run.metrics("test") if e["task"] == "spatial"] != []
+    without = Run(tmp_path)
+    entries = [entry for entry in run.metrics() if (entry["kind"], entry.get("task")) != ("test", "spatial")]
+    without.metrics_file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert (error_kind(without, "spatial"), error_kind(without, "temporal")) == ("validation", "test")
+    assert reported_errors(without, "spatial") == list(run.metrics("validation", "spatial"))
+
+
+def test_errors_of_several_kinds_have_no_common_name() -> None:
+    assert error_label(["test", "test"]) == "test error"
+    assert error_label(["validation"]) == "validation error"
+    assert error_label(["test", "validation"]) == error_label([]) == "error"
 
 
 def test_errors_and_sampling_counts_of_every_validation(run: Run) -> None:
