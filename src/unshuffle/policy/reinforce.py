@@ -66,7 +66,7 @@ class ErrorHistory:
     """The errors so far, and E_BL, their extrapolation (appendix E)."""
 
     def __init__(self, milestones: Sequence[int] = ()) -> None:
-        """`milestones`: iterations at which the learning rate drops; errors before and after are not comparable."""
+        """`milestones`: iterations at which the learning rate changes; errors before and after are not comparable."""
         self.milestones = tuple(milestones)
         self.points: list[tuple[int, float]] = []
 

@@ -74,7 +74,7 @@ class OrderingTask(Task):
     def sampler(self) -> Sampler:
         """The sampler that proposes permutations of Ψ."""
         seed = int(stream_seed(self.config.seed, "policy", self.name).generate_state(1)[0])
-        return build_sampler(self.config.policy, len(self.permutations), seed, self.config.optim.milestones)
+        return build_sampler(self.config.policy, len(self.permutations), seed, self.config.lr_changes)
 
     @cached_property
     def sampled(self) -> SampleCounts:

@@ -86,7 +86,7 @@ class Trainer:
         self.precision = choose_precision(config.optim.precision, device)
         if self.precision == "bf16" and has_kernels(device):
             prefer_speed()
-        self.optimisers = Optimisers(self.network, config.optim)
+        self.optimisers = Optimisers(self.network, config)
         self.part = RankSlice(distributed.rank(), distributed.size())
         self.streams = self._build_streams(data)
         self.data_digests = {name: [data.training[name].digest(), data.validation[name].digest()] for name in tasks}
@@ -218,9 +218,7 @@ class Trainer:
 
     def active_tasks(self, iteration: int) -> tuple[str, ...]:
         """Return the tasks that an iteration trains: those of its stage."""
-        stages, total = self.config.stages, self.config.optim.iterations
-        ends = [total * number // len(stages) for number in range(1, len(stages))]
-        return stages[sum(iteration >= end for end in ends)]
+        return self.config.stages[self.config.stage_at(iteration)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the rest of the run depends on."""
