@@ -36,6 +36,12 @@ class Inverse:
         arrays = {**observation.arrays, **self.sampler.arrays()}
         return replace(observation, arrays=arrays, concerns=self.sampler.concerns())
 
+    def resume(self) -> Observation:
+        """Sample the restored groups with the inverse probabilities, and return the record of them."""
+        if self.sampler.groups is not None:
+            self.act()
+        return Observation(self.sampler.arrays(), concerns=self.sampler.concerns())
+
     def act(self) -> None:
         """Sample the current groups with the inverse probabilities from now on."""
         groups = self.sampler.groups
