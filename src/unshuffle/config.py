@@ -256,9 +256,10 @@ class OptimConfig:
     batch_size: Annotated[int, Ge(2)] = 128
     """Samples of each task in a step, over all processes."""
     warmup: Annotated[int, Ge(0)] = 0
-    """Iterations over which the learning rates rise linearly from zero."""
+    """Iterations over which the learning rates rise linearly from zero; with stages, see optim.milestones."""
     milestones: tuple[int, ...] = (200_000,)
-    """Iterations at which the learning rates are multiplied by optim.decay."""
+    """Iterations at which the learning rates are multiplied by optim.decay. With --tasks in stages (S&T), warm-up and
+    milestones are shortened to the length of a stage, and each stage goes through all of them."""
     decay: Fraction = 0.1
     """Factor at each milestone."""
     backbone: OptimiserConfig = OptimiserConfig()
@@ -384,7 +385,8 @@ class Config:
     """Initialise the backbone from these weights: a backbone.safetensors or a run folder."""
     tasks: str = "auto"
     """S: spatial, T: temporal, R: rotation. Joined by +, they are trained jointly (S+T+R); by &, one after the other
-    for equal numbers of iterations (S&T). auto: S+T, or S if there are no videos."""
+    for equal numbers of iterations, each with the whole learning-rate schedule (S&T). auto: S+T, or S if there are no
+    videos."""
     seed: Annotated[int, Interval(ge=0, lt=2**32)] = 0
     """Seed of everything random."""
     device: str = "auto"
@@ -412,6 +414,39 @@ class Config:
         if len(set(names)) < len(names):
             raise UserError(f"tasks is '{self.tasks}', but a task can occur only once")
         return stages
+
+    @property
+    def stage_ends(self) -> tuple[int, ...]:
+        """The iteration at which each stage ends; all stages have equally many iterations, up to rounding."""
+        count = len(self.stages)
+        return tuple(self.optim.iterations * number // count for number in range(1, count + 1))
+
+    def stage_at(self, iteration: int) -> int:
+        """Return the index of the stage that an iteration belongs to; the last stage has no end."""
+        return sum(iteration >= end for end in self.stage_ends[:-1])
+
+    def schedule_iteration(self, iteration: int) -> int:
+        """Return the iteration of the learning-rate schedule that an iteration of the training is at.
+
+        Each stage goes through the whole schedule of `optim`, scaled to the length of the stage.
+        """
+        begin, length = self._stage_span(self.stage_at(iteration))
+        return (iteration - begin) * self.optim.iterations // length
+
+    @property
+    def lr_changes(self) -> tuple[int, ...]:
+        """The iterations at which the learning rates drop, and those at which a stage starts the schedule again."""
+        changes = set(self.stage_ends[:-1])
+        for stage in range(len(self.stages)):
+            begin, length = self._stage_span(stage)
+            drops = (begin + -(-milestone * length // self.optim.iterations) for milestone in self.optim.milestones)
+            changes.update(drop for drop in drops if self.stage_at(drop) == stage)
+        return tuple(sorted(changes))
+
+    def _stage_span(self, stage: int) -> tuple[int, int]:
+        """Return the first iteration of a stage and its length."""
+        bounds = (0, *self.stage_ends)
+        return bounds[stage], bounds[stage + 1] - bounds[stage]
 
     @property
     def task_names(self) -> list[str]:

@@ -190,6 +190,21 @@ def test_objects_are_cut_out(devkit: Callable[..., Path], annotate: Callable) ->
         voc_objects(root, 2007, "test")
 
 
+def test_the_papers_objects_have_ten_thousand_pixels(devkit: Callable[..., Path], annotate: Callable) -> None:
+    """Each object is an item, whatever else is in the image; a pixel too few in the box discards it, and it alone."""
+    root = devkit(test=2)
+    kept = [("cat", (1, 1, 100, 100), False), ("cat", (101, 51, 225, 130), True), ("dog", (1, 1, 300, 200), False)]
+    discarded = [("cow", (1, 1, 99, 101), False), ("dog", (202, 1, 350, 100), False)]  # partly outside
+    for name, boxes in (("000000", [kept[0], *discarded, kept[1]]), ("000001", [kept[2]])):
+        Image.new("RGB", (300, 200)).save(root / f"VOC2007/JPEGImages/{name}.jpg")
+        annotate(root / f"VOC2007/Annotations/{name}.xml", boxes)
+    objects = voc_objects(root, 2007, "test")
+    assert [CLASSES[label] for label in objects.labels] == ["cat", "cat", "dog"]
+    boxes = [name.partition("#")[2] for name in objects.names]
+    assert boxes == ["0,0,100,100", "100,50,225,130", "0,0,300,200"]
+    assert [CLASSES[label] for label in voc_objects(root, 2007, "test", difficult=False).labels] == ["cat", "dog"]
+
+
 def test_objects_too_small_to_be_read_are_left_out_before(devkit: Callable[..., Path], annotate: Callable) -> None:
     root = devkit(test=1)
     annotate(root / "VOC2007/Annotations/000000.xml", [("cat", (1, 1, 15, 40), False), ("dog", (1, 1, 16, 40), False)])

@@ -58,6 +58,10 @@ def test_the_learning_rate_drops_at_the_milestones_which_scale_with_the_length()
     assert [recipe.learning_rate(at) for at in (0, 9, 10, 39, 40, 79)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
     short = recipe.changed(iterations=8, lr=2.0)
     assert short.milestones == (1, 4) and short.learning_rate(0) == 2 and recipe.changed() == recipe
+    phases = Recipe(40, lr=0.1, milestones=(10, 30), lrs=(0.1, 0.02, 0.001))
+    short = phases.changed(iterations=4, lr=0.2)
+    assert [short.learning_rate(at) for at in range(4)] == pytest.approx([0.2, 0.04, 0.04, 0.002])
+    assert phases.changed() == phases
 
 
 def test_biases_have_twice_the_learning_rate_and_no_weight_decay() -> None:

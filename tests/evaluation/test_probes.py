@@ -25,11 +25,12 @@ from unshuffle.evaluation.probes import (
     Linear,
     LinearProbes,
     NonLinear,
+    alexnet_head,
+    batch_norm_head,
     choose_c,
     frozen_maps,
     logistic_regression,
     standardised,
-    two_hidden_layers,
 )
 
 QUIET = Console(quiet=True)
@@ -65,10 +66,57 @@ def test_a_probe_normalises_without_learning_to_and_is_linear() -> None:
     torch.testing.assert_close(scores[:, 0], standard.flatten(1) @ weight.T + bias)
 
 
-def test_two_hidden_layers() -> None:
-    kinds = [type(layer) for layer in two_hidden_layers(20, 8, 3).children()]
-    hidden = [nn.Linear, nn.BatchNorm1d, nn.ReLU]
-    assert kinds == [nn.Flatten, *hidden, *hidden, nn.Linear]
+def test_the_heads_of_both_protocols() -> None:
+    noroozi, rotnet = (
+        [type(layer) for layer in build(20, 8, 3).children()] for build in (alexnet_head, batch_norm_head)
+    )
+    with_dropout, with_bn = [nn.Linear, nn.ReLU, nn.Dropout], [nn.Linear, nn.BatchNorm1d, nn.ReLU]
+    assert noroozi == [nn.Flatten, *with_dropout, *with_dropout, nn.Linear]
+    assert rotnet == [nn.Flatten, *with_bn, *with_bn, nn.Linear]
+
+
+def test_alexnets_head_against_its_formula() -> None:
+    torch.manual_seed(0)
+    head, maps = alexnet_head(48, 300, 7), torch.randn(5, 12, 2, 2)
+    fc6, fc7, fc8 = (layer for layer in head.modules() if isinstance(layer, nn.Linear))
+    assert [(layer.in_features, layer.out_features) for layer in (fc6, fc7, fc8)] == [(48, 300), (300, 300), (300, 7)]
+    for layer, std, bias in ((fc6, 0.005, 0.1), (fc7, 0.005, 0.1), (fc8, 0.01, 0.0)):
+        assert float(layer.weight.detach().std()) == pytest.approx(std, rel=0.05) and bool((layer.bias == bias).all())
+    values = maps.flatten(1)
+    for layer in (fc6, fc7):
+        values = (values @ layer.weight.T + layer.bias).clamp(min=0)
+    torch.testing.assert_close(head.eval()(maps), values @ fc8.weight.T + fc8.bias)
+    dropped = [layer.p for layer in head.modules() if isinstance(layer, nn.Dropout)]
+    assert dropped == [0.5, 0.5] and not torch.equal(head.train()(maps), head(maps))
+
+
+@pytest.fixture
+def trained_with(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, int]]:
+    """The schedule and the batch size of each training, none of which takes place."""
+    trainings: list[tuple[Recipe, int]] = []
+
+    def skipped(self: Classification, setting: object, network: nn.Module, recipe: Recipe, *others: object) -> object:
+        trainings.append((recipe, self.batch_size))
+        return torch.eye(3), torch.arange(3)
+
+    monkeypatch.setattr(Classification, "train_and_test", skipped)
+    return trainings
+
+
+def test_the_schedules_of_both_protocols(classes: tuple[Path, Path], trained_with: list[tuple[Recipe, int]]) -> None:
+    """RotNet's counts epochs: 40 of 24 images in batches of 192 are 5 iterations."""
+    paper = NonLinear(**TINY, train=str(classes[0]), test=str(classes[1]))
+    assert "not as in the preset paper" not in paper.run(QUIET).statement
+    assert trained_with[-1] == (Recipe(350_000, 0.01, 0.9, 5e-4, (100_000, 200_000, 300_000), 0.1), 256)
+    assert "protocol rotnet" in replace(paper, protocol="rotnet").run(QUIET).statement
+    assert trained_with[-1] == (Recipe(5, 0.1, 0.9, 5e-4, (1, 2, 4), lrs=(0.1, 0.01, 0.002, 0.0004)), 192)
+    replace(paper, protocol="rotnet", batch_size=24).run(QUIET)
+    assert (trained_with[-1][0].iterations, trained_with[-1][0].milestones) == (40, (10, 20, 30))
+    replace(paper, iterations=35, lr=0.5, batch_size=7, weight_decay=0.1).run(QUIET)
+    assert trained_with[-1] == (Recipe(35, 0.5, 0.9, 0.1, (10, 20, 30), 0.1), 7)
+    replace(NonLinear.quick(), **TINY, train=paper.train, test=paper.test).run(QUIET)
+    recipe, batch_size = trained_with[-1]
+    assert (recipe.iterations, recipe.lr, recipe.milestones, batch_size) == (125, 0.1, (31, 62, 94), 64)
 
 
 def test_learning_rates() -> None:
@@ -85,7 +133,8 @@ def test_learning_rates() -> None:
 EVALUATIONS: dict[str, Classification] = {
     "fast": Linear(**TINY, fast=True, layers=("conv2", "pool5")),
     "linear": Linear(**TINY, iterations=24, batch_size=12, drop_every=20, layers=("conv2", "pool5")),
-    "nonlinear": NonLinear(**TINY, epochs=(16, 20), lrs=(0.05, 0.005), hidden=32, batch_size=12),
+    "noroozi": NonLinear(**TINY, iterations=40, lr=0.1, hidden=1024, batch_size=12),
+    "rotnet": NonLinear(**TINY, protocol="rotnet", iterations=40, lr=0.05, hidden=32, batch_size=12),
     "finetune": FineTuning(**TINY, epochs=8, lr=0.01, batch_size=12),
 }
 
@@ -121,7 +170,7 @@ def test_few_images_mean_more_epochs_or_a_note(
 ) -> None:
     source = synthetic_images(2, 16, seed=0)
     dataset = LabelledDataset("", source, [0] * images, [0] * images, ["a"], "images")
-    assert NonLinear(batch_size=64).iterations_until((2, 3, 4), dataset, least, Console()) == steps
+    assert FineTuning(batch_size=64).iterations_until((2, 3, 4), dataset, least, Console()) == steps
     out = capsys.readouterr().out
     assert remark in out and bool(remark) == bool(out)
 
@@ -152,7 +201,8 @@ def test_the_progress_bar_has_the_right_title(
 
 SHORT: dict[str, Classification] = {
     "linear": Linear(**TINY, iterations=8, batch_size=6, drop_every=5, save_every=4, layers=("conv4", "pool5")),
-    "nonlinear": NonLinear(**TINY, epochs=(1, 2), lrs=(0.05, 0.005), hidden=16, batch_size=6, save_every=4),
+    "noroozi": NonLinear(**TINY, iterations=8, hidden=16, batch_size=6, save_every=4),
+    "rotnet": NonLinear(**TINY, protocol="rotnet", iterations=8, hidden=16, batch_size=6, save_every=4),
     "finetune": FineTuning(**TINY, epochs=2, batch_size=6, save_every=4),
 }
 
@@ -285,12 +335,15 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     ("line", "sentence"),
     [
         ("linear --weights random:tiny", "give --train and --test"),
-        ("nonlinear --weights random:tiny --epochs 3 2 --lrs 0.1 0.01", "epochs must increase"),
+        (
+            "nonlinear --weights random:tiny --protocol rotnet --batch_size 1",
+            "batch normalisation of --protocol rotnet",
+        ),
         ("finetune --weights random:tiny --train nowhere --test nowhere", "nowhere does not exist or is not a folder"),
         ("finetune --weights random:tiny --train a --test a --batch_size 1", "batch_size is 1, but must be 2 or more"),
         ("linear --weights random:tiny --train a --test a --drop_every 0", "drop_every is 0, but must be 1 or more"),
         ("linear --weights random:tiny --train a --test a --c -1", "c is -1.0, but must be 0 or more"),
-        ("nonlinear --weights random:tiny --train a --test a --epochs 0 --lrs 1", "epochs is 0, but must be 1 or more"),
+        ("nonlinear --weights random:tiny --train a --test a --iterations 0", "iterations is 0, but must be 1 or more"),
         ("quadratic", "there is no evaluation 'quadratic'"),
     ],
 )

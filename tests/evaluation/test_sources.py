@@ -118,7 +118,7 @@ VIDEOS = ["video folders", "video stores", "video shards", "split lists", "synth
 EVALUATIONS: dict[str, Evaluation] = {
     "retrieval": Retrieval(frames=FRAMES),
     "linear": Linear(fast=True, layers=("pool5",)),
-    "nonlinear": NonLinear(epochs=(1,), lrs=(0.1,), hidden=8, batch_size=12),
+    "nonlinear": NonLinear(iterations=2, hidden=8, batch_size=12),
     "finetune": FineTuning(epochs=1, batch_size=12),
     "action": ActionRecognition(
         epochs=1, batch_size=6, hidden=8, segments=2, test_frames=FRAMES, test_crops=1, encoding="raw"

@@ -818,6 +818,31 @@ def test_resumes_in_the_middle_of_an_episode(
     assert same(saved_and_loaded(resumed.state_dict()), saved_and_loaded(loop.state_dict()))
 
 
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_a_restored_sampler_samples_as_before_and_learns_nothing(name: str, saved_and_loaded: Reload) -> None:
+    loop = loop_of(name)
+    before_the_start = loop.sampler.resume()
+    assert before_the_start.arrays == {} and before_the_start.episode is None
+    loop.observe(seen(0.8), 0, ends=False, begins=True)
+    before = saved_and_loaded(loop.state_dict())
+    record = loop.sampler.resume()
+    assert same(saved_and_loaded(loop.state_dict()), before) and record.episode is None
+    assert set(record.arrays) == (set() if name == "uniform" else {"group_medians", "probabilities", "groups"})
+
+
+def test_the_inverse_continues_with_the_state_of_a_policy_and_back(saved_and_loaded: Reload) -> None:
+    policy, inverse, again = started("reinforce"), loop_of("inverse"), loop_of("reinforce")
+    inverse.load_state_dict(saved_and_loaded(policy.state_dict()))
+    inverse.sampler.resume()
+    again.load_state_dict(saved_and_loaded(inverse.state_dict()))
+    again.sampler.resume()
+    assert policy.inner.groups is not None
+    sizes = policy.inner.groups.sizes
+    reciprocal = 1 / policy.inner.probabilities(policy.inner.groups)
+    torch.testing.assert_close(inverse.behaviour, 0.9 * reciprocal / reciprocal.sum() + 0.1 * sizes)
+    assert torch.equal(again.behaviour, policy.behaviour) and not torch.allclose(inverse.behaviour, policy.behaviour)
+
+
 @pytest.mark.parametrize("grouping", ["permutations", "pairs"])
 @pytest.mark.parametrize("name", CHECKPOINTED)
 def test_resumes_before_the_start(name: str, grouping: str, saved_and_loaded: Reload) -> None:

@@ -14,6 +14,7 @@ from unshuffle.data.synthetic import synthetic_clips, synthetic_images
 from unshuffle.errors import UserError
 from unshuffle.models import build_backbone
 from unshuffle.permutations import permutation_set, save_permutations
+from unshuffle.policy.groups import GroupSampler
 from unshuffle.tasks import build_tasks
 from unshuffle.tasks.base import Inputs, Network
 from unshuffle.tasks.ordering import OrderingTask
@@ -239,3 +240,12 @@ def test_the_loss_is_cross_entropy(config: Config) -> None:
     outcome = net({"temporal": Inputs(parts, {"permutations": labels})})["temporal"]
     expected = F.cross_entropy(logits(net, "temporal", parts, labels).flatten(0, 1), labels.flatten())
     torch.testing.assert_close(outcome.loss, expected)
+
+
+def test_the_sampler_compares_no_errors_across_a_change_of_the_learning_rate(config: Config) -> None:
+    optim = replace(config.optim, iterations=10, milestones=(6,))
+    staged = replace(config, tasks="S&T", optim=optim, policy=replace(config.policy, sampler="reinforce", num_groups=2))
+    sampler = ordering(network(staged), "temporal").sampler
+    assert isinstance(sampler, GroupSampler)
+    changed = [not sampler.history.comparable(now, now + 1) for now in range(10)]
+    assert [now for now in range(10) if changed[now]] == [3, 5, 8]

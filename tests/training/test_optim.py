@@ -1,3 +1,6 @@
+import math
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -87,23 +90,75 @@ def slow_lr_factor(config: OptimConfig, iteration: int) -> float:
 )
 @settings(max_examples=200, deadline=None)
 def test_the_learning_rate_against_steps(warmup: int, milestones: list[int], decay: float, iteration: int) -> None:
-    config = OptimConfig(warmup=warmup, milestones=tuple(milestones), decay=decay)
-    assert lr_factor(config, iteration) == pytest.approx(slow_lr_factor(config, iteration))
+    optim = OptimConfig(warmup=warmup, milestones=tuple(milestones), decay=decay)
+    assert lr_factor(Config(optim=optim), iteration) == pytest.approx(slow_lr_factor(optim, iteration))
 
 
 @pytest.mark.parametrize(("iteration", "factor"), [(0, 1), (199_999, 1), (200_000, 0.1), (349_999, 0.1)])
 def test_the_papers_learning_rates(iteration: int, factor: float) -> None:
-    assert lr_factor(OptimConfig(), iteration) == pytest.approx(factor)
+    assert lr_factor(Config(), iteration) == pytest.approx(factor)
 
 
 def test_the_first_step_of_a_warmup_moves_and_the_last_is_full() -> None:
-    config = OptimConfig(warmup=4, milestones=())
+    config = Config(optim=OptimConfig(warmup=4, milestones=()))
     assert [lr_factor(config, iteration) for iteration in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+
+
+def test_the_learning_rates_of_two_stages_by_hand() -> None:
+    """Of the schedule 1/4, 1/2, 3/4, 1, 1, 1, 1/2, 1/2, 1/4 and 1/4 each half takes every second factor."""
+    optim = OptimConfig(iterations=10, warmup=4, milestones=(6, 8), decay=0.5)
+    stage = [1 / 4, 3 / 4, 1, 1 / 2, 1 / 4]
+    config = Config(tasks="S&T", optim=optim)
+    assert [lr_factor(config, iteration) for iteration in range(10)] == stage + stage
+    assert config.lr_changes == (3, 4, 5, 8, 9)
+
+
+@given(
+    iterations=st.integers(3, 90),
+    warmup=st.integers(0, 20),
+    milestones=st.lists(st.integers(1, 100), max_size=3, unique=True),
+)
+@settings(max_examples=100, deadline=None)
+def test_each_of_three_stages_goes_through_the_whole_schedule(
+    iterations: int, warmup: int, milestones: list[int]
+) -> None:
+    whole = Config(tasks="S", optim=OptimConfig(iterations, warmup=warmup, milestones=tuple(milestones), decay=0.5))
+    staged = replace(whole, tasks="S&R&T")
+    factors = [lr_factor(staged, iteration) for iteration in range(iterations)]
+    begin = 0
+    for end in staged.stage_ends:
+        length = end - begin
+        scaled = [lr_factor(whole, math.floor(Fraction(step * iterations, length))) for step in range(length)]
+        assert factors[begin:end] == scaled
+        begin = end
+    assert begin == iterations
+
+
+@given(
+    tasks=st.sampled_from(["S", "S&T", "S&R&T"]),
+    iterations=st.integers(3, 90),
+    milestones=st.lists(st.integers(1, 100), max_size=3, unique=True),
+)
+@settings(max_examples=100, deadline=None)
+def test_changes_are_where_the_factor_changes_or_a_stage_begins(
+    tasks: str, iterations: int, milestones: list[int]
+) -> None:
+    config = Config(tasks=tasks, optim=OptimConfig(iterations, milestones=tuple(milestones), decay=0.5))
+    factors = [lr_factor(config, iteration) for iteration in range(iterations)]
+    steps = {now for now in range(1, iterations) if factors[now] != factors[now - 1]}
+    assert steps | set(config.stage_ends[:-1]) == {change for change in config.lr_changes if change < iterations}
+
+
+def test_changes_of_one_stage_are_its_milestones() -> None:
+    """Also those beyond the last iteration, which a branch may reach."""
+    config = Config(tasks="S+T", optim=OptimConfig(iterations=10, milestones=(4, 12)))
+    assert config.lr_changes == (4, 12)
+    assert replace(config, tasks="S&T").lr_changes == (2, 5, 7, 11)
 
 
 def test_steps_against_the_formulas() -> None:
     net = network()
-    optimisers = Optimisers(net, SCHEDULE)
+    optimisers = Optimisers(net, CONFIG)
     expected = weights(net)
     memory: dict[str, Any] = dict.fromkeys(expected, (0.0, 0.0))
     for step in range(5):
@@ -130,7 +185,7 @@ def test_steps_against_the_formulas() -> None:
 
 def test_every_weight_is_in_exactly_one_group() -> None:
     net = network()
-    optimisers = Optimisers(net, SCHEDULE).optimisers
+    optimisers = Optimisers(net, CONFIG).optimisers
     assert list(optimisers) == ["backbone", *TASKS]
     held = [id(w) for optimiser in optimisers.values() for group in optimiser.param_groups for w in group["params"]]
     assert len(held) == len(set(held)) and set(held) == {id(weight) for weight in net.parameters()}
@@ -140,7 +195,7 @@ def test_every_weight_is_in_exactly_one_group() -> None:
 def test_a_head_without_gradient_stays_as_it_is(task: str) -> None:
     """Not even momentum or weight decay of earlier steps may move it: in S&T the heads take turns."""
     net = network()
-    optimisers = Optimisers(net, SCHEDULE)
+    optimisers = Optimisers(net, CONFIG)
     set_gradients(net, 0, ["backbone", *TASKS])
     optimisers.step(0)
     before = weights(net)
@@ -155,18 +210,18 @@ def test_a_head_without_gradient_stays_as_it_is(task: str) -> None:
 def test_zero_grad_forgets() -> None:
     net = network()
     set_gradients(net, 0, ["backbone", *TASKS])
-    Optimisers(net, SCHEDULE).zero_grad()
+    Optimisers(net, CONFIG).zero_grad()
     assert all(weight.grad is None for weight in net.parameters())
 
 
 def test_the_state_resumes() -> None:
     straight, resumed = network(), network()
-    one, other = Optimisers(straight, SCHEDULE), Optimisers(resumed, SCHEDULE)
+    one, other = Optimisers(straight, CONFIG), Optimisers(resumed, CONFIG)
     for step in range(2):
         for net, optimisers in ((straight, one), (resumed, other)):
             set_gradients(net, step, ["backbone", *TASKS])
             optimisers.step(step)
-    fresh = Optimisers(resumed, SCHEDULE)
+    fresh = Optimisers(resumed, CONFIG)
     fresh.load_state_dict(other.state_dict())
     for net, optimisers in ((straight, one), (resumed, fresh)):
         set_gradients(net, 2, ["backbone", *TASKS])

@@ -97,7 +97,7 @@ def step_of_tasks(kind: type[Step], precision: str, device: torch.device, archit
     torch.manual_seed(0)
     tasks = build_tasks(config(architecture), LOSS_WEIGHTS, device)
     network = Network(build_backbone(architecture), tasks).to(device)
-    return kind(network, LOSS_WEIGHTS, Optimisers(network, config(architecture).optim), precision)
+    return kind(network, LOSS_WEIGHTS, Optimisers(network, config(architecture)), precision)
 
 
 def crops_of(task: str, generator: torch.Generator, dtype: torch.dtype = torch.float32, samples: int = 8) -> Tensor:

@@ -71,7 +71,7 @@ def baseline_rows(run: Run, task: str) -> list[dict[str, Any]]:
     """Return a row per validation of a task; `episode` is its number where it ended an episode of the policy."""
     errors = [(entry["iteration"], entry["error"]) for entry in run.metrics("validation", task)]
     episodes = {entry["iteration"]: entry["episode"] for entry in run.metrics("episode", task)}
-    rows = extrapolate(errors, run.config.optim.milestones)
+    rows = extrapolate(errors, run.config.lr_changes)
     return [{"task": task, "episode": episodes.get(row["iteration"]), **row} for row in rows]
 
 

@@ -54,8 +54,9 @@ class BranchTrainer:
     ) -> Run:
         """Train so many iterations from a checkpoint, into a run folder of its own, and return that run.
 
-        `keep_policy` continues with the run's trained policy; otherwise the sampler is new. A finished branch that
-        exists already is not trained again.
+        `keep_policy` continues with the run's trained policy, which has learned from what came before the checkpoint;
+        otherwise the sampler is new, and learns from the validation at the checkpoint. A finished branch that exists
+        already is not trained again.
         """
         config = replace(self.config, out=folder, policy=_policy(self.config.policy, sampler))
         file, branch = self._checkpoint_file(checkpoint), Run(folder)
@@ -67,6 +68,7 @@ class BranchTrainer:
             state["tasks"] = trainer.state_dict()["tasks"]
         trainer.load_state_dict(state)
         trainer.first, trainer.last = checkpoint, checkpoint + iterations
+        trainer.keeps_samplers = keep_policy
         _start_folder(branch, config, self.permutations)
         _train(trainer, branch, origin, console)
         return branch

@@ -122,11 +122,10 @@ def _validation_samples(run: Run, task: str) -> int:
 
 def task_steps(config: Config, begin: int, end: int) -> dict[str, int]:
     """Return how many of the steps between two iterations train each task: all of them, or those of its stage."""
-    stages, total = config.stages, config.optim.iterations
-    bounds = [0, *(total * number // len(stages) for number in range(1, len(stages))), max(total, end)]
+    bounds = [0, *config.stage_ends[:-1], max(config.optim.iterations, end)]
     return {
         task: max(0, min(end, last) - max(begin, first))
-        for stage, first, last in zip(stages, bounds, bounds[1:], strict=False)
+        for stage, first, last in zip(config.stages, bounds, bounds[1:], strict=False)
         for task in stage
     }
 

@@ -28,7 +28,7 @@ CLASSES = (
 IGNORE_INDEX = 255
 """Label of the pixels that count neither in training nor in the metrics."""
 MIN_PIXELS = 10_000
-"""Smallest box that is cut out, unless another limit is given."""
+"""Pixels of the smallest box that is cut out, as in the paper, unless another limit is given."""
 Mask = npt.NDArray[np.uint8]
 Box = tuple[int, int, int, int]
 """Left, top, right and bottom, in pixels from 0; right and bottom are the first pixels outside."""
@@ -220,7 +220,7 @@ def read_mask(file: Path) -> Mask:
 def large_objects(
     images: ImageSet, *, min_pixels: int = MIN_PIXELS, difficult: bool = True
 ) -> list[tuple[Path, int, Box]]:
-    """Return path, class and box of the objects that are not small nor, unless `difficult`, difficult."""
+    """Return path, class and box of each object with at least `min_pixels`; without `difficult`, of the easy ones."""
     large = []
     for image in images.images:
         for annotated in image.objects:

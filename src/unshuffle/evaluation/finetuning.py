@@ -53,9 +53,10 @@ class Recipe:
 
     def changed(self, iterations: int | None = None, lr: float | None = None) -> "Recipe":
         """Return a recipe of another length, with the drops at the same fractions of it, or another learning rate."""
-        steps = iterations or self.iterations
+        steps, first_lr = iterations or self.iterations, lr or self.lr
         milestones = tuple(round(at * steps / self.iterations) for at in self.milestones)
-        return replace(self, iterations=steps, lr=lr or self.lr, milestones=milestones)
+        lrs = tuple(phase * (first_lr / self.lr) for phase in self.lrs)
+        return replace(self, iterations=steps, lr=first_lr, milestones=milestones, lrs=lrs)
 
     def learning_rate(self, iteration: int) -> float:
         """Return the learning rate of a step; iterations count from 0."""
@@ -176,6 +177,25 @@ def batch_items(seed: int, items: int, batch: int, size: int) -> npt.NDArray[np.
     epochs, offsets = np.divmod(positions, items)
     orders = {epoch: numpy_rng(seed, "epoch", epoch).permutation(items) for epoch in np.unique(epochs).tolist()}
     return np.array([orders[epoch][offset] for epoch, offset in zip(epochs.tolist(), offsets.tolist(), strict=True)])
+
+
+# ---- new layers
+
+
+def init_layer(layer: nn.Linear | nn.Conv2d, std: float, bias: float) -> nn.Linear | nn.Conv2d:
+    """Initialise a new layer with normal weights and constant biases, and return it."""
+    nn.init.normal_(layer.weight, std=std)
+    assert layer.bias is not None
+    nn.init.constant_(layer.bias, bias)
+    return layer
+
+
+def fc6_and_fc7(inputs: int, hidden: int, init_std: float) -> list[nn.Module]:
+    """Return the new layers fc6 and fc7 with the layers around them, as in CaffeNet."""
+    layers: list[nn.Module] = []
+    for width in (inputs, hidden):
+        layers += [init_layer(nn.Linear(width, hidden), init_std, 0.1), nn.ReLU(inplace=True), nn.Dropout()]
+    return layers
 
 
 # ---- the result on disk

@@ -179,7 +179,8 @@ class Retrieval(Evaluation):
     test: str | None = None
     """The queries, with the same classes."""
     voc: Path | None = None
-    """Instead of --train and --test: a VOC devkit, whose objects are cut out and compared."""
+    """Instead of --train and --test: a VOC devkit, whose objects are cut out along their boxes and compared, as in the
+    paper."""
     year: Count = 2007
     """Year of the devkit."""
     train_set: str = "trainval"
@@ -187,9 +188,9 @@ class Retrieval(Evaluation):
     test_set: str = "test"
     """Image set whose objects are the queries."""
     min_pixels: Annotated[int, Ge(0)] = 10_000
-    """Leave out objects whose box has fewer pixels."""
+    """Leave out objects of VOC whose box has fewer pixels; the paper's limit is 10,000."""
     difficult: bool = True
-    """Include objects that are marked as difficult."""
+    """Include objects of VOC that are marked as difficult; the paper does not say."""
     frames: Count = 10
     """Frames of each video, evenly spaced."""
     per_video: bool = False

@@ -20,7 +20,7 @@ SAMPLERS = {
 def build_sampler(config: PolicyConfig, num_permutations: int, seed: int, milestones: Sequence[int] = ()) -> Sampler:
     """Return the sampler that the config names.
 
-    `milestones` are the iterations at which the learning rate drops: errors before and after are not compared.
+    `milestones` are the iterations at which the learning rate changes: errors before and after are not compared.
     """
     kind = find_entry(config.sampler, SAMPLERS, "sampler").load()
     arguments = (config, num_permutations, seed, ErrorHistory(milestones))

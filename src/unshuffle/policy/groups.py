@@ -213,6 +213,12 @@ class GroupSampler(ABC):
         arrays = {"sampled": sampled.permutations.numpy().copy(), **acting, **self.arrays()}
         return Observation(arrays, self._entry(episode) if episode else None, self.concerns())
 
+    def resume(self) -> Observation:
+        """Sample the restored groups with the preferred probabilities, and return the record of them."""
+        if self.groups is not None:
+            self.act()
+        return Observation(self.arrays(), concerns=self.concerns())
+
     def end_episode(self, validation: PermutationValidation, sampled: SampleCounts, iteration: int) -> "Episode | None":
         """Return the episode that ends here, after learning from it; None if the sampler did not act in it."""
         began, self.in_episode = self.in_episode, False

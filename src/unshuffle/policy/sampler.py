@@ -122,6 +122,9 @@ class Sampler(Protocol):
     ) -> Observation:
         """Take in a validation and the counts since the last one; an episode may end or begin here, or both."""
 
+    def resume(self) -> Observation:
+        """Sample by a restored state, perhaps that of the inverse, and return its record; nothing is learned."""
+
     @property
     def preference(self) -> Preference | None:
         """The current distribution over groups; None for a sampler without groups."""

@@ -27,6 +27,10 @@ class Uniform:
         """Record what was sampled."""
         return Observation({"sampled": sampled.permutations.numpy().copy()})
 
+    def resume(self) -> Observation:
+        """Return an empty record: there are no groups."""
+        return Observation({})
+
     def state_dict(self) -> dict[str, Any]:
         """Return |Ψ|, the only thing that the samples depend on."""
         return {"num_permutations": self.num_permutations}

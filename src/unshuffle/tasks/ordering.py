@@ -4,6 +4,7 @@ Axes: B samples, P parts of a sample (tiles or frames), M permutations of a samp
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -74,7 +75,7 @@ class OrderingTask(Task):
     def sampler(self) -> Sampler:
         """The sampler that proposes permutations of Ψ."""
         seed = int(stream_seed(self.config.seed, "policy", self.name).generate_state(1)[0])
-        return build_sampler(self.config.policy, len(self.permutations), seed, self.config.optim.milestones)
+        return build_sampler(self.config.policy, len(self.permutations), seed, self.config.lr_changes)
 
     @cached_property
     def sampled(self) -> SampleCounts:
@@ -152,6 +153,14 @@ class OrderingTask(Task):
         observation = self.sampler.observe(validation, self.sampled, iteration, ends=ends, begins=begins)
         self.sampled.reset()
         return observation
+
+    def resume(self) -> Observation:
+        """Let a restored sampler continue, and return its record.
+
+        What was sampled since its last validation counts at the next one.
+        """
+        record = self.sampler.resume()
+        return replace(record, arrays={"sampled": np.zeros(len(self.permutations), np.float32), **record.arrays})
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs."""

@@ -1,4 +1,4 @@
-"""The optimisers of the backbone and of each head, under one learning-rate schedule."""
+"""The optimisers of the backbone and of each head, under one learning-rate schedule for each stage."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,23 +6,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from unshuffle.config import OptimConfig, OptimiserConfig
+from unshuffle.config import Config, OptimiserConfig
 from unshuffle.tasks.base import Network
 
 
-def lr_factor(config: OptimConfig, iteration: int) -> float:
+def lr_factor(config: Config, iteration: int) -> float:
     """Return the factor of the learning rates in a step; iterations count from 0."""
-    warmup = min(1.0, (iteration + 1) / config.warmup) if config.warmup else 1.0
-    drops = sum(iteration >= milestone for milestone in config.milestones)
-    return warmup * config.decay**drops
+    optim, scheduled = config.optim, config.schedule_iteration(iteration)
+    warmup = min(1.0, (scheduled + 1) / optim.warmup) if optim.warmup else 1.0
+    drops = sum(scheduled >= milestone for milestone in optim.milestones)
+    return warmup * optim.decay**drops
 
 
 class Optimisers:
     """One optimiser for the backbone and one for each head."""
 
-    def __init__(self, network: Network, config: OptimConfig) -> None:
+    def __init__(self, network: Network, config: Config) -> None:
         self.config = config
-        groups: dict[str, tuple[nn.Module, OptimiserConfig]] = {"backbone": (network.backbone, config.backbone)}
+        groups: dict[str, tuple[nn.Module, OptimiserConfig]] = {"backbone": (network.backbone, config.optim.backbone)}
         for name, task in network.tasks.items():
             groups[name] = (network.heads[name], task.settings.optimiser)
         self.optimisers = {

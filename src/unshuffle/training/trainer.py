@@ -86,7 +86,7 @@ class Trainer:
         self.precision = choose_precision(config.optim.precision, device)
         if self.precision == "bf16" and has_kernels(device):
             prefer_speed()
-        self.optimisers = Optimisers(self.network, config.optim)
+        self.optimisers = Optimisers(self.network, config)
         self.part = RankSlice(distributed.rank(), distributed.size())
         self.streams = self._build_streams(data)
         parts = (data.training, data.validation, data.test)
@@ -102,6 +102,8 @@ class Trainer:
         self.iteration = 0
         self.first, self.last = 0, config.optim.iterations
         """Where `train` begins, with a validation of the network as it is, and where it ends."""
+        self.keeps_samplers = False
+        """Whether the samplers are those of a checkpoint at `first`: then they do not learn from that validation."""
         self._concerned: set[str] = set()
 
     def _build_streams(self, data: Data) -> dict[str, BatchStream]:
@@ -146,7 +148,7 @@ class Trainer:
         with display, requests as request, closing(on_device(batches, self.device)) as upcoming:
             if self.iteration == self.first:
                 self._monitor(log, display)
-                self._validate(log, display)
+                self._validate(log, display, learns=not self.keeps_samplers)
                 display.update(self.iteration)
             tally = Tally()
             while self.iteration < self.last:
@@ -231,9 +233,7 @@ class Trainer:
 
     def active_tasks(self, iteration: int) -> tuple[str, ...]:
         """Return the tasks that an iteration trains: those of its stage."""
-        stages, total = self.config.stages, self.config.optim.iterations
-        ends = [total * number // len(stages) for number in range(1, len(stages))]
-        return stages[sum(iteration >= end for end in ends)]
+        return self.config.stages[self.config.stage_at(iteration)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the rest of the run depends on."""
@@ -321,7 +321,7 @@ class Trainer:
             "(optim.backbone.lr, TASK.optimiser.lr) or raise optim.warmup, and start again"
         )
 
-    def _validate(self, log: RunLog, display: Display) -> None:
+    def _validate(self, log: RunLog, display: Display, *, learns: bool = True) -> None:
         begin = time.perf_counter()
         for name, task in self.tasks.items():
             validation = self.validate(name)
@@ -330,19 +330,21 @@ class Trainer:
             with together():
                 log.write_validation(self.iteration, name, validation)
             if isinstance(task, OrderingTask):
-                self._observe(task, validation, log, display)
+                self._observe(task, validation, log, display, learns=learns)
             display.tasks[name].error = validation.error
-        if self._episode_ends and self.iteration < self.last:
+        ran_rollouts = not learns and self.iteration != self.config.optim.iterations  # a run's end has none
+        if self._episode_ends and self.iteration < self.last and not ran_rollouts:
             self._run_rollouts(log)
         for name, task in self.ordering_tasks.items():
             display.tasks[name].preference = task.sampler.preference
         with together():
             log.write("cost", self.iteration, duration=time.perf_counter() - begin)
 
-    def _observe(self, task: OrderingTask, validation: Any, log: RunLog, display: Display) -> None:
-        """Let the sampler of a task learn from a validation."""
+    def _observe(self, task: OrderingTask, validation: Any, log: RunLog, display: Display, *, learns: bool) -> None:
+        """Let the sampler of a task learn from a validation, or only record what it samples."""
         task.sampled.reduce(distributed.total)
-        observation = task.observe(validation, self.iteration, ends=self._episode_ends, begins=self._episode_begins)
+        ends, begins = self._episode_ends, self._episode_begins
+        observation = task.observe(validation, self.iteration, ends=ends, begins=begins) if learns else task.resume()
         self._synchronise(task)
         with together():
             log.write_observation(self.iteration, task.name, validation, observation)

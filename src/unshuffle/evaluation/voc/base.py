@@ -144,22 +144,6 @@ def byte_tensor(pixels: Pixels) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(pixels))
 
 
-def init_layer(layer: nn.Linear | nn.Conv2d, std: float, bias: float) -> nn.Linear | nn.Conv2d:
-    """Initialise a new layer with normal weights and constant biases, and return it."""
-    nn.init.normal_(layer.weight, std=std)
-    assert layer.bias is not None
-    nn.init.constant_(layer.bias, bias)
-    return layer
-
-
-def fc6_and_fc7(inputs: int, hidden: int, init_std: float) -> list[nn.Module]:
-    """Return the new layers fc6 and fc7 with the layers around them, as in CaffeNet."""
-    layers: list[nn.Module] = []
-    for width in (inputs, hidden):
-        layers += [init_layer(nn.Linear(width, hidden), init_std, 0.1), nn.ReLU(inplace=True), nn.Dropout()]
-    return layers
-
-
 def mean_percent(values: Sequence[float]) -> float:
     """Return the mean of the values that are not NaN, in percent."""
     measured = [value for value in values if not math.isnan(value)]

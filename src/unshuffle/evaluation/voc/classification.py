@@ -19,15 +19,13 @@ from unshuffle.data.source import Pixels
 from unshuffle.data.voc import CLASSES, VocImage
 from unshuffle.evaluation.classification import random_hflip
 from unshuffle.evaluation.features import network_input, prefetched
-from unshuffle.evaluation.finetuning import Classifier, Recipe, batch_items, fine_tune
+from unshuffle.evaluation.finetuning import Classifier, Recipe, batch_items, fc6_and_fc7, fine_tune, init_layer
 from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.voc.base import (
     Setting,
     VocEvaluation,
     class_percentages,
     class_table,
-    fc6_and_fc7,
-    init_layer,
     mean_percent,
 )
 from unshuffle.evaluation.voc.metrics import average_precision, precision_recall_curve, voc2007_average_precision

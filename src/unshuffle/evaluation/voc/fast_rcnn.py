@@ -15,7 +15,7 @@ from torchvision.ops import batched_nms, box_iou, clip_boxes_to_image, roi_pool
 
 from unshuffle.data.voc import CLASSES
 from unshuffle.evaluation.features import to_floats
-from unshuffle.evaluation.voc.base import fc6_and_fc7, init_layer
+from unshuffle.evaluation.finetuning import fc6_and_fc7, init_layer
 from unshuffle.evaluation.voc.metrics import Detections
 from unshuffle.models import Backbone
 from unshuffle.models.chain import chain_of, first_convolution, geometry, side_of

@@ -12,7 +12,7 @@ from unshuffle.config import Count
 from unshuffle.data.media import read_image
 from unshuffle.data.voc import CLASSES, IGNORE_INDEX, Devkit, ImageSet, VocImage, read_mask
 from unshuffle.evaluation.features import prefetched, to_floats
-from unshuffle.evaluation.finetuning import Recipe, batch_items, fine_tune
+from unshuffle.evaluation.finetuning import Recipe, batch_items, fine_tune, init_layer
 from unshuffle.evaluation.protocol import Result
 from unshuffle.evaluation.voc.base import (
     Setting,
@@ -20,7 +20,6 @@ from unshuffle.evaluation.voc.base import (
     byte_tensor,
     class_percentages,
     class_table,
-    init_layer,
     mean_percent,
 )
 from unshuffle.evaluation.voc.metrics import class_ious, confusion_matrix, pixel_accuracy
