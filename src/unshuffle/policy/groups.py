@@ -165,7 +165,8 @@ class GroupSampler(ABC):
         kind = PairGrouping if config.grouping == "pairs" else PermutationGrouping
         self.grouping: PairGrouping | PermutationGrouping = kind(config, num_permutations, seed)
         self.started = False
-        self.in_episode = False
+        self.began: int | None = None
+        """The iteration at which the current episode began; None between episodes."""
         self.episodes = 0
         self.groups: Groups | None = None
         self.preferred = torch.zeros(config.num_groups)
@@ -207,22 +208,24 @@ class GroupSampler(ABC):
             self.groups = self.grouping.form(validation)
             self.act()
         if begins:
-            self.in_episode = True
+            self.began = iteration
             if self.groups is not None:
                 self.vary(self.groups, iteration)
         arrays = {"sampled": sampled.permutations.numpy().copy(), **acting, **self.arrays()}
         return Observation(arrays, self._entry(episode) if episode else None, self.concerns())
 
     def resume(self) -> Observation:
-        """Sample the restored groups with the preferred probabilities, and return the record of them."""
+        """Sample the restored groups again, as in their episode, and return the record of them."""
         if self.groups is not None:
             self.act()
+            if self.began is not None:
+                self.vary(self.groups, self.began)
         return Observation(self.arrays(), concerns=self.concerns())
 
     def end_episode(self, validation: PermutationValidation, sampled: SampleCounts, iteration: int) -> "Episode | None":
         """Return the episode that ends here, after learning from it; None if the sampler did not act in it."""
-        began, self.in_episode = self.in_episode, False
-        if self.groups is None or not began or not sampled.batches:  # no batches: in another stage of S&T
+        began, self.began = self.began, None
+        if self.groups is None or began is None or not sampled.batches:  # no batches: in another stage of S&T
             return None
         self.episodes += 1
         episode = self.history.episode(
@@ -312,7 +315,7 @@ class GroupSampler(ABC):
         return {
             "history": self.history.points,
             "started": self.started,
-            "in_episode": self.in_episode,
+            "began": self.began,
             "episodes": self.episodes,
             "groups": None if self.groups is None else vars(self.groups),
             "preferred": self.preferred.clone(),
@@ -322,7 +325,7 @@ class GroupSampler(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore everything but the config."""
         self.history.points = [(int(iteration), float(error)) for iteration, error in state["history"]]
-        self.started, self.in_episode, self.episodes = state["started"], state["in_episode"], state["episodes"]
+        self.started, self.began, self.episodes = state["started"], state["began"], state["episodes"]
         self.groups = None if state["groups"] is None else Groups(**state["groups"])
         self.preferred, self.behaviour = state["preferred"].clone(), state["behaviour"].clone()
 
