@@ -565,7 +565,7 @@ def _check_policy(policy: PolicyConfig, per_sample: int) -> None:
     if policy.grouping == "pairs" and policy.sampler != "uniform" and policy.prior_correction:
         raise UserError(
             "policy.prior_correction needs the probability of each permutation, which policy.grouping pairs does not "
-            "define: switch one of them off"
+            "define: switch policy.prior_correction off, or leave policy.grouping at permutations"
         )
     candidates = policy.candidates * per_sample
     if policy.grouping == "pairs" and policy.num_groups > candidates:

@@ -181,14 +181,14 @@ class GroupSampler(ABC):
         """Return the probabilities of a sampler that has learned nothing: every permutation is equally likely."""
         return groups.sizes
 
-    def vary(self, groups: Groups, iteration: int) -> None:
+    def vary(self, groups: Groups, iteration: int) -> None:  # noqa: B027 (fixed preferences stay as they are)
         """Change `behaviour` for the episode that begins, so that its reward tells what to prefer."""
 
     def action(self, groups: Groups, sampled: SampleCounts) -> Tensor:
         """Return the weights w, (|C|,), for which Σ_j w_j ∇ log π_j is the score of what the episode has sampled."""
         return torch.zeros_like(groups.sizes)
 
-    def learn(self, episode: "Episode") -> None:
+    def learn(self, episode: "Episode") -> None:  # noqa: B027
         """Learn from the reward of an episode; samplers without an `action` do not."""
 
     def propose(self, samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
@@ -206,17 +206,15 @@ class GroupSampler(ABC):
         if self.started:
             self.groups = self.grouping.form(validation)
             self.act()
-        if begins:
-            self.in_episode = True
-            if self.groups is not None:
-                self.vary(self.groups, iteration)
+        self.in_episode = begins  # an episode with other groups midway, as in a branch of a run, does not count
+        if begins and self.groups is not None:
+            self.vary(self.groups, iteration)
         arrays = {"sampled": sampled.permutations.numpy().copy(), **acting, **self.arrays()}
         return Observation(arrays, self._entry(episode) if episode else None, self.concerns())
 
     def end_episode(self, validation: PermutationValidation, sampled: SampleCounts, iteration: int) -> "Episode | None":
         """Return the episode that ends here, after learning from it; None if the sampler did not act in it."""
-        began, self.in_episode = self.in_episode, False
-        if self.groups is None or not began or not sampled.batches:  # no batches: in another stage of S&T
+        if self.groups is None or not self.in_episode or not sampled.batches:  # no batches: in another stage of S&T
             return None
         self.episodes += 1
         episode = self.history.episode(
