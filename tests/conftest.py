@@ -100,6 +100,7 @@ def uniform_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 PAIRS_AND_ROLLOUTS: dict[str, Any] = {
     "grouping": "pairs",
+    "prior_correction": False,
     "candidates": 3,
     "sampler": "rollouts",
     "rollout_iterations": 2,

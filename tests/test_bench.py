@@ -58,7 +58,8 @@ def test_the_arithmetic_of_a_step_is_counted(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("small_world")
 def test_to_look_at_candidates_costs_their_heads_alone() -> None:
-    pairs = merge(demo(), {**SMALL, "policy": {**SMALL["policy"], "grouping": "pairs", "candidates": 3}})
+    candidates = {"grouping": "pairs", "prior_correction": False, "candidates": 3}
+    pairs = merge(demo(), {**SMALL, "policy": {**SMALL["policy"], **candidates}})
     of_pairs, of_permutations = (bench.bench(config, iterations=1) for config in (pairs, merge(demo(), SMALL)))
     forward = 4 * 3 * (9 * 128 * 512 + 4 * 128 * 512 + 2 * 512 * 5)
     more = of_pairs["tflop_per_iteration"] - of_permutations["tflop_per_iteration"]

@@ -8,6 +8,8 @@ from unshuffle.config import PRESETS, Config, check, demo, paper, read_config, s
 from unshuffle.errors import UserError
 from unshuffle.options import differences, merge, write_config
 
+PAIRS = {"grouping": "pairs", "prior_correction": False}
+
 
 def test_the_paper_preset_holds_the_papers_numbers() -> None:
     config = paper()
@@ -126,9 +128,12 @@ def test_every_preset_is_valid_and_named(name: Any) -> None:
         ({"policy": {"sampler": "rollouts", "discount": 0.9}}, "leave policy.discount at 0"),
         ({"policy": {"sampler": "rollouts", "entropy_weight": 0.0}}, "needs a policy.entropy_weight above 0"),
         ({"policy": {"sampler": "uniform", "inverse": True}}, "policy.inverse needs a sampler with a preference"),
-        ({"policy": {"grouping": "pairs", "action": "batch"}}, "leave policy.action at sample"),
+        ({"policy": {"grouping": "pairs", "action": "batch"}}, "leave policy.action at mixture"),
+        ({"policy": {"grouping": "pairs"}}, "switch policy.prior_correction off, or leave policy.grouping at"),
+        ({"policy": {"action": "sample"}}, "policy.action"),
+        ({"policy": {"mixture_noise": 0.0}}, "policy.mixture_noise is 0"),
         (
-            {"policy": {"grouping": "pairs", "candidates": 2, "num_groups": 17}},
+            {"policy": {**PAIRS, "candidates": 2, "num_groups": 17}},
             "policy.num_groups is 17, but a sample has only policy.candidates times permutations.per_sample, 16,",
         ),
         ({"policy": {"rollout_iterations": 0}}, "policy.rollout_iterations is 0"),
@@ -154,8 +159,10 @@ def test_impossible_configs_are_refused(values: dict[str, Any], words: str) -> N
         {"data": {"val_size": 1, "max_bad_fraction": 1.0}},
         {"monitor": {"gallery": "one", "queries": "other"}},
         {"policy": {"sampler": "rollouts", "discount": 0.0, "rollout_iterations": 1, "action": "batch"}},
-        {"policy": {"grouping": "pairs", "candidates": 2, "num_groups": 16, "discount": 0.9}},
-        {"policy": {"grouping": "pairs", "candidates": 1, "num_groups": 8}},
+        {"policy": {**PAIRS, "candidates": 2, "num_groups": 16, "discount": 0.9}},
+        {"policy": {**PAIRS, "candidates": 1, "num_groups": 8}},
+        {"policy": {"grouping": "pairs", "sampler": "uniform", "num_groups": 8}},
+        {"policy": {"mixture_noise": 1e-3, "sorted_groups": False}},
         {"policy": {"candidates": 1, "num_groups": 10}},
     ],
 )

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -9,9 +10,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from unshuffle.policy.groups import Groups, Selected, entropy, group_pairs, group_permutations, gumbel, select
+from unshuffle.policy.groups import (
+    Groups,
+    Selected,
+    entropy,
+    group_pairs,
+    group_permutations,
+    gumbel,
+    inverted,
+    one_group_preferred,
+    select,
+)
 
 
 def blocks(levels: list[float], sizes: list[int], samples: int = 6, noise: float = 0.01) -> tuple[Tensor, Tensor]:
@@ -32,6 +45,7 @@ def check(groups: Groups, state: Tensor, count: int) -> None:
     assert (groups.sizes[:present] > 0).all() and (groups.sizes[present:] == 0).all(), "empty groups come last"
     assert (groups.medians[present:] == 1).all()
     assert (groups.medians[:present].diff() >= 0).all(), "the hardest first"
+    assert sorted(groups.labels.tolist()) == list(range(count)), "each label belongs to one group"
     for group in range(count):
         mine = [row for row, member in enumerate(groups.members.tolist()) if member == group]
         assert float(groups.sizes[group]) == pytest.approx(len(mine) / len(state), abs=1e-6)
@@ -67,7 +81,8 @@ def test_the_median_is_over_all_pairs_of_a_group() -> None:
 
 
 def test_the_summary_is_sizes_beside_medians() -> None:
-    groups = Groups(torch.tensor([0, 1, 1]), torch.tensor([1 / 3, 2 / 3, 0]), torch.tensor([0.7, 1.2, 1.0]))
+    sizes, medians = torch.tensor([1 / 3, 2 / 3, 0]), torch.tensor([0.7, 1.2, 1.0])
+    groups = Groups(torch.tensor([0, 1, 1]), sizes, medians, labels=torch.arange(3))
     expected = torch.tensor([[1 / 3, 0.7], [2 / 3, 1.2], [0, 1.0]])
     assert torch.equal(groups.summary, expected)
 
@@ -122,6 +137,65 @@ def test_any_rows(count: int, more: int, samples: int, steps: int, seed: int) ->
     for row, member in zip(state, groups.members, strict=True):
         same = (state == row).all(dim=1)
         assert (groups.members[same] == member).all(), "equal rows are in one group"
+
+
+@pytest.mark.parametrize("levels", [[1.4, 0.6, 1.8, 1.0], [1.4, 0.6, 1.4, 0.6]])
+def test_the_labels_are_those_of_k_means(levels: list[float]) -> None:
+    """Two levels leave two of the four clusters empty."""
+    state, _ = blocks(levels, [3, 12, 2, 9], noise=0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        labels = KMeans(4, n_init=3, random_state=5).fit_predict(state.double().numpy())
+    groups = group_permutations(state, 4, seed=5)
+    check(groups, state, 4)
+    assert groups.labels[groups.members].tolist() == labels.tolist()
+
+
+# what is derived from the probabilities
+
+sizes_of_groups = st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(any)
+logits_of_groups = st.lists(st.floats(-3, 3), min_size=8, max_size=8)
+
+
+def fractions(counts: list[int]) -> Tensor:
+    return torch.tensor(counts) / sum(counts)
+
+
+@given(sizes_of_groups, st.floats(0.001, 1))
+@settings(max_examples=100, deadline=None)
+def test_the_inverse_of_untrained_probabilities_is_themselves(counts: list[int], floor: float) -> None:
+    untrained = fractions(counts)
+    torch.testing.assert_close(inverted(untrained, untrained, floor), untrained, atol=1e-6, rtol=0)
+
+
+@given(sizes_of_groups, logits_of_groups, st.sampled_from([0.001, 0.1, 0.5]))
+@settings(max_examples=100, deadline=None)
+def test_the_inverse_against_a_loop(counts: list[int], logits: list[float], floor: float) -> None:
+    """p² / π, with at least the floor times p for π; an empty group stays empty."""
+    untrained = [count / sum(counts) for count in counts]
+    weights = [p * math.exp(logit) for p, logit in zip(untrained, logits, strict=False)]
+    pi = [weight / sum(weights) for weight in weights]
+    inverse = [p * p / max(own, floor * p) if p > 0 else 0.0 for p, own in zip(untrained, pi, strict=True)]
+    expected = [value / sum(inverse) for value in inverse]
+    result = inverted(torch.tensor(pi), torch.tensor(untrained), floor)
+    np.testing.assert_allclose(result, expected, atol=1e-6)
+    assert all(float(own) == 0 for own, count in zip(result, counts, strict=True) if count == 0)
+
+
+def test_the_floor_of_the_inverse() -> None:
+    """A group that the sampler never chooses gets at most 1 / floor of its weight before."""
+    inverse = inverted(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.5, 0.5, 0.0]), 0.1)
+    np.testing.assert_allclose(inverse, [0.25 / 5.25, 5 / 5.25, 0], rtol=1e-6)
+
+
+@given(sizes_of_groups, st.data())
+@settings(max_examples=50, deadline=None)
+def test_half_of_the_samples_are_of_one_group_and_half_of_all(counts: list[int], data: st.DataObject) -> None:
+    group = data.draw(st.integers(0, len(counts) - 1))
+    preferred = one_group_preferred(fractions(counts), group)
+    expected = [0.5 * (place == group) + 0.5 * size / sum(counts) for place, size in enumerate(counts)]
+    np.testing.assert_allclose(preferred, expected, atol=1e-6)
+    assert float(preferred.sum()) == pytest.approx(1, abs=1e-6)
 
 
 # pairs
@@ -246,6 +320,7 @@ def check_pair_groups(state: Tensor, count: int) -> None:
         for rank, ratio in enumerate(sorted(column)):
             parts[math.floor(rank * count / len(column))].append(ratio)
     assert len(groups.members) == 0 and groups.sizes.shape == groups.medians.shape == (count,)
+    assert groups.labels.tolist() == list(range(count))
     np.testing.assert_allclose(groups.sizes, [len(part) / state.numel() for part in parts], rtol=1e-6)
     np.testing.assert_allclose(groups.medians, [np.median(part) for part in parts], rtol=1e-6)
     assert float(groups.sizes.sum()) == pytest.approx(1, abs=1e-6)

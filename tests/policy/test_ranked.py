@@ -9,7 +9,8 @@ from unshuffle.policy.reinforce import ErrorHistory
 
 
 def groups_of(sizes: list[float]) -> Groups:
-    return Groups(torch.empty(0, dtype=torch.int64), torch.tensor(sizes), torch.tensor([0.6, 0.9, 1.2, 1.8]))
+    medians = torch.tensor([0.6, 0.9, 1.2, 1.8])
+    return Groups(torch.empty(0, dtype=torch.int64), torch.tensor(sizes), medians, torch.arange(4))
 
 
 @pytest.mark.parametrize(("hardest_first", "expected"), [(True, [8, 4, 2, 1]), (False, [1, 2, 4, 8])])

@@ -14,14 +14,11 @@ from torch import Tensor
 from unshuffle.config import PolicyConfig
 from unshuffle.policy import build_sampler
 from unshuffle.policy import rollouts as rollouts_module
-from unshuffle.policy.groups import Groups
-from unshuffle.policy.inverse import Inverse
+from unshuffle.policy.groups import Groups, one_group_preferred
 from unshuffle.policy.reinforce import ErrorHistory
-from unshuffle.policy.rollouts import Rollouts, advantages, one_group_preferred, reliability, run_rollouts
+from unshuffle.policy.rollouts import Rollouts, advantages, reliability, run_rollouts
 from unshuffle.policy.sampler import SampleCounts, Sampler
 from unshuffle.policy.state import PermutationValidation
-
-sizes_of_groups = st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(any)
 
 
 def errors_of_rollouts(rollouts: int, samples: int, differences: float, scatter: float, seed: int = 0) -> Tensor:
@@ -124,17 +121,6 @@ def test_a_group_without_rollout_has_the_average_advantage() -> None:
     assert advantages(torch.full((4, 5), 0.3), 4).tolist() == [0] * 4
 
 
-@given(sizes_of_groups, st.data())
-@settings(max_examples=50, deadline=None)
-def test_half_of_the_samples_are_of_one_group_and_half_of_all(counts: list[int], data: st.DataObject) -> None:
-    group = data.draw(st.integers(0, len(counts) - 1))
-    sizes = torch.tensor(counts) / sum(counts)
-    preferred = one_group_preferred(sizes, group)
-    expected = [0.5 * (place == group) + 0.5 * size / sum(counts) for place, size in enumerate(counts)]
-    np.testing.assert_allclose(preferred, expected, atol=1e-6)
-    assert float(preferred.sum()) == pytest.approx(1, abs=1e-6)
-
-
 # the sampler
 
 COUNT = 24
@@ -143,7 +129,8 @@ GROUPINGS = ["permutations", "pairs"]
 
 
 def four_groups(sizes: list[float]) -> Groups:
-    return Groups(torch.empty(0, dtype=torch.int64), torch.tensor(sizes), torch.tensor([0.6, 0.9, 1.2, 1.8]))
+    medians = torch.tensor([0.6, 0.9, 1.2, 1.8])
+    return Groups(torch.empty(0, dtype=torch.int64), torch.tensor(sizes), medians, torch.arange(4))
 
 
 def config(grouping: str = "pairs", **options: Any) -> PolicyConfig:
@@ -180,7 +167,7 @@ def test_no_other_policy_has_more_advantage_and_entropy(sizes: list[float], monk
     sampler = Rollouts(config(entropy_weight=0.3), COUNT, 0, ErrorHistory())
     monkeypatch.setattr(rollouts_module, "advantages", lambda errors, count: advantage)
     for _ in range(60):  # earlier rollouts count half as much with each
-        sampler.learn(after([0.0]))
+        sampler.compare(after([0.0]))
     present = groups.sizes > 0
 
     def objective(pi: Tensor) -> float:
@@ -198,7 +185,7 @@ def test_the_last_rollouts_count_half(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler, measured = started(), [torch.tensor([1.0, 0, 0, -1]), torch.tensor([0.0, 1, 0, -1])]
     monkeypatch.setattr(rollouts_module, "advantages", lambda errors, count: measured.pop(0))
     for _ in range(2):
-        sampler.learn(after([0.0]))
+        sampler.compare(after([0.0]))
     assert sampler.advantage.tolist() == [0.25, 0.5, 0, -0.75]
 
 
@@ -214,7 +201,7 @@ def test_a_rollout_for_each_group_that_has_members() -> None:
     sampler = started("permutations")
     observe(sampler, (0.6, 0.6, 1.5, 1.5), iteration=10)
     assert sampler.num_rollouts == 2
-    advantage = sampler.learn(after([0.4, 0.5]))
+    advantage = sampler.compare(after([0.4, 0.5]))
     sampler.act()
     assert advantage[0] > 0 > advantage[1] and advantage[2:].tolist() == [0, 0]
     assert sampler.behaviour[0] > 0.55 and sampler.behaviour[2:].tolist() == [0, 0]
@@ -245,7 +232,7 @@ def test_the_better_group_is_sampled_more_often(grouping: str, better: int) -> N
     errors[better] = 0.3
     for _ in range(2):
         before = sampler.behaviour.clone()
-        advantage = sampler.learn(after(errors))
+        advantage = sampler.compare(after(errors))
         sampler.act()
         assert (sampler.behaviour / before).argmax() == better and sampler.behaviour[better] > before[better]
     expected = (np.mean(errors) - np.array(errors)) / np.std(errors, ddof=1)
@@ -260,7 +247,7 @@ def test_the_preference_stays_after_a_drop_of_the_learning_rate(grouping: str) -
     sampler = Rollouts(config(grouping), COUNT, 0, ErrorHistory([10]))
     observe(sampler)
     assert sampler.groups is not None
-    sampler.learn(after([0.3, 0.4, 0.5, 0.6]))
+    sampler.compare(after([0.3, 0.4, 0.5, 0.6]))
     sampler.act()
     before = sampler.behaviour.clone()
     assert float(before[0]) > 1.2 * float(sampler.groups.sizes[0])
@@ -292,8 +279,7 @@ class FakeTrainer:
         self.trained += count
 
     def validate(self, task: str) -> PermutationValidation:
-        sampler = self.samplers[task]
-        learner = sampler.sampler if isinstance(sampler, Inverse) else sampler
+        learner = self.samplers[task]
         assert isinstance(learner, Rollouts) and learner.groups is not None
         preferred = int((learner.behaviour - 0.5 * learner.groups.sizes).argmax())
         wrong = round(self.errors[task][preferred] * COUNT)
@@ -321,9 +307,9 @@ def test_rollouts_compare_the_groups_and_are_undone() -> None:
         assert entry["iterations"] == 7 and entry["errors"] == pytest.approx(errors[task])
         assert np.argmax(entry["advantage"]) == np.argmin(errors[task]) == np.argmax(entry["probability"])
         state = samplers[task].state_dict()
-        assert state["behaviour"].tolist() == entry["probability"]
+        assert state["preferred"].tolist() == state["behaviour"].tolist() == entry["probability"]
         changed = {key for key in state if str(state[key]) != str(before["samplers"][task][key])}
-        assert changed == {"advantage", "behaviour"}
+        assert changed == {"advantage", "preferred", "behaviour"}
 
 
 def test_the_inverse_avoids_the_better_group() -> None:
@@ -332,6 +318,11 @@ def test_the_inverse_avoids_the_better_group() -> None:
     entries = run_rollouts(FakeTrainer(samplers, {"spatial": [0.25, 0.5, 0.5, 0.5]}), samplers, 2)
     probability = entries["spatial"]["probability"]
     assert np.argmax(entries["spatial"]["advantage"]) == np.argmin(probability) == 0 and probability[0] < 0.2
+    sampler = samplers["spatial"]
+    assert isinstance(sampler, Rollouts) and sampler.groups is not None
+    pi, sizes = sampler.probabilities(sampler.groups), sampler.groups.sizes
+    expected = [float(size) ** 2 / float(own) for own, size in zip(pi, sizes, strict=True)]
+    np.testing.assert_allclose(probability, np.array(expected) / sum(expected), rtol=1e-5)
     assert samplers["spatial"].state_dict()["behaviour"].tolist() == probability
 
 

@@ -15,7 +15,6 @@ from unshuffle.errors import UserError
 from unshuffle.policy import build_sampler
 from unshuffle.policy.exp3 import Exp3
 from unshuffle.policy.groups import GroupSampler, PairGrouping, PermutationGrouping, select
-from unshuffle.policy.inverse import Inverse
 from unshuffle.policy.ranked import Ranked
 from unshuffle.policy.reinforce import Episode, Reinforce
 from unshuffle.policy.rollouts import Rollouts
@@ -60,20 +59,22 @@ class Loop:
         self.sampler, self.counts = sampler, SampleCounts(COUNT, num_groups)
 
     @property
-    def inner(self) -> GroupSampler:
-        """The sampler of groups, within its inverse or by itself."""
-        inner = self.sampler.sampler if isinstance(self.sampler, Inverse) else self.sampler
-        assert isinstance(inner, GroupSampler)
-        return inner
+    def grouped(self) -> GroupSampler:
+        assert isinstance(self.sampler, GroupSampler)
+        return self.sampler
+
+    @property
+    def preferred(self) -> Tensor:
+        return self.grouped.preferred
 
     @property
     def behaviour(self) -> Tensor:
-        return self.inner.behaviour
+        return self.grouped.behaviour
 
     @property
     def permutation_probabilities(self) -> Tensor:
-        assert self.inner.groups is not None
-        return self.inner.groups.permutation_probabilities(self.behaviour)
+        assert self.grouped.groups is not None
+        return self.grouped.groups.permutation_probabilities(self.behaviour)
 
     def propose(self, samples: int, per_sample: int, source: torch.Generator) -> Proposal:
         """A batch that is trained on; where it has candidates, the network has random logits."""
@@ -155,8 +156,8 @@ def test_the_sampler_that_the_config_names() -> None:
             sampler = build_sampler(config(name, grouping=grouping), 12, 0, milestones=[3])
             assert isinstance(sampler, kind) and isinstance(sampler.grouping, grouping_kind)
             assert sampler.history.milestones == (3,)
-            inverse = build_sampler(config(name, grouping=grouping, inverse=True), 12, 0)
-            assert isinstance(inverse, Inverse) and type(inverse.sampler) is kind
+            assert not sampler.one_group_per_batch
+    assert build_sampler(config(action="batch"), 12, 0).one_group_per_batch  # type: ignore[attr-defined]
     assert type(build_sampler(config("uniform", grouping="pairs"), 12, 0)) is Uniform
 
 
@@ -176,7 +177,7 @@ def test_permutations_of_a_sample_are_independent() -> None:
 
 
 @pytest.mark.parametrize("after_start", [False, True])
-@pytest.mark.parametrize("action", ["sample", "batch"])
+@pytest.mark.parametrize("action", ["mixture", "batch"])
 @pytest.mark.parametrize("name", ALL)
 def test_proposals_are_seeded_indices(name: str, action: str, after_start: bool) -> None:
     loop = loop_of(name, action=action)
@@ -286,35 +287,67 @@ def test_the_start_rule() -> None:
     loop = group_loop(start_below=0.8)
     for error, expected in [(chance, False), (0.8 * chance + 1e-6, False), (0.8 * chance - 1e-6, True), (chance, True)]:
         loop.observe(seen(error), 0, ends=False, begins=False)
-        assert (loop.inner.groups is not None) == loop.inner.started == expected, "and it never stops again"
+        assert (loop.grouped.groups is not None) == loop.grouped.started == expected, "and it never stops again"
     at_once = group_loop(start_below=2)
     at_once.observe(seen(1.0), 0, ends=False, begins=False)
-    assert at_once.inner.started
+    assert at_once.grouped.started
 
 
 # how often each permutation is sampled
 
 
+@pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize("name", GROUPED)
-def test_samples_follow_the_probabilities(name: str) -> None:
-    loop = started(name)
+def test_samples_follow_the_probabilities(name: str, begins: bool) -> None:
+    """Those of the groups' mixture, within an episode that varies it and outside."""
+    loop = started(name, begins=begins)
     probabilities = loop.permutation_probabilities.double()
     assert float(probabilities.sum()) == pytest.approx(1, abs=1e-6)
     assert probabilities.max() / probabilities.min() > 1.5, "a test of something"
-    sampled = loop.propose(4000, 5, generator()).permutations
-    assert chisquare(frequencies(sampled), 20_000 * probabilities.numpy() / float(probabilities.sum())).pvalue > 0.001
+    proposal = loop.propose(4000, 5, generator())
+    expected = 20_000 * probabilities.numpy() / float(probabilities.sum())
+    assert chisquare(frequencies(proposal.permutations), expected).pvalue > 0.001
     torch.testing.assert_close(probabilities.float(), (loop.behaviour[MEMBERS] / EACH))
-    np.testing.assert_array_equal(MEMBERS, loop.inner.groups.members)  # type: ignore[union-attr]
+    np.testing.assert_array_equal(MEMBERS, loop.grouped.groups.members)  # type: ignore[union-attr]
+    floor = loop.grouped.config.prior_floor / COUNT
+    assert proposal.log_prior is not None
+    np.testing.assert_allclose(proposal.log_prior, np.log(np.maximum(probabilities.numpy(), floor)), atol=1e-5)
+    if name in ("reinforce", "inverse", "exp3"):
+        assert torch.equal(loop.behaviour, loop.preferred) != begins
+        preferred = loop.grouped.groups.permutation_probabilities(loop.preferred).double()  # type: ignore[union-attr]
+        unvaried = 20_000 * preferred.numpy() / float(preferred.sum())
+        assert (chisquare(frequencies(proposal.permutations), unvaried).pvalue < 1e-6) == begins
+    else:
+        assert torch.equal(loop.behaviour, loop.preferred)
+
+
+@pytest.mark.parametrize("grouping", ["permutations", "pairs"])
+@pytest.mark.parametrize("name", ["reinforce", "inverse", "exp3"])
+def test_what_is_varied_is_an_episodes_own(name: str, grouping: str) -> None:
+    """Each episode has other probabilities around the preferred ones; between episodes these are sampled."""
+    loop = group_loop(name, grouping=grouping)
+    loop.observe(seen(), 0, ends=False, begins=True)
+    preferred, varied = loop.preferred.clone(), [loop.behaviour.clone()]
+    for iteration in (10, 20, 30, 40):
+        loop.observe(seen(), iteration, ends=True, begins=False)
+        assert loop.behaviour is loop.preferred and torch.equal(loop.preferred, preferred)
+        loop.observe(seen(), iteration + 5, ends=False, begins=True)
+        assert torch.equal(loop.preferred, preferred)
+        varied.append(loop.behaviour.clone())
+    assert not any(torch.allclose(one, preferred, atol=1e-3) for one in varied)
+    distinct = len({tuple(one.tolist()) for one in varied})
+    assert distinct > 1 if name == "exp3" else distinct == len(varied), "a bandit may pull an arm again"
 
 
 @pytest.mark.parametrize("exploration", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize("name", GROUPED)
-def test_exploration_is_a_lower_bound(name: str, exploration: float) -> None:
+def test_exploration_is_a_lower_bound(name: str, exploration: float, begins: bool) -> None:
     loop = group_loop(name, exploration=exploration)
-    if isinstance(loop.inner, Reinforce):
+    if isinstance(loop.grouped, Reinforce):
         with torch.no_grad():
-            loop.inner.network.layers[-1].bias[2] += 50  # type: ignore[index]
-    loop.observe(seen(), 0, ends=False, begins=False)
+            loop.grouped.network.layers[-1].bias[2] += 50  # type: ignore[index]
+    loop.observe(seen(), 0, ends=False, begins=begins)
     probabilities = loop.permutation_probabilities
     assert float(probabilities.sum()) == pytest.approx(1, abs=1e-6)
     assert float(probabilities.min()) >= exploration / COUNT - 1e-6
@@ -327,11 +360,11 @@ def test_exploration_is_a_lower_bound(name: str, exploration: float) -> None:
 @pytest.mark.parametrize("name", GROUPED)
 @pytest.mark.parametrize("levels", [(1.0, 1.0, 1.0, 1.0), (0.6, 0.6, 1.5, 1.5)])
 def test_empty_groups_are_never_sampled(name: str, levels: tuple[float, ...]) -> None:
-    for action in ("sample", "batch"):
+    for action in ("mixture", "batch"):
         loop = group_loop(name, action=action)
         loop.observe(seen(levels=levels), 0, ends=False, begins=True)
         present = len(set(levels))
-        assert loop.inner.groups is not None and int((loop.inner.groups.sizes > 0).sum()) == present
+        assert loop.grouped.groups is not None and int((loop.grouped.groups.sizes > 0).sum()) == present
         assert (loop.behaviour[present:] == 0).all() and loop.behaviour.isfinite().all()
         assert float(loop.permutation_probabilities.sum()) == pytest.approx(1, abs=1e-6)
         for seed in range(10):
@@ -344,22 +377,25 @@ def test_empty_groups_are_never_sampled(name: str, levels: tuple[float, ...]) ->
         assert loop.behaviour.isfinite().all()
 
 
-def test_a_group_for_each_batch_inside_an_episode_only() -> None:
-    loop = started(action="batch", exploration=0.5)
+def test_a_group_for_each_batch_in_and_outside_an_episode() -> None:
+    loop = group_loop(action="batch", exploration=0.5)
+    loop.observe(seen(0.95), 0, ends=False, begins=False)
+    assert all(len(sampled_groups(loop, seed)) > 1 for seed in range(20)), "uniform before the start"
+    for iteration, begins in ((10, False), (20, True)):
+        loop.observe(seen(), iteration, ends=False, begins=begins)
+        of_batches = [sampled_groups(loop, seed) for seed in range(200)]
+        assert all(len(groups) == 1 for groups in of_batches)
+        counts = np.bincount([groups.pop() for groups in of_batches], minlength=4)
+        assert loop.behaviour is loop.preferred
+        behaviour = loop.behaviour.double()
+        assert chisquare(counts, 200 * (behaviour / behaviour.sum()).numpy()).pvalue > 0.001
+    observation = loop.observe(seen(), 30, ends=True, begins=False)
+    assert observation.episode is not None and observation.episode["sampled"] == (64 * counts).tolist()
 
-    def sampled_groups(seed: int) -> set[int]:
-        return set(MEMBERS[loop.propose(16, 4, generator(seed)).permutations].flatten().tolist())
 
-    assert all(len(sampled_groups(seed)) > 1 for seed in range(20)), "outside, a group for each sample"
-    loop.observe(seen(), 10, ends=False, begins=True)
-    inside = [sampled_groups(seed) for seed in range(200)]
-    assert all(len(some) == 1 for some in inside)
-    counts = np.bincount([some.pop() for some in inside], minlength=4)
-    behaviour = loop.behaviour.double()
-    assert chisquare(counts, 200 * (behaviour / behaviour.sum()).numpy()).pvalue > 0.001
-    observation = loop.observe(seen(), 20, ends=True, begins=False)
-    assert observation.episode is not None and observation.episode["sampled"] == counts.tolist()
-    assert all(len(sampled_groups(seed)) > 1 for seed in range(20))
+def sampled_groups(loop: Loop, seed: int) -> set[int]:
+    """The groups of a batch."""
+    return set(MEMBERS[loop.propose(16, 4, generator(seed)).permutations].flatten().tolist())
 
 
 def test_members_of_the_group_of_a_batch_are_equally_likely() -> None:
@@ -369,7 +405,7 @@ def test_members_of_the_group_of_a_batch_are_equally_likely() -> None:
     assert mine.sum() == 5000 and len(mine) > 1 and chisquare(mine).pvalue > 0.001
 
 
-def test_a_group_for_each_sample_inside_an_episode_too() -> None:
+def test_every_batch_of_a_mixture_is_mixed() -> None:
     loop = started(begins=True)
     assert len(set(MEMBERS[loop.propose(64, 4, generator()).permutations].flatten().tolist())) == 4
 
@@ -396,7 +432,7 @@ def test_the_prior_of_a_batch_of_one_group_is_its_own() -> None:
         torch.testing.assert_close(proposal.log_prior, expected)
 
 
-@pytest.mark.parametrize("action", ["sample", "batch"])
+@pytest.mark.parametrize("action", ["mixture", "batch"])
 def test_the_correction_can_be_off(action: str) -> None:
     loop = started(prior_correction=False, action=action, begins=True)
     assert loop.propose(4, 2, generator()).log_prior is None
@@ -429,7 +465,7 @@ def test_with_the_correction_the_classifier_does_not_learn_the_prior(name: str) 
 def test_hard_first_prefers_the_lowest_median() -> None:
     hard, easy = started("hard-first"), started("easy-first")
     assert hard.behaviour.argmax() == 0 and easy.behaviour.argmax() == 3
-    assert hard.inner.groups is not None and hard.inner.groups.medians.argmin() == 0
+    assert hard.grouped.groups is not None and hard.grouped.groups.medians.argmin() == 0
     assert (MEMBERS[hard.permutation_probabilities.topk(2).indices] == 0).all()
 
 
@@ -437,26 +473,14 @@ def test_hard_first_prefers_the_lowest_median() -> None:
 
 
 def spy(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> list[Episode]:
-    """The episodes that the sampler learns from; every episode with a reward, if the sampler never learns."""
+    """The episodes that the sampler learns from."""
     learned: list[Episode] = []
-    inner = loop.inner
-    real = inner.end_episode
-
-    def end_episode(validation: PermutationValidation, sampled: SampleCounts, iteration: int) -> Episode | None:
-        episode = real(validation, sampled, iteration)
-        if episode is not None and episode.reward is not None:
-            learned.append(episode)
-        return episode
-
-    if isinstance(inner, Reinforce | Exp3):
-        learn = inner.learn
-        monkeypatch.setattr(inner, "learn", lambda episode: (learned.append(episode), learn(episode)))
-    else:
-        monkeypatch.setattr(inner, "end_episode", end_episode)
+    learn = loop.grouped.learn
+    monkeypatch.setattr(loop.grouped, "learn", lambda episode: (learned.append(episode), learn(episode)))
     return learned
 
 
-@pytest.mark.parametrize("action", ["sample", "batch"])
+@pytest.mark.parametrize("action", ["mixture", "batch"])
 @pytest.mark.parametrize("name", GROUPED)
 def test_episodes_at_the_end_of_each_interval(name: str, action: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """K < N: validations at 0, N − K, N, 2N − K, 2N."""
@@ -465,31 +489,30 @@ def test_episodes_at_the_end_of_each_interval(name: str, action: str, monkeypatc
     assert loop.observe(seen(0.84), 0, ends=False, begins=False).episode is None
     expected = []
     for number, (begin, end, first, last, baseline) in enumerate(
-        [(60, 100, 0.78, 0.7, 0.74), (160, 200, 0.61, 0.58, 0.55)], start=1
+        [(60, 100, 0.78, 0.7, 0.72), (160, 200, 0.61, 0.58, 0.52)], start=1
     ):
         loop.propose(10, 2, generator(begin))
         assert loop.observe(seen(first), begin, ends=False, begins=True).episode is None
-        behaviour, groups = loop.behaviour.clone(), loop.inner.groups
+        preferred, behaviour, groups = loop.preferred.clone(), loop.behaviour.clone(), loop.grouped.groups
         batches = [loop.propose(10, 2, generator(end + batch)).permutations for batch in range(3)]
         entry = loop.observe(seen(last), end, ends=True, begins=False).episode
         assert entry is not None and groups is not None
-        if action == "sample":
-            sampled = np.bincount(MEMBERS[torch.stack(batches)].flatten(), minlength=4)
-        else:
-            sampled = np.bincount([int(MEMBERS[batch[0, 0]]) for batch in batches], minlength=4)
+        sampled = np.bincount(MEMBERS[torch.stack(batches)].flatten(), minlength=4)
         assert entry["episode"] == number and entry["error"] == pytest.approx(last)
         assert entry["baseline"] == pytest.approx(baseline) and entry["reward"] == pytest.approx(baseline - last)
-        assert entry["sampled"] == sampled.tolist() and entry["probability"] == behaviour.tolist()
+        assert entry["sampled"] == sampled.tolist()
+        assert entry["probability"] == preferred.tolist() and entry["mixture"] == behaviour.tolist()
         assert entry["group_size"] == groups.sizes.tolist() and entry["group_median"] == groups.medians.tolist()
-        assert entry["entropy"] == pytest.approx(-float((behaviour * behaviour.log()).sum()), abs=1e-5)
-        expected.append((behaviour, sampled, baseline - last))
+        assert entry["entropy"] == pytest.approx(-float((preferred * preferred.log()).sum()), abs=1e-5)
+        expected.append((preferred, behaviour, sampled, baseline - last))
     assert len(learned) == 2
-    for episode, (behaviour, sampled, reward) in zip(learned, expected, strict=True):
-        assert episode.reward == pytest.approx(reward) and torch.equal(episode.behaviour, behaviour)
+    for episode, (preferred, behaviour, sampled, reward) in zip(learned, expected, strict=True):
+        assert episode.reward == pytest.approx(reward)
+        assert torch.equal(episode.preferred, preferred) and torch.equal(episode.behaviour, behaviour)
         np.testing.assert_array_equal(episode.counts, sampled)
 
 
-@pytest.mark.parametrize("action", ["sample", "batch"])
+@pytest.mark.parametrize("action", ["mixture", "batch"])
 def test_episodes_back_to_back(action: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """K = N: validations at 0, N, 2N, …; each ends one episode and begins the next. No update until two errors."""
     loop = group_loop(action=action)
@@ -503,21 +526,35 @@ def test_episodes_back_to_back(action: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert entries[0] is not None and entries[0]["baseline"] is None and entries[0]["reward"] is None
     assert [entry["baseline"] for entry in entries[1:] if entry] == pytest.approx([0.6, 0.6])
     assert [episode.reward for episode in learned] == pytest.approx([-0.05, 0.1])
-    assert all(int(episode.counts.sum()) == (20 if action == "sample" else 1) for episode in learned)
+    assert all(int(episode.counts.sum()) == 20 for episode in learned)
+    for episode in learned:
+        chosen = (episode.counts > 0) if action == "batch" else torch.ones(4, dtype=torch.bool)
+        assert torch.equal(episode.action != 0, chosen)
 
 
-def test_an_update_changes_the_policy_and_nothing_else_does() -> None:
-    loop = started(begins=True)
-    behaviour = loop.behaviour
+@pytest.mark.parametrize("action", ["mixture", "batch"])
+def test_an_update_changes_the_policy_and_nothing_else_does(action: str) -> None:
+    loop = started(action=action)
+    preferred = loop.preferred
     for iteration, error in [(10, 0.48), (20, 0.47)]:
         loop.propose(10, 2, generator())
         loop.observe(seen(error), iteration, ends=False, begins=False)
-        assert torch.equal(loop.behaviour, behaviour), "π is fixed"
+        assert torch.equal(loop.preferred, preferred), "π is fixed"
     for end, error in [(40, 0.4), (60, 0.1)]:
         loop.observe(seen(0.5), end - 10, ends=False, begins=True)
         loop.propose(10, 2, generator(end))
         loop.observe(seen(error), end, ends=True, begins=False)
-    assert not torch.equal(loop.behaviour, behaviour)
+    assert not torch.equal(loop.preferred, preferred)
+
+
+@pytest.mark.parametrize("action", ["mixture", "batch"])
+def test_an_episode_does_not_count_after_a_validation_in_its_midst(action: str) -> None:
+    """As at the checkpoint where a branch begins: the groups, and so what was sampled, are others from then on."""
+    loop = started(action=action, begins=True)
+    for iteration, ends in [(10, False), (20, True)]:
+        loop.propose(10, 2, generator(iteration))
+        assert loop.observe(seen(), iteration, ends=ends, begins=False).episode is None
+        assert torch.equal(loop.behaviour, loop.preferred)
 
 
 def test_an_episode_that_began_before_the_start_does_not_count() -> None:
@@ -537,17 +574,17 @@ def test_an_end_without_a_beginning_is_no_episode() -> None:
     assert loop.observe(seen(), 10, ends=True, begins=False).episode is None
 
 
-@pytest.mark.parametrize("action", ["sample", "batch"])
+@pytest.mark.parametrize("action", ["mixture", "batch"])
 def test_no_episode_for_a_task_that_was_not_trained(action: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One half of S&T."""
     loop = started(action=action, begins=True)
     learned = spy(loop, monkeypatch)
     for iteration in (10, 20, 30):
         assert loop.observe(seen(0.4), iteration, ends=True, begins=True).episode is None
-    assert learned == [] and loop.inner.episodes == 0
+    assert learned == [] and loop.grouped.episodes == 0
 
 
-@pytest.mark.parametrize("action", ["sample", "batch"])
+@pytest.mark.parametrize("action", ["mixture", "batch"])
 def test_a_drop_of_the_learning_rate_restarts_the_history(action: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = started(action=action, begins=True, milestones=(20,))
     learned = spy(loop, monkeypatch)
@@ -569,10 +606,11 @@ def test_a_drop_of_the_learning_rate_restarts_the_history(action: str, monkeypat
 def test_the_arrays_for_the_states_folder(name: str) -> None:
     loop = group_loop(name)
     arrays = loop.observe(seen(), 0, ends=False, begins=False).arrays
-    assert set(arrays) == {"sampled", "groups", "group_medians", "probabilities"}
+    assert set(arrays) == {"sampled", "groups", "group_medians", "probabilities", "mixture"}
     np.testing.assert_array_equal(arrays["groups"], MEMBERS)
     np.testing.assert_allclose(arrays["group_medians"], [0.6, 0.9, 1.2, 1.8], atol=0.02)
-    np.testing.assert_array_equal(arrays["probabilities"], loop.behaviour)
+    for array in ("probabilities", "mixture"):
+        np.testing.assert_array_equal(arrays[array], loop.behaviour)
     kept = {key: value.copy() for key, value in arrays.items()}
     loop.propose(10, 2, generator())
     loop.observe(seen(0.3), 10, ends=True, begins=True)
@@ -581,9 +619,9 @@ def test_the_arrays_for_the_states_folder(name: str) -> None:
 
 def narrowed(**options: Any) -> Observation:
     loop = group_loop(**options)
-    assert isinstance(loop.inner, Reinforce)
+    assert isinstance(loop.grouped, Reinforce)
     with torch.no_grad():
-        loop.inner.network.layers[-1].bias[0] += 30  # type: ignore[index]
+        loop.grouped.network.layers[-1].bias[0] += 30  # type: ignore[index]
     return loop.observe(seen(), 0, ends=False, begins=False)
 
 
@@ -618,9 +656,9 @@ def test_the_preference_of_the_groups() -> None:
     assert preference is not None and preference.probabilities == pytest.approx(preference.sizes), "a new policy"
     assert preference.sizes == pytest.approx([size / COUNT for size in SIZES])
     for name in GROUPED:
-        loop = started(name)
+        loop = started(name, begins=True)
         preference = loop.sampler.preference
-        assert preference is not None and preference.probabilities == loop.behaviour.tolist()
+        assert preference is not None and preference.probabilities == loop.preferred.tolist()
 
 
 # groups of pairs
@@ -668,16 +706,16 @@ def test_the_selection_is_uniform_before_the_start(name: str) -> None:
 def test_members_are_selected_as_often_as_the_sampler_prefers(name: str, groups: int) -> None:
     """Four groups have six of the 24 permutations each; five have four or five."""
     loop = loop_of(name, grouping="pairs", num_groups=groups, exploration=0.2)
-    if isinstance(loop.inner, Reinforce):
+    if isinstance(loop.grouped, Reinforce):
         with torch.no_grad():
-            loop.inner.network.layers[-1].bias.copy_(torch.linspace(1, -1, groups))  # type: ignore[operator]
-    if isinstance(loop.inner, Exp3):
-        loop.inner.log_weights = torch.linspace(1, -1, groups)
+            loop.grouped.network.layers[-1].bias.copy_(torch.linspace(1, -1, groups))  # type: ignore[operator]
+    if isinstance(loop.grouped, Exp3):
+        loop.grouped.log_weights = torch.linspace(1, -1, groups)
     loop.observe(seen(), 0, ends=False, begins=False)
-    assert loop.inner.groups is not None
-    sizes, preferred = loop.inner.groups.sizes, loop.inner.probabilities(loop.inner.groups)
+    assert loop.grouped.groups is not None
+    sizes, preferred = loop.grouped.groups.sizes, loop.grouped.probabilities(loop.grouped.groups)
     if name == "inverse":
-        preferred = (1 / preferred) / (1 / preferred).sum()
+        preferred = (sizes**2 / preferred) / (sizes**2 / preferred).sum()
     behaviour = 0.8 * preferred + 0.2 * sizes
     torch.testing.assert_close(loop.behaviour, behaviour)
     torch.testing.assert_close(log_weights(loop).exp() * sizes, behaviour)
@@ -714,26 +752,28 @@ def test_an_episode_of_pairs(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     loop.observe(seen(0.84), 0, ends=False, begins=False)
     loop.propose(6, 2, generator(1))
     loop.observe(seen(0.78), 60, ends=False, begins=True)
-    behaviour, groups = loop.behaviour.clone(), loop.inner.groups
+    preferred, behaviour, groups = loop.preferred.clone(), loop.behaviour.clone(), loop.grouped.groups
     for seed in (2, 3):
         loop.propose(6, 2, generator(seed))
     loop.counts.reduce(alone)
     sampled = loop.counts.groups.clone()
     entry = loop.observe(seen(0.7), 100, ends=True, begins=False).episode
     assert entry is not None and groups is not None
-    assert entry["episode"] == 1 and entry["reward"] == pytest.approx(0.74 - 0.7)
+    assert entry["episode"] == 1 and entry["reward"] == pytest.approx(0.72 - 0.7)
     assert entry["sampled"] == sampled.tolist() and sum(entry["sampled"]) == 2 * 6 * 2, "of the episode alone"
-    assert entry["probability"] == behaviour.tolist()
+    assert entry["probability"] == preferred.tolist() and entry["mixture"] == behaviour.tolist()
     assert entry["group_size"] == groups.sizes.tolist() and entry["group_median"] == groups.medians.tolist()
     (episode,) = learned
-    assert episode.reward == pytest.approx(0.04) and torch.equal(episode.counts, sampled)
+    assert episode.reward == pytest.approx(0.02) and torch.equal(episode.counts, sampled)
     assert torch.equal(episode.behaviour, behaviour)
 
 
 def test_the_arrays_of_pairs_for_the_states_folder() -> None:
     loop = pair_loop()
     arrays = loop.observe(seen(), 0, ends=False, begins=False).arrays
-    assert set(arrays) == {"sampled", "group_medians", "probabilities"}, "a permutation is in no group of its own"
+    assert set(arrays) == {"sampled", "group_medians", "probabilities", "mixture"}, (
+        "a permutation is in no group of its own"
+    )
     np.testing.assert_array_equal(arrays["probabilities"], loop.behaviour)
     ordered = seen().state.sort(dim=0).values
     np.testing.assert_allclose(
@@ -743,16 +783,20 @@ def test_the_arrays_of_pairs_for_the_states_folder() -> None:
     loop.propose(6, 2, generator(1))
     later = loop.observe(seen(0.3, (0.5, 0.7, 0.9, 1.9)), 10, ends=True, begins=True).arrays
     assert all((kept[key] == arrays[key]).all() for key in arrays), "they stay what they were"
+    np.testing.assert_array_equal(later["probabilities"], loop.preferred)
+    np.testing.assert_array_equal(later["mixture"], loop.behaviour)
+    assert not np.array_equal(later["probabilities"], later["mixture"]), "an episode has begun"
     np.testing.assert_array_equal(later["acting_probabilities"], arrays["probabilities"])
+    np.testing.assert_array_equal(later["acting_mixture"], arrays["mixture"])
     np.testing.assert_array_equal(later["acting_group_medians"], arrays["group_medians"])
 
 
 def test_a_concern_when_one_group_of_pairs_gets_nearly_all_samples() -> None:
     loop = pair_loop()
-    assert isinstance(loop.inner, Reinforce)
+    assert isinstance(loop.grouped, Reinforce)
     assert loop.observe(seen(), 0, ends=False, begins=False).concerns == []
     with torch.no_grad():
-        loop.inner.network.layers[-1].bias[2] += 30  # type: ignore[index]
+        loop.grouped.network.layers[-1].bias[2] += 30  # type: ignore[index]
     (concern,) = loop.observe(seen(), 10, ends=False, begins=False).concerns
     fraction = pytest.approx(0.9 + 0.1 / 4, abs=1e-4)
     assert concern == {"concern": "dominant_group", "group": 3, "num_groups": 4, "fraction": fraction}
@@ -778,7 +822,7 @@ CHECKPOINTED = [*ALL, "rollouts"]
 
 @pytest.mark.parametrize("discount", [0.0, 0.9])
 @pytest.mark.parametrize(
-    ("grouping", "action"), [("permutations", "sample"), ("permutations", "batch"), ("pairs", "sample")]
+    ("grouping", "action"), [("permutations", "mixture"), ("permutations", "batch"), ("pairs", "mixture")]
 )
 @pytest.mark.parametrize("name", CHECKPOINTED)
 def test_resumes_in_the_middle_of_an_episode(
@@ -801,7 +845,7 @@ def test_resumes_in_the_middle_of_an_episode(
                 errors = torch.tensor(
                     [[math.sin(end + group + sample / 9) for sample in range(3)] for group in range(4)]
                 )
-                record.append(loop.sampler.learn(errors))
+                record.append(loop.sampler.compare(errors))
                 loop.sampler.act()
             record.append(vars(loop.sampler.preference or Preference([], [])))
         return record
@@ -864,7 +908,7 @@ def test_a_rollout_is_undone_by_the_state_before_it(grouping: str, saved_and_loa
     loop = loop_of("rollouts", grouping=grouping)
     loop.observe(seen(), 0, ends=False, begins=True)
     assert isinstance(loop.sampler, Rollouts)
-    loop.sampler.learn(torch.tensor([0.3, 0.4, 0.5, 0.6])[:, None].expand(-1, 2))
+    loop.sampler.compare(torch.tensor([0.3, 0.4, 0.5, 0.6])[:, None].expand(-1, 2))
     loop.sampler.act()
     before, proposed = saved_and_loaded(loop.state_dict()), loop.sampler.propose(6, 2, generator(1))
     loop.sampler.prefer(3)

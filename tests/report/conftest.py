@@ -79,7 +79,13 @@ def pair_run(tmp_path_factory: pytest.TempPathFactory, reliable: Any) -> Run:
     """The same, with groups of pairs."""
     config = tiny_config(out=tmp_path_factory.mktemp("report") / "pairs")
     policy = replace(
-        config.policy, sampler="rollouts", rollout_iterations=2, grouping="pairs", num_groups=5, candidates=3
+        config.policy,
+        sampler="rollouts",
+        rollout_iterations=2,
+        grouping="pairs",
+        prior_correction=False,
+        num_groups=5,
+        candidates=3,
     )
     with reliable():
         return run_pretraining(replace(config, policy=policy))

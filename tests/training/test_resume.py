@@ -104,7 +104,9 @@ def die() -> None:
     raise Killed
 
 
-ROLLOUTS = {"policy": {"sampler": "rollouts", "grouping": "pairs", "rollout_iterations": 4}}
+ROLLOUTS = {
+    "policy": {"sampler": "rollouts", "grouping": "pairs", "prior_correction": False, "rollout_iterations": 4},
+}
 """Three rollouts of four iterations each at iterations 3 and 6; nine iterations besides."""
 
 

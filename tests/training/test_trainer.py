@@ -350,7 +350,8 @@ def test_bf16_steps_are_close_to_fp32(small: Any, tmp_path: Path) -> None:
 
 def with_rollouts(grouping: str = "pairs", **others: Any) -> dict[str, Any]:
     """Two times three rollouts: one for each group at iterations 3 and 6."""
-    return {"policy": {"sampler": "rollouts", "rollout_iterations": 4, "grouping": grouping, **others}}
+    grouped = {"grouping": grouping, "prior_correction": grouping == "permutations"}
+    return {"policy": {"sampler": "rollouts", "rollout_iterations": 4, **grouped, **others}}
 
 
 def state_without_advantages(trainer: Trainer) -> dict[str, Any]:
@@ -358,7 +359,8 @@ def state_without_advantages(trainer: Trainer) -> dict[str, Any]:
     state = copy.deepcopy(trainer.state_dict())
     for task in state["tasks"].values():
         if task:  # rotation has no sampler
-            del task["sampler"]["advantage"], task["sampler"]["behaviour"]
+            for learned in ("advantage", "preferred", "behaviour"):
+                del task["sampler"][learned]
     return {**state, "training": trainer.network.training}
 
 
@@ -400,7 +402,7 @@ def test_rollouts_leave_no_trace(small: Any, tmp_path: Path, monkeypatch: pytest
 def test_without_learning_from_them_rollouts_change_nothing(
     small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: str
 ) -> None:
-    monkeypatch.setattr(Rollouts, "learn", lambda self, errors: torch.zeros(3))
+    monkeypatch.setattr(Rollouts, "compare", lambda self, errors: torch.zeros(3))
     with_them = run_pretraining(small(tmp_path / "with", tasks=tasks, **with_rollouts()))
     assert list(with_them.metrics("rollouts"))
     monkeypatch.setattr(Trainer, "_run_rollouts", lambda *_: None)
@@ -537,15 +539,21 @@ def test_permutations_are_counted_as_they_are_trained_on(small: Any, tmp_path: P
             before = step
 
 
-def test_one_action_is_counted_for_each_batch_of_one_group(small: Any, tmp_path: Path) -> None:
-    run = run_pretraining(small(tmp_path / "run", policy={"action": "batch"}))
+@pytest.mark.parametrize("action", ["mixture", "batch"])
+def test_samples_are_counted_for_each_group(small: Any, tmp_path: Path, action: str) -> None:
+    """Two permutations of each of four samples in a step, two steps in an episode; with `batch` of one group a step."""
+    run = run_pretraining(small(tmp_path / "run", policy={"action": action}))
     episodes = [(entry["iteration"], sum(entry["sampled"])) for entry in run.metrics("episode")]
-    assert episodes == [(step, 2) for step in (3, 6, 9) for _ in ("spatial", "temporal")]
+    assert episodes == [(step, 16) for step in (3, 6, 9) for _ in ("spatial", "temporal")]
+    of_whole_batches = [all(count % 8 == 0 for count in entry["sampled"]) for entry in run.metrics("episode")]
+    assert all(of_whole_batches) if action == "batch" else not all(of_whole_batches)
 
 
 def test_pairs_are_counted_as_they_are_selected(small: Any, tmp_path: Path) -> None:
     """Two permutations of each of four samples in a step, of six candidates."""
-    run = run_pretraining(small(tmp_path / "run", policy={"grouping": "pairs", "candidates": 3}))
+    run = run_pretraining(
+        small(tmp_path / "run", policy={"grouping": "pairs", "prior_correction": False, "candidates": 3})
+    )
     for task, count in (("spatial", 6), ("temporal", 5)):
         before = 0
         for step in (0, 1, 3, 4, 6, 7, 9):

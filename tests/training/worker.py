@@ -39,7 +39,13 @@ from unshuffle.training.trainer import Trainer, build_trainer
 
 SGD = {"kind": "sgd", "lr": 0.02}  # AdamW would turn rounding errors in gradients of zero into steps
 
-ROLLOUTS = {"sampler": "rollouts", "grouping": "pairs", "candidates": 3, "rollout_iterations": 3}
+ROLLOUTS = {
+    "sampler": "rollouts",
+    "grouping": "pairs",
+    "prior_correction": False,
+    "candidates": 3,
+    "rollout_iterations": 3,
+}
 """Three rollouts each at iterations 3 and 6."""
 
 

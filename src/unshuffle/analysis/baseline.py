@@ -33,7 +33,8 @@ class Baseline(TaskAnalysis):
             metrics[task] = {"episodes": len(episodes), **reward_statistics(episodes or task_rows)}
         policy = run.config.policy
         statement = (
-            f"errors of {run.folder} beside the line through the two before (E_BL), and the rewards r = E_BL − E; "
+            f"errors of {run.folder} beside those extrapolated from the two before, E_BL = 2 E_t − E_(t−1), "
+            f"and the rewards r = E_BL − E; "
             f"sampler {policy.name}{LEARNS_FROM_ROLLOUTS if policy.sampler == 'rollouts' else ''}"
         )
         all_rows = [row for task_rows in rows.values() for row in task_rows]

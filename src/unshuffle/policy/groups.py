@@ -182,14 +182,14 @@ class GroupSampler(ABC):
         """Return the probabilities of a sampler that has learned nothing: every permutation is equally likely."""
         return groups.sizes
 
-    def vary(self, groups: Groups, iteration: int) -> None:
+    def vary(self, groups: Groups, iteration: int) -> None:  # noqa: B027 (fixed preferences stay as they are)
         """Change `behaviour` for the episode that begins, so that its reward tells what to prefer."""
 
     def action(self, groups: Groups, sampled: SampleCounts) -> Tensor:
         """Return the weights w, (|C|,), for which Σ_j w_j ∇ log π_j is the score of what the episode has sampled."""
         return torch.zeros_like(groups.sizes)
 
-    def learn(self, episode: "Episode") -> None:
+    def learn(self, episode: "Episode") -> None:  # noqa: B027
         """Learn from the reward of an episode; samplers without an `action` do not."""
 
     def propose(self, samples: int, per_sample: int, generator: torch.Generator) -> Proposal:
@@ -207,10 +207,10 @@ class GroupSampler(ABC):
         if self.started:
             self.groups = self.grouping.form(validation)
             self.act()
-        if begins:
-            self.began = iteration
-            if self.groups is not None:
-                self.vary(self.groups, iteration)
+        # an episode whose groups are formed anew midway, as in a branch of a run, does not count
+        self.began = iteration if begins else None
+        if begins and self.groups is not None:
+            self.vary(self.groups, iteration)
         arrays = {"sampled": sampled.permutations.numpy().copy(), **acting, **self.arrays()}
         return Observation(arrays, self._entry(episode) if episode else None, self.concerns())
 
@@ -224,8 +224,7 @@ class GroupSampler(ABC):
 
     def end_episode(self, validation: PermutationValidation, sampled: SampleCounts, iteration: int) -> "Episode | None":
         """Return the episode that ends here, after learning from it; None if the sampler did not act in it."""
-        began, self.began = self.began, None
-        if self.groups is None or began is None or not sampled.batches:  # no batches: in another stage of S&T
+        if self.groups is None or self.began is None or not sampled.batches:  # no batches: in another stage of S&T
             return None
         self.episodes += 1
         episode = self.history.episode(

@@ -25,7 +25,7 @@ learning rate are not compared, and only episodes with a reward of their own rec
 
 With `action: mixture` an episode samples all its permutations from one mixture over the groups, softmax(log π + ε) with
 Gaussian noise ε of std σ (`mixture_noise`) on the logits. The mixture is the action: log π(a) is the log-density of ε,
-and its score is Σ_j ε_j / σ² ∇ log π_j. A single reward then tells about a single choice, while every batch stays mixed.
+and its score is Σ_j ε_j / σ² ∇ log π_j. A single reward then tells of a single choice, while every batch stays mixed.
 """
 
 from collections.abc import Sequence
@@ -215,7 +215,7 @@ class Reinforce(GroupSampler):
 
     def _importance(self, groups: Groups) -> Tensor:
         """Return π over the probabilities of the actions, which exploration and inverse change."""
-        ratio = torch.where(groups.sizes > 0, self.probabilities(groups) / self.behaviour, 0.0)
+        ratio = torch.where(self.behaviour > 0, self.probabilities(groups) / self.behaviour, 0.0)
         return ratio.clamp(max=MAX_IMPORTANCE)
 
     def _logits(self, groups: Groups) -> Tensor:

@@ -56,12 +56,12 @@ class Observation:
 
 @dataclass(frozen=True)
 class Preference:
-    """The current sampling distribution over the groups, hardest first; empty lists while sampling is still uniform."""
+    """The distribution over the groups that a sampler prefers, hardest first; empty lists while it is still uniform."""
 
     sizes: list[float]
     """|c_j| / |Ψ|."""
     probabilities: list[float]
-    """Sampling probability of each group."""
+    """Preferred probability of each group; an episode may vary it."""
 
 
 class SampleCounts:
