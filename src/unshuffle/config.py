@@ -112,7 +112,7 @@ class AugmentationConfig:
     hflip: Probability = 0.0
     """Probability that an image or clip is flipped horizontally as a whole; the paper does not say."""
     grayscale: Probability = 0.0
-    """Probability that an image becomes grayscale; the paper does not mention it, the author's public jigsaw has 0.3."""
+    """Probability that an image becomes grayscale; the paper does not mention it, the author's jigsaw has 0.3."""
     gamma: NonNegative = 0.3
     """Colour jitter: largest change of the logarithm of the exponent that brightens or darkens."""
     saturation: NonNegative = 0.3
@@ -303,7 +303,7 @@ class PolicyConfig:
     rollout_iterations: Count = 40
     """Iterations of a rollout; each episode ends with one rollout per group, and they are undone afterwards."""
     lr: NonNegative = 0.002
-    """Learning rate of Adam for the policy network; the paper starts with 0.01, at which noise alone moves the policy."""
+    """Learning rate of Adam for the policy network; the paper starts with 0.01, which lets noise move the policy."""
     entropy_weight: NonNegative = 0.5
     """Weight of the entropy in the objective; larger values keep the sampling closer to uniform. The paper
     adds the entropy without giving its weight."""
