@@ -4,34 +4,20 @@ from typing import Any
 
 import pytest
 
-from unshuffle.config import PRESETS, Config, check, demo, paper, read_config, small
+from unshuffle.config import PRESETS, Config, check, demo, paper, paper_literal, read_config, small
 from unshuffle.errors import UserError
 from unshuffle.options import differences, merge, write_config
 
 PAIRS = {"grouping": "pairs", "prior_correction": False}
 
 
-def test_the_paper_preset_holds_the_papers_numbers() -> None:
-    config = paper()
+@pytest.mark.parametrize("config", [paper(), paper_literal()], ids=lambda config: str(config.preset))
+def test_parts_and_pixels_are_those_of_the_paper(config: Config) -> None:
     spatial, temporal = config.spatial, config.temporal
-    assert config.preset == "paper"
-    assert (spatial.permutations, temporal.permutations) == (1000, 1000)
-    assert config.permutations.per_sample == 1 and not config.permutations.include_identity
-    assert config.optim.batch_size == 128 and spatial.batch_size == temporal.batch_size == 0
-    for group in (config.optim.backbone, spatial.optimiser, temporal.optimiser):
-        assert (group.kind, group.lr, group.momentum, group.weight_decay) == ("sgd", 0.001, 0.9, 5e-4)
-    assert (config.optim.iterations, config.optim.milestones, config.optim.decay) == (350_000, (200_000,), 0.1)
-    assert config.optim.warmup == 0 and spatial.loss_weight == temporal.loss_weight == 1
-    assert (spatial.grid, spatial.parts, temporal.frames, temporal.parts) == (3, 9, 8, 8)
-    assert spatial.crop_size == temporal.crop_size == 75 and not temporal.shared_crop
+    assert (spatial.parts, temporal.parts) == (9, 8)
     assert round(spatial.image_fraction * config.data.image_short_side) == 255
     assert round(spatial.tile_fraction * (255 // 3)) == 64
     assert round(temporal.crop_fraction * 240) == 224  # of a frame of UCF-101, 320 x 240
-    assert config.model.backbone == "caffenet"
-    assert (spatial.head.kind, spatial.head.fc6, spatial.head.hidden) == ("concat", 1024, 4096)
-    assert (temporal.head.kind, temporal.head.fc6, temporal.head.hidden) == ("lstm", 512, 256)
-    assert config.data.val_size == 100 and temporal.frame_span == 0
-    assert config.policy.sampler == "reinforce"
 
 
 @pytest.mark.parametrize(
