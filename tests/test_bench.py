@@ -9,7 +9,7 @@ import torch
 
 from unshuffle import bench, cli
 from unshuffle.bench import Stopwatch
-from unshuffle.config import demo
+from unshuffle.config import demo, paper
 from unshuffle.errors import UserError
 from unshuffle.options import merge
 
@@ -22,6 +22,8 @@ SMALL = {
     "policy": {"num_groups": 2, "interval": 100, "batches": 10},
 }
 WORLD = {"images": 8, "clips": 8, "clip_frames": 4}
+CONV = 3 * 32 * 25 * 12**2 * 2 + 32 * 48 * 9 * 12**2 * 3 + 48 * 96 * 9 * 6**2 * 3 + 96 * 96 * 9 * 6**2 * 3
+"""Multiplications of the tiny backbone for a crop of 24 px, forward and backward."""
 
 
 @pytest.fixture
@@ -49,11 +51,26 @@ def test_the_figures_fit_together(tmp_path: Path) -> None:
 def test_the_arithmetic_of_a_step_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the layer table: each multiplication counts for two, and thrice for forward and the two gradients."""
     figures = bench.bench(merge(demo(), SMALL), iterations=1)
-    conv = 3 * 32 * 25 * 12**2 * 2 + 32 * 48 * 9 * 12**2 * 3 + 48 * 96 * 9 * 6**2 * 3 + 96 * 96 * 9 * 6**2 * 3
     crops = 4 * 9 + 4 * 4
     fc6 = crops * 96 * 9 * 128 * 3
     heads = 4 * (9 * 128 * 512 + 4 * 128 * 512 + 2 * 512 * 5) * 3
-    assert figures["tflop_per_iteration"] * 1e12 == pytest.approx(2 * (crops * conv + fc6 + heads), rel=0.02)
+    assert figures["tflop_per_iteration"] * 1e12 == pytest.approx(2 * (crops * CONV + fc6 + heads), rel=0.02)
+
+
+@pytest.mark.usefixtures("small_world")
+def test_the_arithmetic_of_an_lstm_is_counted_for_each_permutation() -> None:
+    """With the heads and the 8 permutations of `paper`, whose episodes fill the interval: one validation each."""
+    own = {name: values for name, values in SMALL.items() if name not in ("permutations", "policy")}
+    config = merge(paper(), {**own, "tasks": "T", "model": {"backbone": "tiny"}, "policy": {"num_groups": 2}})
+    figures = bench.bench(config, iterations=1)
+    crops, orders = 4 * 4, 4 * 8
+    fc6 = crops * 96 * 9 * 512 * 3
+    first_state = orders * 256 * 4 * 256  # constant, so it has no gradient
+    lstm = orders * 4 * (512 + 256) * 4 * 256 * 3 - first_state
+    fc8 = orders * 256 * 5 * 3
+    assert figures["tflop_per_iteration"] * 1e12 == pytest.approx(2 * (crops * CONV + fc6 + lstm + fc8), rel=0.02)
+    once = figures["validation_ms"]["temporal"] / (500 * figures["ms_per_iteration"])
+    assert figures["validation_fraction"] == pytest.approx(once)
 
 
 @pytest.mark.usefixtures("small_world")

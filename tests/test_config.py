@@ -1,23 +1,78 @@
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from unshuffle.config import PRESETS, Config, check, demo, paper, paper_literal, read_config, small
 from unshuffle.errors import UserError
 from unshuffle.options import differences, merge, write_config
+from unshuffle.policy.reinforce import PolicyNetwork
 
 PAIRS = {"grouping": "pairs", "prior_correction": False}
 
 
-@pytest.mark.parametrize("config", [paper(), paper_literal()], ids=lambda config: str(config.preset))
-def test_parts_and_pixels_are_those_of_the_paper(config: Config) -> None:
+# the paper's numbers: section 4.1, Algorithm 1 and appendices A, B and H
+
+
+@pytest.mark.parametrize("preset", [paper, paper_literal])
+def test_the_presets_of_the_paper_hold_its_numbers(preset: Callable[[], Config]) -> None:
+    config = preset()
     spatial, temporal = config.spatial, config.temporal
-    assert (spatial.parts, temporal.parts) == (9, 8)
+    assert (spatial.permutations, temporal.permutations) == (1000, 1000)
+    assert config.permutations.criterion == "mean" and not config.permutations.include_identity
+    assert config.optim.batch_size == 128 and spatial.batch_size == temporal.batch_size == 0
+    for group in (config.optim.backbone, spatial.optimiser):
+        assert (group.kind, group.lr) == ("sgd", 0.001)
+    assert (config.optim.iterations, config.optim.milestones, config.optim.decay) == (350_000, (200_000,), 0.1)
+    assert config.optim.warmup == 0 and spatial.loss_weight == temporal.loss_weight == 1
+    assert (spatial.grid, spatial.parts, temporal.frames, temporal.parts) == (3, 9, 8, 8)
+    assert spatial.crop_size == temporal.crop_size == 75 and not temporal.shared_crop
     assert round(spatial.image_fraction * config.data.image_short_side) == 255
     assert round(spatial.tile_fraction * (255 // 3)) == 64
     assert round(temporal.crop_fraction * 240) == 224  # of a frame of UCF-101, 320 x 240
+    assert config.model.backbone == "caffenet" and config.init is None
+    assert (spatial.head.kind, spatial.head.fc6, spatial.head.hidden) == ("concat", 1024, 4096)
+    assert (temporal.head.kind, temporal.head.fc6, temporal.head.hidden) == ("lstm", 512, 256)
+    assert spatial.head.dropout == temporal.head.dropout == 0
+    assert config.data.val_size == 100 and config.data.val_images is None and config.data.val_videos is None
+    assert temporal.frame_span == 0 and not temporal.reverse
+    augmentation = config.augmentation
+    assert augmentation.hflip == augmentation.grayscale == 0, "it names random crops and colour jitter only"
+    assert augmentation.gamma > 0 and augmentation.saturation > 0 and augmentation.hue > 0 and temporal.colour_jitter
+
+
+@pytest.mark.parametrize("preset", [paper, paper_literal])
+def test_the_presets_of_the_paper_have_its_policy(preset: Callable[[], Config]) -> None:
+    policy = preset().policy
+    assert (policy.sampler, policy.inverse, policy.grouping, policy.num_groups) == (
+        "reinforce",
+        False,
+        "permutations",
+        10,
+    )
+    assert policy.entropy_weight > 0 and 0 < policy.reward_average_decay < 1, "entropy, moving average of the reward"
+    hidden, output = (layer for layer in PolicyNetwork(policy.num_groups).layers if isinstance(layer, nn.Linear))
+    assert (hidden.in_features, hidden.out_features, output.in_features, output.out_features) == (2 * 10, 16, 16, 10)
+
+
+def test_paper_literal_does_what_the_paper_states_and_no_more() -> None:
+    config = paper_literal()
+    policy = config.policy
+    for group in (config.optim.backbone, config.spatial.optimiser, config.temporal.optimiser):
+        assert (group.kind, group.lr) == ("sgd", 0.001), "one SGD for the spatiotemporal network"
+        assert group.momentum == group.weight_decay == 0, "it names neither"
+    assert config.permutations.per_sample == 1, "line 6 of Algorithm 1: one permutation for each sample"
+    assert policy.action == "batch", "line 3: one group for each batch"
+    assert policy.lr == 0.01
+    assert 350_000 // policy.interval == 90, "T = 90 episodes in the whole training"
+    assert policy.batches < policy.interval, "an episode is a small part of the iterations between two updates"
+    assert not policy.sorted_groups, "Eq. 10 has the groups in any order, and their sizes |c_j|"
+    assert not (policy.size_prior or policy.scale_reward or policy.prior_correction or policy.exploration)
+    assert policy.start_below >= 2, "the error is at most 1, so the policy acts from the start, whatever chance is"
+    assert not config.spatial.head.centre and not config.temporal.head.centre
 
 
 @pytest.mark.parametrize(

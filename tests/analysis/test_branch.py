@@ -51,11 +51,13 @@ def test_the_policys_branch_is_the_run_itself(
 @pytest.mark.parametrize(
     "policy",
     [
+        {"sampler": "reinforce", "action": "mixture"},
+        {"sampler": "reinforce", "action": "mixture", "inverse": True},
         {"sampler": "reinforce", "action": "batch"},
         {"sampler": "rollouts", "rollout_iterations": 2},
         {"sampler": "exp3", "inverse": True},
     ],
-    ids=["reinforce", "rollouts", "inverse exp3"],
+    ids=["mixture", "inverse mixture", "batch", "rollouts", "inverse exp3"],
 )
 def test_a_branch_between_validations_is_the_run_itself(
     policy: dict[str, Any], tiny_run: Callable[..., Run], reliable: Reliable, tmp_path: Path
@@ -72,6 +74,8 @@ def test_a_branch_between_validations_is_the_run_itself(
             assert errors(branch, checkpoint + 1, 12) == errors(run, checkpoint + 1, 12)
             assert {iteration for iteration, _, _ in errors(branch, 0, checkpoint)} == {checkpoint}
             assert learned(branch, 0, 13) == learned(run, checkpoint, 13) != []
+            for task in ("spatial", "temporal"):  # what the policy preferred and sampled until the end
+                assert sampled(branch, task, 12) == sampled(run, task, 12)
 
 
 def test_a_branch_beyond_the_end_is_the_longer_run(

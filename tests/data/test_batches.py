@@ -167,6 +167,11 @@ def test_centres() -> None:
     assert divmod(int(centres[0, 0, 0, 0, 2]), 16) == (2, 3)
 
 
+def test_there_may_be_no_samples_to_read() -> None:
+    """As for a process that none of the few test samples belongs to."""
+    assert samples(0, frames=3, side=8).centres().shape == (0, 3, 8, 8, 3)
+
+
 def test_span_reaches_the_frames() -> None:
     frames = samples(1, frames=3, span=4).random_windows(np.full(50, 2), np.random.default_rng(0)).frames
     assert max(numbers[-1] - numbers[0] for numbers in frames) == 3

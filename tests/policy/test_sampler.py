@@ -871,7 +871,47 @@ def test_a_restored_sampler_samples_as_before_and_learns_nothing(name: str, save
     before = saved_and_loaded(loop.state_dict())
     record = loop.sampler.resume()
     assert same(saved_and_loaded(loop.state_dict()), before) and record.episode is None
-    assert set(record.arrays) == (set() if name == "uniform" else {"group_medians", "probabilities", "groups"})
+    names = {"group_medians", "probabilities", "mixture", "groups"}
+    assert set(record.arrays) == (set() if name == "uniform" else names)
+
+
+@pytest.mark.parametrize("grouping", ["permutations", "pairs"])
+@pytest.mark.parametrize("name", ["reinforce", "inverse", "exp3"])
+def test_a_sampler_resumed_in_the_middle_of_an_episode_has_its_mixture_again(
+    name: str, grouping: str, saved_and_loaded: Reload
+) -> None:
+    options = {"grouping": grouping, "prior_correction": False}
+    loop, resumed = group_loop(name, **options), loop_of(name, **options)
+    loop.observe(seen(0.8), 0, ends=False, begins=True)
+    of_the_first = loop.behaviour
+    loop.propose(6, 2, generator(1))
+    loop.observe(seen(0.5), 80, ends=True, begins=True)
+    loop.propose(6, 2, generator(2))
+    resumed.load_state_dict(saved_and_loaded(loop.state_dict()))
+    arrays = resumed.sampler.resume().arrays
+    assert torch.equal(resumed.preferred, loop.preferred) and torch.equal(resumed.behaviour, loop.behaviour)
+    np.testing.assert_array_equal(arrays["mixture"], loop.behaviour)
+    assert not torch.allclose(loop.behaviour, loop.preferred) and not torch.allclose(loop.behaviour, of_the_first)
+
+
+def test_an_episode_that_the_inverse_continues_keeps_its_noise(saved_and_loaded: Reload) -> None:
+    """Though the mixture differs: the noise belongs to the episode, and is added to the logits of either sampler."""
+    policy, inverse = started("reinforce", begins=True), loop_of("inverse")
+    inverse.load_state_dict(saved_and_loaded(policy.state_dict()))
+    inverse.sampler.resume()
+    assert isinstance(policy.sampler, Reinforce) and isinstance(inverse.sampler, Reinforce)
+    noise, groups = policy.sampler.noise, policy.grouped.groups
+    assert groups is not None and torch.equal(inverse.sampler.noise, noise)
+    weights = groups.sizes.square() / policy.sampler.probabilities(groups) * noise.exp()
+    torch.testing.assert_close(inverse.behaviour, 0.9 * weights / weights.sum() + 0.1 * groups.sizes)
+
+
+@pytest.mark.parametrize("name", ["reinforce", "inverse", "exp3"])
+def test_between_episodes_a_resumed_sampler_follows_its_preference(name: str, saved_and_loaded: Reload) -> None:
+    loop, resumed = started(name, begins=False), loop_of(name)
+    resumed.load_state_dict(saved_and_loaded(loop.state_dict()))
+    resumed.sampler.resume()
+    assert torch.equal(resumed.behaviour, resumed.preferred) and torch.equal(resumed.behaviour, loop.behaviour)
 
 
 def test_the_inverse_continues_with_the_state_of_a_policy_and_back(saved_and_loaded: Reload) -> None:
@@ -880,10 +920,10 @@ def test_the_inverse_continues_with_the_state_of_a_policy_and_back(saved_and_loa
     inverse.sampler.resume()
     again.load_state_dict(saved_and_loaded(inverse.state_dict()))
     again.sampler.resume()
-    assert policy.inner.groups is not None
-    sizes = policy.inner.groups.sizes
-    reciprocal = 1 / policy.inner.probabilities(policy.inner.groups)
-    torch.testing.assert_close(inverse.behaviour, 0.9 * reciprocal / reciprocal.sum() + 0.1 * sizes)
+    groups = policy.grouped.groups
+    assert groups is not None
+    weights = groups.sizes.square() / policy.grouped.probabilities(groups)
+    torch.testing.assert_close(inverse.behaviour, 0.9 * weights / weights.sum() + 0.1 * groups.sizes)
     assert torch.equal(again.behaviour, policy.behaviour) and not torch.allclose(inverse.behaviour, policy.behaviour)
 
 

@@ -64,7 +64,8 @@ class Samples:
     def centre_windows(self, items: Items) -> Windows:
         """Return validation samples: evenly spaced frames, the centre window."""
         available, _ = self._shapes
-        frames = np.array([spaced_frames(int(count), self.frames, self.span) for count in available[items]])
+        spaced = [spaced_frames(int(count), self.frames, self.span) for count in available[items]]
+        frames = np.array(spaced, dtype=np.int64).reshape(len(items), self.frames)  # a process may have no items
         return Windows(items, frames, np.broadcast_to(self._room(items) // 2, (*frames.shape, 2)))
 
     def read(self, windows: Windows, pinned: bool = False) -> Tensor:
