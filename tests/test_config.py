@@ -75,33 +75,6 @@ def test_paper_literal_does_what_the_paper_states_and_no_more() -> None:
     assert not config.spatial.head.centre and not config.temporal.head.centre
 
 
-def test_paper_changes_no_more_than_it_says() -> None:
-    """Each of these has a line in docs/decisions.md."""
-    assert set(differences(paper_literal(), paper())) == {
-        "preset",
-        *(
-            f"{group}.{name}"
-            for group in ("optim.backbone", "spatial.optimiser")
-            for name in ("momentum", "weight_decay")
-        ),
-        *(f"temporal.optimiser.{name}" for name in ("kind", "lr", "momentum", "weight_decay")),
-        "spatial.head.centre",
-        "temporal.head.centre",
-        "permutations.per_sample",
-        "policy.interval",
-        "policy.batches",
-        "policy.action",
-        "policy.sorted_groups",
-        "policy.lr",
-        "policy.entropy_weight",
-        "policy.scale_reward",
-        "policy.size_prior",
-        "policy.start_below",
-        "policy.prior_correction",
-        "policy.exploration",
-    }
-
-
 @pytest.mark.parametrize(
     ("tasks", "stages"),
     [

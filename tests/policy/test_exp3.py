@@ -98,6 +98,7 @@ def test_the_importance_weights_are_unbiased() -> None:
     sampler = bandit(groups)
     sampler.log_weights = torch.tensor([1.0, -0.5, 0.0, 0.2])
     sampler.act()
+    sampler.vary(groups, 0)
     estimate = sum(
         float(sampler.preferred[arm]) * reward * action(sampler, groups, arm) for arm, reward in enumerate(rewards)
     )
