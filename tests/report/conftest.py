@@ -42,7 +42,8 @@ def tiny_config(**changes: object) -> Config:
         rotation=replace(config.rotation, crop_size=24),
         permutations=replace(config.permutations, per_sample=2),
         optim=replace(config.optim, iterations=6, batch_size=4, warmup=0, milestones=()),
-        policy=replace(config.policy, num_groups=2, interval=2, batches=2, start_below=2.0),
+        # without size prior: 5 permutations never form 2 equal groups, so there is a preference from the start
+        policy=replace(config.policy, num_groups=2, interval=2, batches=2, start_below=2.0, size_prior=False),
         log=replace(config.log, train_every=1),
         **changes,  # type: ignore[arg-type]
     )
