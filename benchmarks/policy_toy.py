@@ -7,10 +7,10 @@ given as the signal-to-noise ratio of an episode whose action is a mixture of an
 over such mixtures, over that of the noise. With one group for each batch the same gain makes a weaker signal, as the
 fraction of a group varies less over 100 batches.
 
-Policies: `paper` and `paper-literal` (10 groups), and `small` with REINFORCE (groups of pairs). Results, means over the
-seeds: results/policy_toy.csv with the probability of the better group after some numbers of episodes, and the largest
-distance of any group's probability from its size; policy_toy.svg, in which the ratios that `benchmarks/reward_noise.py`
-has measured on real data are marked.
+Policies: `paper` and `paper-literal` (10 groups of permutations), and `pairs` of benchmarks/comparison.py (REINFORCE
+with 4 groups of pairs, and a higher learning rate). Results, means over the seeds: results/policy_toy.csv with the
+probability of the better group after some numbers of episodes, and the largest distance of any group's probability from
+its size; policy_toy.svg, in which the ratios that `benchmarks/reward_noise.py` has measured on real data are marked.
 """
 
 import argparse
@@ -20,17 +20,17 @@ import multiprocessing
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
+from comparison import arms
 from matplotlib.figure import Figure
 from table import RESULTS, write_table
 
 from unshuffle.analysis.figures import COLOURS, QUIET, legend_below, name_axes, panels, save_figure, styled
-from unshuffle.config import PolicyConfig, paper, paper_literal, small
+from unshuffle.config import PolicyConfig, paper, paper_literal
 from unshuffle.policy.groups import Groups
 from unshuffle.policy.reinforce import Episode, ErrorHistory, Reinforce
 from unshuffle.policy.sampler import SampleCounts
@@ -38,7 +38,7 @@ from unshuffle.policy.sampler import SampleCounts
 POLICIES: dict[str, PolicyConfig] = {
     "paper": paper().policy,
     "paper-literal": paper_literal().policy,
-    "small, reinforce": replace(small().policy, sampler="reinforce", grouping="permutations"),
+    "pairs": arms(iterations=6000)["pairs"],
 }
 RATIOS = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 EPISODES = (60, 120, 240, 480, 960)
@@ -163,7 +163,7 @@ def draw(rows: Sequence[dict[str, Any]], signals: Sequence[dict[str, str]]) -> F
         axis.axhline(1 / own[0]["groups"], color=QUIET, linewidth=1, linestyle=":")
         axis.set_xscale("symlog", linthresh=0.05)
         axis.set_ylim(0, 1.02)
-        grouping = "pairs" if name.startswith("small") else "permutations"
+        grouping = POLICIES[name].grouping
         marked = [row for row in signals if row["grouped"] == grouping]
         for height, row in enumerate(marked):
             at = (float(row["mixture"]), 0.98 - 0.07 * height)
