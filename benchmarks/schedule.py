@@ -1,10 +1,9 @@
-"""Cost of validation and policy at the paper's schedule: a real run over one whole interval between two episodes.
+"""Cost of validation and policy in the preset `paper`: a real run over several episodes.
 
     python benchmarks/schedule.py --images FOLDER --videos FOLDER [--iterations 3900] [--device cuda]
 
-The preset `paper` with the policy active from the start, so that its whole cost is measured. The first 100 iterations
-and the validation before them, in which libraries choose their algorithms, do not count. Results go to
-results/schedule_DEVICE.csv.
+The policy is active from the start, so that its whole cost is measured. The first 100 iterations and the validation
+before them, in which libraries choose their algorithms, do not count. Results go to results/schedule_DEVICE.csv.
 """
 
 import argparse
@@ -15,7 +14,6 @@ from typing import Any
 from table import write_table
 
 import unshuffle
-from unshuffle.config import paper
 from unshuffle.runs.run import Run
 
 WARMUP = 100
@@ -45,20 +43,21 @@ def main() -> None:
 
 
 def figures(run: Run) -> dict[str, Any]:
-    """Return the step time, the fraction of waiting, and the cost of the validations of one interval."""
+    """Return the step time, the fraction of waiting, and the cost of the validations of an interval."""
     lines = [entry for entry in run.metrics("train") if entry["iteration"] > WARMUP]
     samples = 2 * run.config.optim.batch_size
     step = sum(samples / entry["samples_per_second"] for entry in lines) / len(lines)
     costs = [entry["duration"] for entry in run.metrics("cost") if 0 < entry["iteration"] < run.config.optim.iterations]
-    interval = paper().policy.interval
-    validating = 2 * sum(costs) / len(costs)  # one where the episode begins, one where it ends
+    policy = run.config.policy
+    validations = 1 if policy.batches == policy.interval else 2  # where an episode ends, and where a shorter one begins
+    validating = validations * sum(costs) / len(costs)
     return {
         "iterations": run.config.optim.iterations,
         "ms_per_iteration": round(1e3 * step, 3),
         "waiting_for_data": round(sum(entry["waiting_for_data"] for entry in lines) / len(lines), 5),
         "validations_measured": len(costs),
         "seconds_of_a_validation_and_policy": round(sum(costs) / len(costs), 4),
-        "share_of_validation_and_policy": round(validating / (validating + interval * step), 5),
+        "share_of_validation_and_policy": round(validating / (validating + policy.interval * step), 5),
     }
 
 
