@@ -178,11 +178,13 @@ def measure_times(args: argparse.Namespace) -> None:
             "preset": "small",
             "out": args.out / f"time-{name}",
             "optim": schedule(end) | {"milestones": []},
+            "log": {"monitor_every": end, "checkpoint_every": end, "pictures": False},  # no test before the end
             # groups are formed from the beginning, as in most of a long training
             "policy": to_dict(replace(policy, start_below=2.0)),
         }
-        run = pretrain(**shared(args), **options)
-        seconds = {entry["iteration"]: entry["seconds"] for entry in run.metrics() if entry["kind"] != "monitor"}
+        run = pretrain(**(shared(args) | options))
+        timed = [entry for entry in run.metrics() if entry["kind"] in ("train", "cost")]
+        seconds = {entry["iteration"]: entry["seconds"] for entry in timed}
         elapsed = seconds[end] - seconds[begin]
         validating = sum(entry["duration"] for entry in run.metrics("cost") if begin < entry["iteration"] <= end)
         per_iteration = {"milliseconds": elapsed, "validating_and_rollouts": validating}

@@ -13,14 +13,14 @@ recipes_STUDY_N.csv if --iterations is given; `left_chance` is the first iterati
 import argparse
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from table import write_table
 
-from unshuffle.config import Config, preset_config
+from unshuffle.config import Config, preset_config, small
 from unshuffle.data.batches import Prefetcher, on_device
 from unshuffle.options import merge
 from unshuffle.tasks.prepare import Data, prepare
@@ -266,7 +266,8 @@ def schedule(study: Study, iterations: int) -> Changes:
 
 def data_of(config: Config, opened: dict[Any, Data]) -> Data:
     """Return the data of a config, opened once for all variants with the same samples."""
-    clips = (config.temporal.reverse, config.temporal.frame_span)
+    # heads and their optimisers do not change the samples
+    clips = replace(config.temporal, head=small().temporal.head, optimiser=small().temporal.optimiser)
     key = (config.data, config.tasks, config.spatial.image_fraction, clips, config.seed)
     if key not in opened:
         opened[key] = prepare(config)

@@ -89,7 +89,7 @@ def main() -> None:
             errors = np.array([[error_of(result[task], size) for result in repeats] for repeats in results])
             condition = {"task": task, "grouped": grouping, "iterations": length, "end": end, "val_size": size}
             noise = rewards[length][task, size]
-            rows.append(condition | figures(errors) | signal(errors, ranks[task], noise, length))
+            rows.append(condition | figures(errors) | signal(errors, ranks[task], noise, length, config.policy))
             print(rows[-1], flush=True)
     note = f"errors at the checkpoint {errors_before}"
     write_table(f"reward_noise_{trainer.device.type}", rows, args.device, note, args.out)
@@ -233,15 +233,17 @@ def mean_ranks(before: PermutationValidation, grouping: str, config: Config) -> 
     return {"ranks": ranks, "sizes": sizes, "sampled": np.array(list(ranked.values()))}
 
 
-def signal(errors: npt.NDArray[np.float64], ranked: dict[str, Any], reward_std: float, length: int) -> dict[str, float]:
+def signal(
+    errors: npt.NDArray[np.float64], ranked: dict[str, Any], reward_std: float, length: int, policy: PolicyConfig
+) -> dict[str, float]:
     """Return the effect of sampling harder groups, and what it makes of a reward's signal with each kind of action."""
     falls = errors[0].mean() - errors[1:].mean(axis=1)
     slope = float(falls @ ranked["sampled"] / (ranked["sampled"] ** 2).sum())
     ranks, sizes = ranked["ranks"], ranked["sizes"]
     noise = torch.randn(10_000, len(sizes), generator=torch.Generator().manual_seed(0))
-    mixtures = torch.softmax(sizes.log() + PolicyConfig().mixture_noise * noise, dim=1)
+    mixtures = torch.softmax(sizes.log() + policy.mixture_noise * noise, dim=1)
     std = {
-        "mixture": float((mixtures @ ranks).std()),
+        "mixture": (1 - policy.exploration) * float((mixtures @ ranks).std()),
         "batch": float(((sizes * ranks**2).sum() - (sizes * ranks).sum() ** 2).sqrt()) / length**0.5,
     }
     ratios = {action: round(abs(slope) * value / reward_std, 3) for action, value in std.items()}

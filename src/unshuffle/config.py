@@ -5,6 +5,7 @@ task or the policy would not learn. The table in `docs/decisions.md` has the val
 statements, with reasons; `tests/test_decisions.py` compares it with this module.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -294,8 +295,8 @@ class PolicyConfig:
     batches: Count = 500
     """K: batches of an episode, the last ones of the interval; the paper does not give it."""
     action: Literal["mixture", "batch"] = "mixture"
-    """What reinforce chooses, and a reward belongs to. batch: one group for each batch, as in Algorithm 1; mixture: one
-    mixture over all groups for each episode, so that every batch stays mixed."""
+    """What reinforce chooses, and a reward belongs to. batch: one group for each batch, as in Algorithm 1 (hard-first
+    and easy-first then do so too); mixture: one mixture over all groups for each episode, which mixes every batch."""
     mixture_noise: Positive = 1.0
     """Std of the Gaussian noise on the logits by which an episode's mixture varies; less explores less."""
     sorted_groups: bool = True
@@ -594,7 +595,7 @@ def check(config: Config) -> None:
         )
     if (config.monitor.gallery is None) != (config.monitor.queries is None):
         raise UserError("monitor.gallery and monitor.queries go together: give both or neither")
-    _check_test_data(config)
+    _check_data(config)
     _check_policy(config.policy, config.permutations.per_sample)
     for name in config.task_names:
         section = config.section(name)
@@ -607,15 +608,26 @@ def check(config: Config) -> None:
                 raise UserError(f"{wanted}, but {section.parts} parts have only {existing}")
 
 
-def _check_test_data(config: Config) -> None:
+def _check_data(config: Config) -> None:
     data = config.data
-    for option, test, others in (
-        ("test_images", data.test_images, {"images": config.images, "data.val_images": data.val_images}),
-        ("test_videos", data.test_videos, {"videos": config.videos, "data.val_videos": data.val_videos}),
-    ):
-        for other, address in others.items():
-            if test is not None and str(test) == str(address):  # from Python it may be a Path
-                raise UserError(f"data.{option} and {other} are both {test}: the pretext test set must be other data")
+    for medium in ("images", "videos"):
+        training = getattr(config, medium)
+        options = {medium: training}
+        options |= {f"data.{use}_{medium}": getattr(data, f"{use}_{medium}") for use in ("val", "test")}
+        given = {name: str(address) for name, address in options.items() if address is not None}  # may be a Path
+        if given and training is None:
+            raise UserError(f"{', '.join(given)} would not be used: give --{medium} to train on too")
+        for name, other in itertools.combinations(given, 2):
+            if _resolved(given[name]) == _resolved(given[other]):
+                raise UserError(
+                    f"{name} and {other} are both {given[other]}: what is trained on, X_val and the pretext test set "
+                    "must be different data"
+                )
+
+
+def _resolved(address: str) -> str:
+    """Return one spelling of a path; patterns of shards and remote addresses stay as they are."""
+    return address if "{" in address or "://" in address else str(Path(address).expanduser().resolve())
 
 
 def _check_policy(policy: PolicyConfig, per_sample: int) -> None:
@@ -623,8 +635,14 @@ def _check_policy(policy: PolicyConfig, per_sample: int) -> None:
         raise UserError(
             f"policy.interval is {policy.interval}, but must be at least policy.batches, which is {policy.batches}"
         )
-    if policy.sampler == "rollouts" and policy.discount > 0:
-        raise UserError("policy.sampler rollouts compares the groups of one episode: leave policy.discount at 0")
+    if policy.sampler != "reinforce" and policy.discount > 0:
+        raise UserError(
+            f"policy.discount is for policy.sampler reinforce, but policy.sampler is {policy.sampler}: set it to 0"
+        )
+    if policy.sampler in ("rollouts", "exp3") and policy.action == "batch":
+        raise UserError(
+            f"policy.sampler {policy.sampler} mixes a preferred group with all others: set policy.action to mixture"
+        )
     if policy.sampler == "rollouts" and policy.entropy_weight == 0:
         raise UserError(
             "policy.sampler rollouts needs a policy.entropy_weight above 0: it divides the advantages by it"

@@ -59,4 +59,6 @@ def split_sentence(task: str, split: Mapping[str, Any], medium: str | None = Non
             f"only {samples} are held out for validation (data.val_size is {split['requested']}), as most of so few "
             "must be trained on"
         )
+    if not split["test"]:
+        remarks.append("there is no pretext test set, so errors are those on X_val")
     return f"{task} task: {'; '.join(remarks)}" if remarks else None

@@ -7,7 +7,7 @@ from torch import Tensor
 from unshuffle.config import PolicyConfig
 from unshuffle.policy.exp3 import LEARNING_RATE, Exp3
 from unshuffle.policy.groups import Groups
-from unshuffle.policy.reinforce import Episode, ErrorHistory
+from unshuffle.policy.reinforce import MAX_IMPORTANCE, Episode, ErrorHistory
 from unshuffle.policy.sampler import SampleCounts
 
 
@@ -40,6 +40,14 @@ def learn(sampler: Exp3, groups: Groups, reward: float) -> None:
     counts = torch.zeros(4)  # the bandit knows its arm
     sampler.learn(Episode(groups, sampler.preferred, sampler.behaviour, counts, taken, 0, error=0.0, baseline=reward))
     sampler.act()
+
+
+def test_a_small_group_cannot_move_its_weight_by_much() -> None:
+    groups = groups_of([0.699, 0.2, 0.1, 0.001])
+    sampler = bandit(groups)
+    weights = action(sampler, groups, 3)
+    assert weights.tolist() == [0, 0, 0, MAX_IMPORTANCE * 4], "not 1000"
+    torch.testing.assert_close(action(sampler, groups, 2)[2], 1 / sampler.preferred[2])
 
 
 def test_a_new_bandit_samples_every_permutation_equally_often() -> None:

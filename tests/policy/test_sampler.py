@@ -894,6 +894,30 @@ def test_a_sampler_resumed_in_the_middle_of_an_episode_has_its_mixture_again(
     assert not torch.allclose(loop.behaviour, loop.preferred) and not torch.allclose(loop.behaviour, of_the_first)
 
 
+@pytest.mark.parametrize("options", [{"action": "batch"}, {}])
+def test_an_episode_that_the_inverse_continues_does_not_count(
+    options: dict[str, Any], saved_and_loaded: Reload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first batches were sampled by the policy, so its reward says nothing about the inverse."""
+    policy, inverse = started("reinforce", begins=True, **options), loop_of("inverse", **options)
+    policy.propose(6, 2, generator(1))
+    inverse.load_state_dict(saved_and_loaded(policy.state_dict()))
+    inverse.sampler.resume()
+    learned = spy(inverse, monkeypatch)
+    for end, counted in [(10, False), (20, True), (30, True)]:
+        inverse.propose(6, 2, generator(end))
+        assert (inverse.observe(seen(0.4), end, ends=True, begins=True).episode is not None) == counted
+    assert len(learned) == 2
+
+
+@pytest.mark.parametrize("name", ["hard-first", "easy-first"])
+def test_fixed_preferences_sample_a_group_for_each_batch_as_the_policy_does(name: str) -> None:
+    loop = started(name, action="batch")
+    assert all(
+        len(set(MEMBERS[loop.propose(16, 4, generator(s)).permutations].flatten().tolist())) == 1 for s in range(9)
+    )
+
+
 def test_an_episode_that_the_inverse_continues_keeps_its_noise(saved_and_loaded: Reload) -> None:
     """Though the mixture differs: the noise belongs to the episode, and is added to the logits of either sampler."""
     policy, inverse = started("reinforce", begins=True), loop_of("inverse")

@@ -71,7 +71,7 @@ class Selection(Analysis):
             keep = has_policy(trainer.run) and method != "uniform"
             branch = trainer.train(checkpoint, method, self.iterations, folder, console, keep_policy=keep)
             accuracies[method] = _accuracies(branch)
-            kinds = {task: error_kind(branch, task) for task in accuracies[method]}
+        kinds = {task: error_kind(branch, task) for task in ordering_tasks(branch)}
         return [{**row, "measured": kinds[row["task"]]} for row in relative_rows(checkpoint, accuracies)]
 
 

@@ -153,7 +153,10 @@ class Classification(Evaluation):
         per_epoch = max(len(dataset) / self.batch_size, minimum / epochs[-1])
         ends = tuple(max(1, round(epoch * per_epoch)) for epoch in epochs)
         if ends[-1] < FEW_ITERATIONS:
-            note(console, f"only {ends[-1]} iterations, as there are few images: give more epochs, or smaller batches")
+            note(
+                console,
+                f"only {ends[-1]} iterations, as there are few images: train longer, or with smaller batches",
+            )
         return ends
 
     def batches(self, dataset: LabelledDataset, augment: Augment) -> Callable[[int], LabelledBatch]:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from unshuffle.config import PolicyConfig
 from unshuffle.policy.groups import Groups, GroupSampler, one_group_preferred
-from unshuffle.policy.reinforce import Episode, ErrorHistory, MovingScale
+from unshuffle.policy.reinforce import MAX_IMPORTANCE, Episode, ErrorHistory, MovingScale
 from unshuffle.policy.sampler import SampleCounts
 from unshuffle.randomness import torch_generator
 
@@ -16,7 +16,7 @@ LEARNING_RATE = 0.1
 
 
 class Exp3(GroupSampler):
-    """Exponential weights. An episode pulls one arm: half of its samples come from one group."""
+    """Exponential weights. An episode pulls one arm: one group gets half of the samples that are not exploration."""
 
     def __init__(self, config: PolicyConfig, num_permutations: int, seed: int, history: ErrorHistory) -> None:
         super().__init__(config, num_permutations, seed, history)
@@ -35,8 +35,9 @@ class Exp3(GroupSampler):
         self.behaviour = self.explored(one_group_preferred(groups.sizes, self.arm))
 
     def action(self, groups: Groups, sampled: SampleCounts) -> Tensor:
-        """Return the arm, weighted by one over its probability."""
-        return F.one_hot(torch.tensor(self.arm), len(groups.sizes)) / self.preferred[self.arm]
+        """Return the arm, weighted by one over its probability, within bounds for small groups."""
+        weights = F.one_hot(torch.tensor(self.arm), len(groups.sizes)) / self.preferred[self.arm]
+        return weights.clamp(max=MAX_IMPORTANCE * len(weights))
 
     def learn(self, episode: Episode) -> None:
         """Raise the weight of an arm that was pulled before a high reward."""

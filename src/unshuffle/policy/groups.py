@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from unshuffle.policy.reinforce import Episode, ErrorHistory  # Algorithm 1 is in one file
 
 PREFERENCE = 0.5
-"""Fraction of the samples that come from a preferred group in a rollout or an episode of a bandit."""
+"""Fraction of the samples that come from a preferred group in a rollout or an episode of a bandit; others come from
+all groups."""
 
 
 @dataclass(frozen=True)
@@ -215,11 +216,14 @@ class GroupSampler(ABC):
         return Observation(arrays, self._entry(episode) if episode else None, self.concerns())
 
     def resume(self) -> Observation:
-        """Sample the restored groups again, as in their episode, and return the record of them."""
+        """Sample the restored groups as the config says now, in their episode, and return the record of them."""
         if self.groups is not None:
+            restored = self.behaviour
             self.act()
             if self.began is not None:
                 self.vary(self.groups, self.began)
+                if not torch.equal(self.behaviour, restored):  # as in an inverse branch: its first batches were others
+                    self.began = None
         return Observation(self.arrays(), concerns=self.concerns())
 
     def end_episode(self, validation: PermutationValidation, sampled: SampleCounts, iteration: int) -> "Episode | None":

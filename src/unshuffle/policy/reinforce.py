@@ -19,13 +19,15 @@ by γ^{t'−t}. Section 4.1 adds: subtract a moving average from the reward, add
 Adam.
 
 What is ours comes last, under its own heading: an episode's mixture as the action (`action: mixture`), the size prior
-(`size_prior`), importance weights for actions of another distribution (exploration, inverse), sorted groups
+(`size_prior`), importance weights of batches that exploration or the inverse has chosen, sorted groups
 (`sorted_groups`) and the scale of the rewards (`scale_reward`). Ours too: errors before and after a change of the
 learning rate are not compared, and only episodes with a reward of their own receive later ones.
 
 With `action: mixture` an episode samples all its permutations from one mixture over the groups, softmax(log π + ε) with
 Gaussian noise ε of std σ (`mixture_noise`) on the logits. The mixture is the action: log π(a) is the log-density of ε,
-and its score is Σ_j ε_j / σ² ∇ log π_j. A single reward then tells of a single choice, while every batch stays mixed.
+and its score is Σ_j ε_j / σ² ∇ log π_j. A single reward then tells about a single choice, while every batch stays
+mixed. With `inverse` the gradient is measured around the inverse's mixture instead of π's; with γ > 0 earlier episodes
+keep the ε that they had.
 """
 
 from collections.abc import Sequence

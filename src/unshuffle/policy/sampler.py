@@ -123,7 +123,7 @@ class Sampler(Protocol):
         """Take in a validation and the counts since the last one; an episode may end or begin here, or both."""
 
     def resume(self) -> Observation:
-        """Sample by a restored state, perhaps that of the inverse, and return its record; nothing is learned."""
+        """Sample again with the restored groups, as the config says now, and return their record; learn nothing."""
 
     @property
     def preference(self) -> Preference | None:

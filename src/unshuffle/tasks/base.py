@@ -191,20 +191,20 @@ class Task(ABC):
 
     def samples(self, media: Media) -> Samples:
         """Return the samples to train on and to hold X_val and the pretext test set out of."""
-        samples = self._samples(media.images if self._uses_images(media) else media.videos)
+        samples = self._samples(media.images if self.uses_images(media) else media.videos)
         if samples is None:
             raise UserError(f"the {self.name} task needs videos: give --videos, or choose other --tasks")
         return samples
 
     def validation_samples(self, media: Media) -> Samples | None:
         """Return the samples that are given for validation alone, if any are."""
-        return self._samples(media.val_images if self._uses_images(media) else media.val_videos)
+        return self._samples(media.val_images if self.uses_images(media) else media.val_videos)
 
     def test_samples(self, media: Media) -> Samples | None:
         """Return the samples that are given as the pretext test set, if any are."""
-        return self._samples(media.test_images if self._uses_images(media) else media.test_videos)
+        return self._samples(media.test_images if self.uses_images(media) else media.test_videos)
 
-    def _uses_images(self, media: Media) -> bool:
+    def uses_images(self, media: Media) -> bool:
         """Return whether the task takes images, and not frames of videos."""
         return self.medium == "images" and media.images is not None
 

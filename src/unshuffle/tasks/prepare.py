@@ -67,7 +67,7 @@ def prepare(config: Config, progress: bool = True) -> Data:
         data.training[name], data.validation[name] = training, validation
         if len(test):
             data.test[name] = test
-        source = "images" if task.medium == "images" and media.images is not None else "videos"
+        source = "images" if task.uses_images(media) else "videos"
         data.splits[name] = SplitFacts(len(training), len(validation), len(test), config.data.val_size, source)
     return data
 

@@ -95,8 +95,8 @@ class Trainer:
         self._own_validation = {
             name: pixels[self.part.rows(len(pixels))].to(device) for name, pixels in self.validation_pixels.items()
         }
-        self._own_test = {
-            name: replace(samples, items=samples.items[self.part.rows(len(samples))]).centres().to(device)
+        self._own_test = {  # not on the device: there may be many
+            name: replace(samples, items=samples.items[self.part.rows(len(samples))]).centres()
             for name, samples in data.test.items()
         }
         self.iteration = 0
@@ -218,7 +218,8 @@ class Trainer:
         return self._centre_crops(name, self._own_validation[name])
 
     def _centre_crops(self, name: str, pixels: Tensor) -> Iterator[Tensor]:
-        return (self.tasks[name].crops(Squares.of(chunk)) for chunk in pixels.split(VALIDATION_CHUNK))
+        chunks = pixels.split(VALIDATION_CHUNK)
+        return (self.tasks[name].crops(Squares.of(chunk.to(self.device))) for chunk in chunks)
 
     def validate(self, name: str) -> Any:
         """Validate a task on X_val."""
