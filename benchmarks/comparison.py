@@ -54,6 +54,13 @@ EPISODES_OF_THE_PAPER = 90
 TIMED = (200, 1200)
 """Iterations between which an arm is timed."""
 BASELINE = "uniform"
+FIGURES = {
+    "held_out": "held-out error",
+    "retrieval": "retrieval",
+    "linear": "linear probe",
+    "chosen_by": "retrieval inside the training side",
+}
+"""Files with the figures of a run, and what these are called."""
 
 
 def arms(iterations: int) -> dict[str, PolicyConfig]:
@@ -143,8 +150,11 @@ def train(args: argparse.Namespace) -> None:
 
 def all_runs(out: Path) -> dict[tuple[str, int], Run]:
     """Return the finished runs by arm and seed."""
-    runs = [Run(weights.parent) for weights in sorted(out.glob("*/*/backbone.safetensors"))]
-    return {(run.folder.parent.name, run.config.seed): run for run in runs}
+    return {
+        (arm, run.config.seed): run
+        for arm in arms(iterations=1)
+        for run in (Run(weights.parent) for weights in sorted(out.glob(f"{arm}/*/backbone.safetensors")))
+    }
 
 
 def write_figures(run: Run, name: str, measure: Callable[[], dict[str, float]]) -> None:
@@ -212,18 +222,20 @@ def evaluate(args: argparse.Namespace) -> None:
 
 
 def metrics(evaluation: Evaluation, console: Console) -> dict[str, Any]:
-    """Return the figures of an evaluation."""
-    return flat_numbers(evaluation.run(console).metrics)
+    """Return the top-k accuracies of an evaluation."""
+    numbers = flat_numbers(evaluation.run(console).metrics)
+    return {name: value for name, value in numbers.items() if "top" in name}
 
 
 def figures(run: Run) -> dict[str, float]:
     """Return all figures of a run."""
     numbers = {f"test error, {entry['task']}": entry["error"] for entry in run.metrics("test")}
     numbers |= {f"X_val error, {entry['task']}": entry["error"] for entry in run.metrics("validation")}
-    for name in ("held_out", "retrieval", "linear", "chosen_by"):
+    for name in FIGURES:
         file = run.folder / f"{name}.json"
         if file.exists():
-            numbers |= {f"{name}, {key}": value for key, value in json.loads(file.read_text()).items()}
+            prefix = FIGURES[name]
+            numbers |= {f"{prefix}, {key}": value for key, value in json.loads(file.read_text()).items()}
     return numbers
 
 
