@@ -162,13 +162,16 @@ def draw(rows: Sequence[dict[str, Any]], signals: Sequence[dict[str, str]]) -> F
             axis.plot(*zip(*points, strict=True), "o-", color=colour, markersize=3, label=f"{episodes} episodes")
         axis.axhline(1 / own[0]["groups"], color=QUIET, linewidth=1, linestyle=":")
         axis.set_xscale("symlog", linthresh=0.05)
+        axis.set_xticks(RATIOS, [f"{ratio:g}" for ratio in RATIOS])
+        axis.minorticks_off()
         axis.set_ylim(0, 1.02)
         grouping = POLICIES[name].grouping
         marked = [row for row in signals if row["grouped"] == grouping]
         for height, row in enumerate(marked):
             at = (float(row["mixture"]), 0.98 - 0.07 * height)
             axis.plot(*at, marker="v", color=QUIET, markersize=6)
-            axis.annotate(f" {row['task']}, {row['iterations']} iterations", at, fontsize=7, va="center")
+            label, side = f"  {row['task']}, {row['iterations']} iterations  ", "right" if at[0] > 0.2 else "left"
+            axis.annotate(label, at, fontsize=7, va="center", ha=side)
         name_axes(axis, name, "signal-to-noise ratio of a mixture's reward", "probability of the better group")
     legend_below(axes[0][1])
     return figure

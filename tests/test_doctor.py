@@ -101,6 +101,7 @@ def test_files_that_were_skipped_are_listed() -> None:
     splits = {"spatial": SplitFacts(training=1, validation=1, test=0, requested=1, source="images")}
     _describe_data(Data(splits=splits, skipped=skipped), Console(file=text, width=1000))
     lines = text.getvalue().splitlines()
+    assert lines.pop(0) == "spatial task: there is no pretext test set, so errors are those on X_val"
     assert lines[:LISTED_FILES] == [f"  skipped {number}.png: empty" for number in range(LISTED_FILES)]
     described = "spatial: 1 sample to train on, 1 for validation, 0 as the pretext test set"
     assert lines[LISTED_FILES:] == ["  and 2 more", described]

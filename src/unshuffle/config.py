@@ -304,9 +304,9 @@ class PolicyConfig:
     k-means, with sizes as numbers of permutations, as in the paper."""
     rollout_iterations: Count = 40
     """Iterations of a rollout; each episode ends with one rollout per group, and they are undone afterwards."""
-    lr: NonNegative = 0.002
+    lr: NonNegative = 0.001
     """Learning rate of Adam for the policy network; the paper starts with 0.01, which lets noise move the policy."""
-    entropy_weight: NonNegative = 0.5
+    entropy_weight: NonNegative = 1.0
     """Weight of the entropy in the objective; larger values keep the sampling closer to uniform. The paper
     adds the entropy without giving its weight."""
     reward_average_decay: Probability = 0.9
@@ -565,7 +565,7 @@ def demo() -> Config:
         ),
         rotation=RotationConfig(crop_size=48, hidden=256, optimiser=optimiser),
         permutations=PermutationConfig(criterion="maxmin"),
-        policy=PolicyConfig(interval=25, batches=25, lr=0.01),
+        policy=PolicyConfig(interval=25, batches=25, lr=0.01, entropy_weight=0.5),
         log=LogConfig(train_every=10, monitor_every=200, checkpoint_every=200),
     )
 

@@ -548,7 +548,9 @@ def test_members_that_cannot_be_used_are_listed(tmp_path: Path, cache: Path) -> 
     reasons = dict(data.skipped)
     assert list(reasons) == [f"x.tar/{name}" for name in ("empty.png", "link.jpg", "text.jpg", "tiny.png")]
     assert "empty" in reasons["x.tar/empty.png"] and "too small" in reasons["x.tar/tiny.png"]
-    assert data.sentences() == [f"6 images in {path}, 4 files skipped; read from 1 shard at short side 32 px"]
+    found, remark = data.sentences()
+    assert found == f"6 images in {path}, 4 files skipped; read from 1 shard at short side 32 px"
+    assert remark == "spatial task: there is no pretext test set, so errors are those on X_val"
     with pytest.raises(UserError, match="4 of 10 images cannot be used"):
         prepare(Config(images=str(path), data=replace(settings, max_bad_fraction=0.3)), progress=False)
 

@@ -94,6 +94,9 @@ class Loop:
         self.counts.reset()
         return observation
 
+    def resume(self) -> Observation:
+        return self.sampler.resume(self.counts)
+
     def state_dict(self) -> dict[str, Any]:
         self.counts.reduce(alone)
         return {"sampler": self.sampler.state_dict(), "counts": self.counts.state_dict()}
@@ -865,11 +868,11 @@ def test_resumes_in_the_middle_of_an_episode(
 @pytest.mark.parametrize("name", CHECKPOINTED)
 def test_a_restored_sampler_samples_as_before_and_learns_nothing(name: str, saved_and_loaded: Reload) -> None:
     loop = loop_of(name)
-    before_the_start = loop.sampler.resume()
+    before_the_start = loop.resume()
     assert before_the_start.arrays == {} and before_the_start.episode is None
     loop.observe(seen(0.8), 0, ends=False, begins=True)
     before = saved_and_loaded(loop.state_dict())
-    record = loop.sampler.resume()
+    record = loop.resume()
     assert same(saved_and_loaded(loop.state_dict()), before) and record.episode is None
     names = {"group_medians", "probabilities", "mixture", "groups"}
     assert set(record.arrays) == (set() if name == "uniform" else names)
@@ -888,7 +891,7 @@ def test_a_sampler_resumed_in_the_middle_of_an_episode_has_its_mixture_again(
     loop.observe(seen(0.5), 80, ends=True, begins=True)
     loop.propose(6, 2, generator(2))
     resumed.load_state_dict(saved_and_loaded(loop.state_dict()))
-    arrays = resumed.sampler.resume().arrays
+    arrays = resumed.resume().arrays
     assert torch.equal(resumed.preferred, loop.preferred) and torch.equal(resumed.behaviour, loop.behaviour)
     np.testing.assert_array_equal(arrays["mixture"], loop.behaviour)
     assert not torch.allclose(loop.behaviour, loop.preferred) and not torch.allclose(loop.behaviour, of_the_first)
@@ -902,12 +905,20 @@ def test_an_episode_that_the_inverse_continues_does_not_count(
     policy, inverse = started("reinforce", begins=True, **options), loop_of("inverse", **options)
     policy.propose(6, 2, generator(1))
     inverse.load_state_dict(saved_and_loaded(policy.state_dict()))
-    inverse.sampler.resume()
+    inverse.resume()
     learned = spy(inverse, monkeypatch)
     for end, counted in [(10, False), (20, True), (30, True)]:
         inverse.propose(6, 2, generator(end))
         assert (inverse.observe(seen(0.4), end, ends=True, begins=True).episode is not None) == counted
     assert len(learned) == 2
+
+
+def test_an_episode_that_the_inverse_begins_counts(saved_and_loaded: Reload) -> None:
+    policy, inverse = started("reinforce", begins=True), loop_of("inverse")
+    inverse.load_state_dict(saved_and_loaded(policy.state_dict()))
+    inverse.resume()
+    inverse.propose(6, 2, generator(1))
+    assert inverse.observe(seen(0.4), 10, ends=True, begins=True).episode is not None
 
 
 @pytest.mark.parametrize("name", ["hard-first", "easy-first"])
@@ -922,7 +933,7 @@ def test_an_episode_that_the_inverse_continues_keeps_its_noise(saved_and_loaded:
     """Though the mixture differs: the noise belongs to the episode, and is added to the logits of either sampler."""
     policy, inverse = started("reinforce", begins=True), loop_of("inverse")
     inverse.load_state_dict(saved_and_loaded(policy.state_dict()))
-    inverse.sampler.resume()
+    inverse.resume()
     assert isinstance(policy.sampler, Reinforce) and isinstance(inverse.sampler, Reinforce)
     noise, groups = policy.sampler.noise, policy.grouped.groups
     assert groups is not None and torch.equal(inverse.sampler.noise, noise)
@@ -934,16 +945,16 @@ def test_an_episode_that_the_inverse_continues_keeps_its_noise(saved_and_loaded:
 def test_between_episodes_a_resumed_sampler_follows_its_preference(name: str, saved_and_loaded: Reload) -> None:
     loop, resumed = started(name, begins=False), loop_of(name)
     resumed.load_state_dict(saved_and_loaded(loop.state_dict()))
-    resumed.sampler.resume()
+    resumed.resume()
     assert torch.equal(resumed.behaviour, resumed.preferred) and torch.equal(resumed.behaviour, loop.behaviour)
 
 
 def test_the_inverse_continues_with_the_state_of_a_policy_and_back(saved_and_loaded: Reload) -> None:
     policy, inverse, again = started("reinforce"), loop_of("inverse"), loop_of("reinforce")
     inverse.load_state_dict(saved_and_loaded(policy.state_dict()))
-    inverse.sampler.resume()
+    inverse.resume()
     again.load_state_dict(saved_and_loaded(inverse.state_dict()))
-    again.sampler.resume()
+    again.resume()
     groups = policy.grouped.groups
     assert groups is not None
     weights = groups.sizes.square() / policy.grouped.probabilities(groups)

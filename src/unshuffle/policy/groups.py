@@ -215,15 +215,15 @@ class GroupSampler(ABC):
         arrays = {"sampled": sampled.permutations.numpy().copy(), **acting, **self.arrays()}
         return Observation(arrays, self._entry(episode) if episode else None, self.concerns())
 
-    def resume(self) -> Observation:
+    def resume(self, sampled: SampleCounts) -> Observation:
         """Sample the restored groups as the config says now, in their episode, and return the record of them."""
         if self.groups is not None:
             restored = self.behaviour
             self.act()
             if self.began is not None:
                 self.vary(self.groups, self.began)
-                if not torch.equal(self.behaviour, restored):  # as in an inverse branch: its first batches were others
-                    self.began = None
+                if sampled.batches and not torch.equal(self.behaviour, restored):
+                    self.began = None  # as in an inverse branch: the episode's first batches were sampled otherwise
         return Observation(self.arrays(), concerns=self.concerns())
 
     def end_episode(self, validation: PermutationValidation, sampled: SampleCounts, iteration: int) -> "Episode | None":

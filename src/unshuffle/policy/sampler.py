@@ -122,8 +122,11 @@ class Sampler(Protocol):
     ) -> Observation:
         """Take in a validation and the counts since the last one; an episode may end or begin here, or both."""
 
-    def resume(self) -> Observation:
-        """Sample again with the restored groups, as the config says now, and return their record; learn nothing."""
+    def resume(self, sampled: SampleCounts) -> Observation:
+        """Sample again with the restored groups, as the config says now, and return their record; learn nothing.
+
+        `sampled` are the counts since the last validation.
+        """
 
     @property
     def preference(self) -> Preference | None:

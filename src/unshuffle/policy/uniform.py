@@ -27,7 +27,7 @@ class Uniform:
         """Record what was sampled."""
         return Observation({"sampled": sampled.permutations.numpy().copy()})
 
-    def resume(self) -> Observation:
+    def resume(self, sampled: SampleCounts) -> Observation:
         """Return an empty record: there are no groups."""
         return Observation({})
 

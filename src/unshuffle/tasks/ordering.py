@@ -159,7 +159,7 @@ class OrderingTask(Task):
 
         What was sampled since its last validation counts at the next one.
         """
-        record = self.sampler.resume()
+        record = self.sampler.resume(self.sampled)
         return replace(record, arrays={"sampled": np.zeros(len(self.permutations), np.float32), **record.arrays})
 
     def state_dict(self) -> dict[str, Any]:
