@@ -115,7 +115,7 @@ def test_groups_of_pairs(page: Page, pair_run: Run) -> None:
         == f"iteration 4, group 3{preference:.2f} × uniform sampling"
     )
     page.click(".preferences canvas")
-    assert "its pairs are sampled" in page.run(f"{policy}.querySelector('.now').textContent")
+    assert " times as likely as with uniform sampling" in page.run(f"{policy}.querySelector('.now').textContent")
     assert page.run("document.querySelectorAll('.preferences .chart path.curve').length") == 5 + 5
 
 

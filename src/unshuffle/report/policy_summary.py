@@ -32,6 +32,7 @@ def summarise_policy(run: Run, task: str, states: Sequence[SamplingState]) -> li
     sentences = [
         f"From iteration {active[0].iteration:,} on {subject} chose among {len(active[0].sizes)} {_groups(run)}",
         *_preferences(active, "group" if groups_pairs(run.config) else "third of the permutations"),
+        *_variation(run),
         *_rewards(run, task),
         *_advantages(run, task),
     ]
@@ -54,7 +55,7 @@ def _groups(run: Run) -> str:
 
 
 def _preferences(active: Sequence[SamplingState], noun: str) -> list[str]:
-    """Return how many times as often the hardest class was sampled as the easiest."""
+    """Return how many times as likely as the easiest class the hardest was."""
     halves = [half for half in (active[: len(active) // 2], active[len(active) // 2 :]) if half]
     ratios = []
     for half, name in zip(halves, ("first", "second") if len(halves) == 2 else ("",), strict=True):
@@ -63,11 +64,18 @@ def _preferences(active: Sequence[SamplingState], noun: str) -> list[str]:
             ratios.append((name, float(hardest / easiest)))
     if not ratios:
         return []
-    comparison = f"as often as the easiest {noun.split()[0]}"
+    comparison = f"as likely as the easiest {noun.split()[0]}"
     parts = [
         f"{_times(ratio)}{comparison}{f' in the {name} half of that time' if name else ''}" for name, ratio in ratios
     ]
-    return [f"The hardest {noun} was sampled {' and '.join(parts)}."]
+    return [f"The hardest {noun} was {' and '.join(parts)}."]
+
+
+def _variation(run: Run) -> list[str]:
+    policy = run.config.policy
+    if policy.sampler != "reinforce" or policy.action != "mixture":
+        return []
+    return ["Each episode sampled a random variation of this preference, from whose reward the policy learned."]
 
 
 def _times(ratio: float) -> str:

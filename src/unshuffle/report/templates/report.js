@@ -265,8 +265,8 @@
       const reward = task.rewards[index];
       const equal = preferences[most].toFixed(2) === preferences[least].toFixed(2);
       const noun = groups === null ? "pairs" : "permutations";
-      now.textContent = (equal ? `From here on the ${noun} of all groups are equally likely.` : `From here on group ${most + 1} of ${preferences.length}, counted from the hardest, is preferred: its ${noun} are sampled ` +
-        `${preferences[most].toFixed(2)} times as often as with uniform sampling. The least preferred is group ${least + 1}, ${preferences[least].toFixed(2)} times.`) +
+      now.textContent = (equal ? `From here on the ${noun} of all groups are equally likely.` : `From here on group ${most + 1} of ${preferences.length}, counted from the hardest, is preferred: its ${noun} are ` +
+        `${preferences[most].toFixed(2)} times as likely as with uniform sampling. The least preferred is group ${least + 1}, ${preferences[least].toFixed(2)} times.`) +
         (reward === null || reward === undefined ? "" : ` The reward of the episode that ended here is ${signed(reward, 4)}.`);
       if (groups !== null) examples.replaceChildren(...(equal ? [exampleSet("Hardest", filled[0]), exampleSet("Easiest", filled[filled.length - 1])]
         : [exampleSet("Preferred", most), exampleSet("Least preferred", least)]));
