@@ -712,7 +712,7 @@ def test_no_baseline_before_two_errors() -> None:
 
 def test_a_drop_of_the_learning_rate_starts_a_new_history() -> None:
     """The error at the milestone itself belongs to the higher learning rate."""
-    history = ErrorHistory(milestones=[20])
+    history = ErrorHistory(lr_changes=[20])
     history.add(0, 0.9)
     history.add(10, 0.8)
     assert history.baseline(20) == pytest.approx(0.7)

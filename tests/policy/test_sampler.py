@@ -116,9 +116,9 @@ def loop_of(name: str, seed: int = 0, **options: Any) -> Loop:
     return Loop(build_sampler(settings, COUNT, seed), settings.num_groups)
 
 
-def group_loop(name: str = "reinforce", milestones: tuple[int, ...] = (), **options: Any) -> Loop:
+def group_loop(name: str = "reinforce", lr_changes: tuple[int, ...] = (), **options: Any) -> Loop:
     """With a preference, which a new policy does not have."""
-    loop = Loop(build_sampler(config(name, **options), COUNT, 0, milestones))
+    loop = Loop(build_sampler(config(name, **options), COUNT, 0, lr_changes))
     if isinstance(loop.sampler, Reinforce):
         with torch.no_grad():
             loop.sampler.network.layers[-1].bias.copy_(torch.tensor([1.0, -1.0, 0.5, 0.0]))  # type: ignore[operator]
@@ -156,9 +156,9 @@ def test_the_sampler_that_the_config_names() -> None:
     }
     for name, kind in kinds.items():
         for grouping, grouping_kind in (("permutations", PermutationGrouping), ("pairs", PairGrouping)):
-            sampler = build_sampler(config(name, grouping=grouping), 12, 0, milestones=[3])
+            sampler = build_sampler(config(name, grouping=grouping), 12, 0, lr_changes=[3])
             assert isinstance(sampler, kind) and isinstance(sampler.grouping, grouping_kind)
-            assert sampler.history.milestones == (3,)
+            assert sampler.history.lr_changes == (3,)
             assert not sampler.one_group_per_batch
     assert build_sampler(config(action="batch"), 12, 0).one_group_per_batch  # type: ignore[attr-defined]
     assert type(build_sampler(config("uniform", grouping="pairs"), 12, 0)) is Uniform
@@ -589,7 +589,7 @@ def test_no_episode_for_a_task_that_was_not_trained(action: str, monkeypatch: py
 
 @pytest.mark.parametrize("action", ["mixture", "batch"])
 def test_a_drop_of_the_learning_rate_restarts_the_history(action: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = started(action=action, begins=True, milestones=(20,))
+    loop = started(action=action, begins=True, lr_changes=(20,))
     learned = spy(loop, monkeypatch)
     rewards = []
     for end, error in [(10, 0.45), (20, 0.4), (30, 0.3), (40, 0.25), (50, 0.19)]:

@@ -41,12 +41,12 @@ class Baseline(TaskAnalysis):
         return AnalysisResult("baseline", statement, metrics, all_rows, lambda: draw(rows))
 
 
-def extrapolate(errors: Iterable[tuple[int, float]], milestones: Sequence[int]) -> list[dict[str, Any]]:
+def extrapolate(errors: Iterable[tuple[int, float]], lr_changes: Sequence[int]) -> list[dict[str, Any]]:
     """Return E_BL and r = E_BL − E for each (iteration, error); None where there are no two errors to extrapolate.
 
     The extrapolation starts anew at each drop of the learning rate.
     """
-    history, rows = ErrorHistory(milestones), []
+    history, rows = ErrorHistory(lr_changes), []
     for iteration, error in errors:
         baseline = history.baseline(iteration)
         reward = None if baseline is None else baseline - error

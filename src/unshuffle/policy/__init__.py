@@ -17,12 +17,12 @@ SAMPLERS = {
 }
 
 
-def build_sampler(config: PolicyConfig, num_permutations: int, seed: int, milestones: Sequence[int] = ()) -> Sampler:
+def build_sampler(config: PolicyConfig, num_permutations: int, seed: int, lr_changes: Sequence[int] = ()) -> Sampler:
     """Return the sampler that the config names.
 
-    `milestones` are the iterations at which the learning rate changes: errors before and after are not compared.
+    `lr_changes` are the iterations at which the learning rate changes: errors before and after are not compared.
     """
     kind = find_entry(config.sampler, SAMPLERS, "sampler").load()
-    arguments = (config, num_permutations, seed, ErrorHistory(milestones))
+    arguments = (config, num_permutations, seed, ErrorHistory(lr_changes))
     sampler: Sampler = kind(num_permutations) if config.sampler == "uniform" else kind(*arguments)
     return sampler

@@ -158,11 +158,9 @@ class GroupSampler(ABC):
     (`start_below`), a fraction of uniform samples (`exploration`), and the form of the inverse (`inverse`).
     """
 
-    one_group_per_batch = False
-    """Whether all samples of a batch come from one group."""
-
     def __init__(self, config: PolicyConfig, num_permutations: int, seed: int, history: "ErrorHistory") -> None:
         self.config, self.num_permutations, self.seed, self.history = config, num_permutations, seed, history
+        self.one_group_per_batch = config.action == "batch"
         kind = PairGrouping if config.grouping == "pairs" else PermutationGrouping
         self.grouping: PairGrouping | PermutationGrouping = kind(config, num_permutations, seed)
         self.started = False

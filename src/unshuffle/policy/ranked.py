@@ -3,17 +3,11 @@
 import torch
 from torch import Tensor
 
-from unshuffle.config import PolicyConfig
 from unshuffle.policy.groups import Groups, GroupSampler
-from unshuffle.policy.reinforce import ErrorHistory
 
 
 class Ranked(GroupSampler):
     """Samples the hardest group half of the time, the next a quarter, and so on; or the easiest first."""
-
-    def __init__(self, config: PolicyConfig, num_permutations: int, seed: int, history: ErrorHistory) -> None:
-        super().__init__(config, num_permutations, seed, history)
-        self.one_group_per_batch = config.action == "batch"  # as the policy that it is a control of
 
     def probabilities(self, groups: Groups) -> Tensor:
         """Return a fixed preference by rank among the groups that have members."""

@@ -77,23 +77,32 @@ class Episode:
 class ErrorHistory:
     """The last two errors, and E_BL, their extrapolation (text before Eq. 7, appendix E)."""
 
-    def __init__(self, milestones: Sequence[int] = ()) -> None:
-        """`milestones`: iterations at which the learning rate changes; errors before and after are not comparable."""
-        self.milestones = tuple(milestones)
+    def __init__(self, lr_changes: Sequence[int] = ()) -> None:
+        """`lr_changes`: iterations at which the learning rate changes; errors before and after are not comparable."""
+        self.lr_changes = tuple(lr_changes)
         self.points: list[tuple[int, float]] = []
 
     def comparable(self, earlier: int, later: int) -> bool:
         """Whether two iterations have the same learning rate."""
-        return not any(earlier <= milestone < later for milestone in self.milestones)
+        return not any(earlier <= change < later for change in self.lr_changes)
 
     def baseline(self, iteration: int) -> float | None:
         """Return E_BL = 2 E_t − E_{t−1} at an iteration; None without two comparable errors before it."""
         errors = [error for earlier, error in self.points if self.comparable(earlier, iteration)]
         return 2 * errors[1] - errors[0] if len(errors) == 2 else None
 
-    def episode(self, *, iteration: int, error: float, **action: Any) -> Episode:
-        """Return the episode that ends at an iteration with an error."""
-        return Episode(iteration=iteration, error=error, baseline=self.baseline(iteration), **action)
+    def episode(
+        self,
+        groups: Groups,
+        preferred: Tensor,
+        behaviour: Tensor,
+        counts: Tensor,
+        action: Tensor,
+        iteration: int,
+        error: float,
+    ) -> Episode:
+        """Return the episode that ends at an iteration with an error, with its E_BL."""
+        return Episode(groups, preferred, behaviour, counts, action, iteration, error, self.baseline(iteration))
 
     def add(self, iteration: int, error: float) -> None:
         """Add an error; of two at one iteration the later counts."""
@@ -121,7 +130,6 @@ class Reinforce(GroupSampler):
 
     def __init__(self, config: PolicyConfig, num_permutations: int, seed: int, history: ErrorHistory) -> None:
         super().__init__(config, num_permutations, seed, history)
-        self.one_group_per_batch = config.action == "batch"
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.network = PolicyNetwork(config.num_groups)
