@@ -1,45 +1,50 @@
-"""The comparison of samplers on real images and videos: errors on samples that no sampler sees, and features.
+"""The comparison of samplers and tasks on real images and videos: errors on samples that no sampler sees, and features.
 
-    python benchmarks/comparison.py train --images DATA --videos DATA --test_videos DATA
-                                    [--held_out_images DATA --held_out_videos DATA] [--sibling_pattern PATTERN]
-                                    [--arms uniform ...] [--iterations 6000] [--seeds 3] [--jobs 1] [--device cuda]
-    python benchmarks/comparison.py time ...
-    python benchmarks/comparison.py evaluate --train FOLDER --test FOLDER [--gallery FOLDER --queries FOLDER]
-    python benchmarks/comparison.py table
+    python benchmarks/comparison.py time --images DATA --videos DATA [--arms S+T ...] [--device cuda]
+    python benchmarks/comparison.py train --images DATA --videos DATA --test_videos DATA [--sibling_pattern PATTERN]
+                                    [--monitor_gallery DATA --monitor_queries DATA]
+                                    [--arms S+T ...] [--iterations 6000] [--seeds 3] [--device cuda]
+    python benchmarks/comparison.py evaluate ... [--held_out_images DATA --held_out_videos DATA]
+                                    [--train FOLDER --test FOLDER] [--gallery FOLDER --queries FOLDER]
+                                    [--action_train FOLDER --action_test FOLDER] [--voc DEVKIT]
+    python benchmarks/comparison.py table ...
 
-All arms train S+T from scratch with the network and the optimisers of the preset `small`, batches of 64 + 64, 1000
-permutations of tiles and 100 of frames; only the policy differs (`arms`). X_val is held out of the training data with
-its siblings. The pretext test set is --test_videos for clips, and 500 images held out of --images; nothing is chosen by
-it. The default of `small` is chosen by the error on --held_out_images and --held_out_videos, which are no part of
---images and --videos, and by retrieval of --queries from --gallery, both from the training side.
+All arms train from scratch with the network and the optimisers of the preset `small`, batches of 64 + 64, 1000
+permutations of tiles and 100 of frames; only tasks and policy differ (`arms`). X_val is held out of the training data
+with its siblings. The pretext test set is --test_videos for clips, and 500 images held out of --images; nothing is
+chosen by it. The default of `small` is chosen by the error on --held_out_images and --held_out_videos, which are no
+part of --images and --videos, and by retrieval of --queries from --gallery, both from the training side.
 
-`train` trains the arms into --out; jobs that are finished are not repeated, and --jobs of them share the GPU. `time`
-trains each arm alone for a while, for its time per iteration with validations and rollouts. `evaluate` evaluates the
-backbones. `table` writes results/comparison_DEVICE.csv (a row for each figure), comparison_curves_DEVICE.csv (test
-errors over iterations and seconds), comparison_DEVICE.svg, and prints means and differences from uniform sampling with
-the same seed.
+`time` trains each arm alone for a while, and writes its time per iteration with validations and rollouts to
+results/comparison_time_DEVICE.csv. `train` trains the arms into --out; runs that are finished are not repeated. S+P,
+T+P and S+T+P train for as many iterations as fit into the time of the same tasks without a policy; all others have
+--iterations. `evaluate` takes the options of `train` too, and evaluates the runs that are finished so far, on the data
+that is given. `table` takes the options of both, writes results/comparison_DEVICE.csv (a row for each figure),
+comparison_curves_DEVICE.csv (figures over iterations and seconds) and two pictures, and prints means and differences
+from uniform sampling with the same seed, and the ablation's table.
 """
 
 import argparse
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from rich.console import Console
 from table import RESULTS, write_table
 
-from unshuffle.ablation.ablation import ablate
+from unshuffle.ablation.ablation import PAPER_ARMS, make_plan, run_ablation
+from unshuffle.ablation.arms import POLICY, find_arms, plain
+from unshuffle.ablation.job import run_job
+from unshuffle.ablation.plan import Job, Plan
 from unshuffle.analysis.analysis import flat_numbers
 from unshuffle.analysis.figures import COLOURS, legend_below, name_axes, panels, save_figure, styled, thousands
-from unshuffle.config import PolicyConfig, paper, paper_literal, small
-from unshuffle.evaluation.protocol import Evaluation, find_evaluation
+from unshuffle.config import Config, PolicyConfig, paper, paper_literal, small
 from unshuffle.options import merge, to_dict
 from unshuffle.pretraining import pretrain
 from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
@@ -51,20 +56,18 @@ from unshuffle.training.trainer import build_trainer
 OFTEN = 50
 """Iterations of an episode: the signal-to-noise ratio of its reward is about that of 200 (reward_noise.py)."""
 EPISODES_OF_THE_PAPER = 90
-TIMED = (200, 1200)
+TIMED = (150, 450)
 """Iterations between which an arm is timed."""
-BASELINE = "uniform"
-FIGURES = {
-    "held_out": "held-out error",
-    "retrieval": "retrieval",
-    "linear": "linear probe",
-    "chosen_by": "retrieval inside the training side",
-}
-"""Files with the figures of a run, and what these are called."""
+TIMED_INTERVAL = 100
+"""Iterations between the validations that are timed."""
+BASELINE = "S+T"
+SAMPLERS = ("S+T", "S+T+P", "paper", "paper-literal", "pairs", "inverse")
+"""Arms with both tasks, which differ by their policies."""
+RETRIEVAL = "VOC objects, top 1 [%]"
 
 
-def arms(iterations: int) -> dict[str, PolicyConfig]:
-    """Return the policy of each arm."""
+def arms(iterations: int) -> dict[str, dict[str, Any]]:
+    """Return the changes of each arm: the paper's, with the policy of `small` for +P, and other policies."""
     few = max(1, iterations // EPISODES_OF_THE_PAPER)
     pairs = replace(
         small().policy,
@@ -73,19 +76,26 @@ def arms(iterations: int) -> dict[str, PolicyConfig]:
         batches=OFTEN,
         lr=0.005,  # a run has only some hundred episodes
     )
-    return {
-        BASELINE: PolicyConfig(sampler="uniform"),
-        "paper-literal": replace(paper_literal().policy, interval=few, batches=few),
+    policies: dict[str, PolicyConfig] = {
         "paper": replace(paper().policy, interval=OFTEN, batches=OFTEN),
+        "paper-literal": replace(paper_literal().policy, interval=few, batches=few),
         "pairs": pairs,
         "inverse": replace(pairs, inverse=True),
-        "rollouts": replace(small().policy, interval=1000, batches=1000, rollout_iterations=8),
+    }
+    return find_arms(PAPER_ARMS) | {
+        name: {"tasks": BASELINE, "policy": to_dict(policy)} for name, policy in policies.items()
     }
 
 
-def shared(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that all arms share."""
-    return {
+def schedule(iterations: int) -> dict[str, Any]:
+    """Return a schedule with two learning-rate drops, as in the preset `small`."""
+    milestones = [round(0.7 * iterations), round(0.9 * iterations)]
+    return {"iterations": iterations, "batch_size": 64, "warmup": 200, "milestones": milestones}
+
+
+def shared_config(args: argparse.Namespace) -> Config:
+    """Return the config that all arms share."""
+    changes = {
         "images": args.images,
         "videos": args.videos,
         "device": args.device,
@@ -98,161 +108,83 @@ def shared(args: argparse.Namespace) -> dict[str, Any]:
         "spatial": {"permutations": 1000},
         "temporal": {"permutations": 100},
         "permutations": {"per_sample": 8},
-        "log": {"monitor_every": 500, "checkpoint_every": args.iterations, "keep_checkpoints": 1, "pictures": False},
+        "monitor": {"gallery": args.monitor_gallery, "queries": args.monitor_queries},
+        "optim": schedule(args.iterations),
+        "log": {"monitor_every": 1000, "checkpoint_every": args.iterations, "keep_checkpoints": 1, "pictures": False},
     }
-
-
-def schedule(iterations: int) -> dict[str, Any]:
-    """Return a schedule with two learning-rate drops, as in the preset `small`."""
-    milestones = [round(0.7 * iterations), round(0.9 * iterations)]
-    return {"iterations": iterations, "batch_size": 64, "warmup": 200, "milestones": milestones}
+    return merge(small(), plain(changes))
 
 
 def main() -> None:
     """Do one of the steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=["train", "time", "evaluate", "table"])
+    parser.add_argument("step", choices=["time", "train", "evaluate", "table"])
     for name in ("images", "videos", "test_videos", "held_out_images", "held_out_videos"):
         parser.add_argument(f"--{name}")
-    for name in ("train", "test", "gallery", "queries"):
-        parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--monitor_gallery", help="labelled images that the runs retrieve from, such as objects of VOC")
+    parser.add_argument("--monitor_queries")
+    for name in ("train", "test", "gallery", "queries", "action_train", "action_test", "voc"):
+        parser.add_argument(f"--{name}")
     parser.add_argument("--sibling_pattern", default="")
-    parser.add_argument("--arms", nargs="+", help="arms to train; default all")
+    parser.add_argument("--arms", nargs="+", help="the arms of this step; default all")
     parser.add_argument("--iterations", type=int, default=6000)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--first_seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/comparison"))
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the tables")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
-    {"train": train, "time": measure_times, "evaluate": evaluate, "table": write_tables}[args.step](args)
+    {"time": measure_times, "train": train, "evaluate": evaluate, "table": write_tables}[args.step](args)
 
 
-def train(args: argparse.Namespace) -> None:
-    """Train the arms, and measure their errors on held-out data."""
-    chosen = {name: policy for name, policy in arms(args.iterations).items() if name in (args.arms or [name])}
-    ablation = ablate(
-        args.out,
-        arms={name: {"policy": to_dict(policy)} for name, policy in chosen.items()},
-        seeds=args.seeds,
-        preset="small",
-        jobs=args.jobs,
-        optim=schedule(args.iterations),
-        **shared(args),
-    )
-    for job, sentence in ablation.failures.items():
-        print(f"{job}: {sentence}")
-    if args.held_out_images and args.held_out_videos:
-        opened: dict[int, Data] = {}
-        for run in all_runs(args.out).values():
-            write_figures(run, "held_out", partial(held_out_errors, run, args, opened))
+def chosen_arms(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the changes of the arms of this step."""
+    return {name: changes for name, changes in arms(args.iterations).items() if name in (args.arms or [name])}
 
 
-def all_runs(out: Path) -> dict[tuple[str, int], Run]:
-    """Return the finished runs by arm and seed."""
-    return {
-        (arm, run.config.seed): run
-        for arm in arms(iterations=1)
-        for run in (Run(weights.parent) for weights in sorted(out.glob(f"{arm}/*/backbone.safetensors")))
-    }
-
-
-def write_figures(run: Run, name: str, measure: Callable[[], dict[str, float]]) -> None:
-    """Measure figures of a run and keep them in its folder, unless they are there."""
-    file = run.folder / f"{name}.json"
-    if not file.exists():
-        figures = measure()
-        file.write_text(json.dumps(figures))
-        print(run.folder, figures, flush=True)
-
-
-def held_out_errors(run: Run, args: argparse.Namespace, opened: dict[int, Data]) -> dict[str, float]:
-    """Return the errors of a run's last checkpoint on the held-out images and videos; `opened` is by seed."""
-    given = {"test_images": args.held_out_images, "test_videos": args.held_out_videos, "gpu_memory_fraction": 0.0}
-    config = merge(run.config, {"data": given})
-    if config.seed not in opened:
-        opened[config.seed] = prepare(config, progress=False)
-    trainer = build_trainer(config, opened[config.seed], stored_permutations(run))
-    trainer.network.load_state_dict(load_checkpoint(list_checkpoints(run.checkpoints)[-1])["network"])
-    return {name: trainer.test(name).error for name in trainer.tasks}
+# ---- time
 
 
 def measure_times(args: argparse.Namespace) -> None:
     """Train each arm alone, and write its time per iteration with all validations and rollouts."""
-    begin, end = TIMED
+    shared = shared_config(args)
+    configs = {name: merge(shared, changes) for name, changes in chosen_arms(args).items() if name != "S&T"}
+    if args.arms is None:
+        own = merge(small(), {key: to_dict(shared)[key] for key in ("images", "videos", "device", "data")})
+        configs |= {"small": own, "small, uniform": merge(own, {"policy": {"sampler": "uniform"}})}
     rows = []
-    for name, policy in arms(args.iterations).items():
-        if name not in (args.arms or [name]):
-            continue
-        options: dict[str, Any] = {
-            "preset": "small",
-            "out": args.out / f"time-{name}",
-            "optim": schedule(end) | {"milestones": []},
-            "log": {"monitor_every": end, "checkpoint_every": end, "pictures": False},  # no test before the end
-            # groups are formed from the beginning, as in most of a long training
-            "policy": to_dict(replace(policy, start_below=2.0)),
-        }
-        run = pretrain(**(shared(args) | options))
-        timed = [entry for entry in run.metrics() if entry["kind"] in ("train", "cost")]
-        seconds = {entry["iteration"]: entry["seconds"] for entry in timed}
-        elapsed = seconds[end] - seconds[begin]
-        validating = sum(entry["duration"] for entry in run.metrics("cost") if begin < entry["iteration"] <= end)
-        per_iteration = {"milliseconds": elapsed, "validating_and_rollouts": validating}
-        rows.append(
-            {"arm": name} | {key: round(1e3 * value / (end - begin), 3) for key, value in per_iteration.items()}
-        )
+    for name, config in configs.items():
+        rows.append({"arm": name} | time_of(config, args.out.with_name(f"{args.out.name}-time") / name))
         print(rows[-1], flush=True)
-    write_table("", rows, args.device, out=args.results / f"comparison_time_{args.device}.csv")
+    write_table("", rows, args.device, out=times_file(args))
 
 
-def evaluate(args: argparse.Namespace) -> None:
-    """Evaluate all backbones; what has been evaluated is not repeated."""
-    console = Console(quiet=True)
-    sides = {"retrieval": (args.train, args.test), "linear": (args.train, args.test)}
-    sides["chosen_by"] = (args.gallery, args.queries)
-    for run in all_runs(args.out).values():
-        for name, (gallery, queries) in sides.items():
-            if gallery is None:
-                continue
-            kind = find_evaluation("linear" if name == "linear" else "retrieval").quick()
-            options: dict[str, Any] = {"layers": ["pool5"]} if name == "linear" else {"limit": 0}
-            options |= {"weights": str(run.weights), "train": str(gallery), "test": str(queries)}
-            evaluation = merge(kind, {**options, "device": args.device})
-            write_figures(run, name, partial(metrics, evaluation, console))
+def time_of(config: Config, out: Path) -> dict[str, Any]:
+    """Return the milliseconds of a step, of a validation with its rollouts, and of an iteration with both."""
+    begin, end = TIMED
+    options = {
+        "out": out,
+        "optim": {"iterations": end, "milestones": []},
+        "log": {"monitor_every": end, "checkpoint_every": end, "pictures": False},  # no test before the end
+        # groups are formed from the beginning, as in most of a long training
+        "policy": {"interval": TIMED_INTERVAL, "batches": TIMED_INTERVAL, "start_below": 2.0},
+        "monitor": {"gallery": None, "queries": None},
+    }
+    run = pretrain(**to_dict(merge(config, plain(options))))
+    samples = sum(config.batch_size(task) for task in config.task_names)
+    lines = [entry for entry in run.metrics("train") if begin < entry["iteration"] <= end]
+    step = 1e3 * samples * fmean(1 / entry["samples_per_second"] for entry in lines)
+    # at the end there are no rollouts
+    validations = [entry["duration"] for entry in run.metrics("cost") if begin < entry["iteration"] < end]
+    episode, interval = 1e3 * fmean(validations), config.policy.interval
+    figures = {"step": step, "validation_and_rollouts": episode, "interval": interval}
+    figures["milliseconds"] = step + episode / interval
+    return {name: round(value, 3) for name, value in figures.items()}
 
 
-def metrics(evaluation: Evaluation, console: Console) -> dict[str, Any]:
-    """Return the top-k accuracies of an evaluation."""
-    numbers = flat_numbers(evaluation.run(console).metrics)
-    return {name: value for name, value in numbers.items() if "top" in name}
-
-
-def figures(run: Run) -> dict[str, float]:
-    """Return all figures of a run."""
-    numbers = {f"test error, {entry['task']}": entry["error"] for entry in run.metrics("test")}
-    numbers |= {f"X_val error, {entry['task']}": entry["error"] for entry in run.metrics("validation")}
-    for name in FIGURES:
-        file = run.folder / f"{name}.json"
-        if file.exists():
-            prefix = FIGURES[name]
-            numbers |= {f"{prefix}, {key}": value for key, value in json.loads(file.read_text()).items()}
-    return numbers
-
-
-def write_tables(args: argparse.Namespace) -> None:
-    """Write all figures and the curves, and print means and differences from the baseline."""
-    runs = all_runs(args.out)
-    rows = [
-        {"arm": arm, "seed": seed, "figure": name, "value": round(value, 4)}
-        for (arm, seed), run in runs.items()
-        for name, value in figures(run).items()
-        if isinstance(value, int | float)
-    ]
-    write_table("", rows, args.device, out=args.results / f"comparison_{args.device}.csv")
-    points = list(curves(runs, read_times(args.results / f"comparison_time_{args.device}.csv")))
-    write_table("", points, args.device, out=args.results / f"comparison_curves_{args.device}.csv")
-    save_figure(draw(points), [args.results / f"comparison_{args.device}.svg"])
-    print_means(rows)
+def times_file(args: argparse.Namespace) -> Path:
+    """Return the table that `time` writes."""
+    return Path(args.results / f"comparison_time_{args.device}.csv")
 
 
 def read_times(file: Path) -> dict[str, float]:
@@ -260,22 +192,135 @@ def read_times(file: Path) -> dict[str, float]:
     if not file.is_file():
         return {}
     lines = (line for line in file.read_text().splitlines() if not line.startswith("#"))
-    return {row["arm"]: float(row["milliseconds"]) for row in csv.DictReader(lines)}
+    times = {row["arm"]: float(row["milliseconds"]) for row in csv.DictReader(lines)}
+    if {"S", "T"} <= times.keys():
+        times["S&T"] = (times["S"] + times["T"]) / 2
+    return times
 
 
-def curves(runs: Mapping[tuple[str, int], Run], times: Mapping[str, float]) -> Iterator[dict[str, Any]]:
-    """Yield the test errors of all runs, with the seconds that the arm takes until then alone on the GPU."""
-    for (arm, seed), run in runs.items():
-        for entry in run.metrics("test"):
-            seconds = round(entry["iteration"] * times[arm] / 1000, 2) if arm in times else ""
-            yield {
-                "arm": arm,
-                "seed": seed,
-                "task": entry["task"],
-                "iteration": entry["iteration"],
-                "seconds": seconds,
-                "error": round(entry["error"], 4),
-            }
+# ---- training and evaluation
+
+
+def comparison_plan(args: argparse.Namespace) -> Plan:
+    """Return the ablation of the arms of this step; those with the policy of `small` have less time to train in."""
+    chosen, times = chosen_arms(args), read_times(times_file(args))
+    for name, changes in chosen.items():
+        tasks = name.removesuffix(POLICY)
+        if tasks != name:
+            if not {name, tasks} <= times.keys():
+                raise SystemExit(f"how long does {name} take? Run the step `time` for {tasks} and {name} first")
+            iterations = math.floor(args.iterations * times[tasks] / times[name])
+            chosen[name] = {**changes, "optim": schedule(iterations)}
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    return make_plan(args.out, shared_config(args), chosen, seeds, evaluations(args))
+
+
+def evaluations(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the evaluations for which data is given."""
+    caltech = {"train": args.train, "test": args.test}
+    inside = {"evaluation": "retrieval", "train": args.gallery, "test": args.queries}
+    actions = {"train": args.action_train, "test": args.action_test, "classes": 31, "per_class": 36, "workers": 4}
+    objects = {"voc": args.voc, "year": 2012, "train_set": "train", "test_set": "val", "workers": 4}
+    possible = {
+        "retrieval": {**caltech, "limit": 0},
+        "linear": {**caltech, "layers": ["pool5"]},
+        "inside": {**inside, "limit": 0},
+        "action": actions,
+        "voc-classification": objects,
+    }
+    return {name: {"preset": "quick", **options} for name, options in possible.items() if None not in options.values()}
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train the arms."""
+    ablation = run_ablation(replace(comparison_plan(args), evaluations={}), jobs=1)
+    for job, sentence in ablation.failures.items():
+        print(f"{job}: {sentence}")
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """Measure what is missing of the runs that are finished: errors on held-out data, and the evaluations."""
+    plan = comparison_plan(args)
+    plan.write()
+    opened: dict[tuple[str, int], Data] = {}
+    for job in plan.jobs:
+        if not job.is_trained:
+            continue
+        if args.held_out_images and args.held_out_videos and not held_out_file(job.run).exists():
+            errors = held_out_errors(job.run, args, opened)
+            held_out_file(job.run).write_text(json.dumps(errors))
+            print(job, errors, flush=True)
+        if not job.is_done:
+            print(job, run_job(job) or "evaluated", flush=True)
+
+
+def held_out_file(run: Run) -> Path:
+    """Return the file of the held-out errors."""
+    return run.folder / "held_out.json"
+
+
+def held_out_errors(run: Run, args: argparse.Namespace, opened: dict[tuple[str, int], Data]) -> dict[str, float]:
+    """Return the errors of a run's last checkpoint on the held-out images and videos."""
+    given = {"test_images": args.held_out_images, "test_videos": args.held_out_videos, "gpu_memory_fraction": 0.0}
+    config = merge(run.config, {"data": given})
+    key = config.tasks, config.seed
+    if key not in opened:
+        opened[key] = prepare(config, progress=False)
+    trainer = build_trainer(config, opened[key], stored_permutations(run))
+    trainer.network.load_state_dict(load_checkpoint(list_checkpoints(run.checkpoints)[-1])["network"])
+    return {name: trainer.test(name).error for name in trainer.tasks}
+
+
+# ---- tables
+
+
+def figures(job: Job) -> dict[str, float]:
+    """Return all figures of a run."""
+    numbers = {f"X_val error, {entry['task']}": entry["error"] for entry in job.run.metrics("validation")}
+    numbers |= {f"test error, {entry['task']}": entry["error"] for entry in job.run.metrics("test")}
+    for entry in job.run.metrics("monitor"):
+        numbers[RETRIEVAL] = entry["top1"]
+    if held_out_file(job.run).exists():
+        errors = json.loads(held_out_file(job.run).read_text())
+        numbers |= {f"held-out error, {task}": error for task, error in errors.items()}
+    for name in job.plan.evaluations:
+        document = job.read_evaluation(name)
+        if document is not None:
+            numbers |= flat_numbers({name: document["metrics"]})
+    return numbers
+
+
+def write_tables(args: argparse.Namespace) -> None:
+    """Write all figures and the curves, and print means, differences from the baseline and the ablation's table."""
+    plan, times = comparison_plan(args), read_times(times_file(args))
+    jobs = [job for job in plan.jobs if job.is_trained]
+    rows = [
+        {"arm": job.arm, "seed": job.seed, "iterations": job.config.optim.iterations, "figure": name, "value": value}
+        for job in jobs
+        for name, value in figures(job).items()
+    ]
+    write_table("", rows, args.device, out=args.results / f"comparison_{args.device}.csv")
+    points = [point for job in jobs for point in curves(job, times)]
+    write_table("", points, args.device, out=args.results / f"comparison_curves_{args.device}.csv")
+    for name, compared in {"samplers": SAMPLERS, "tasks": PAPER_ARMS}.items():
+        picture = draw([point for point in points if point["arm"] in compared])
+        save_figure(picture, [args.results / f"comparison_{name}_{args.device}.svg"])
+    print_means(rows)
+    finished = [job for job in jobs if job.arm in PAPER_ARMS]
+    common = [seed for seed in plan.seeds if [job.arm for job in finished if job.seed == seed] == list(PAPER_ARMS)]
+    if common:
+        table5 = {arm: changes for arm, changes in plan.arms.items() if arm in PAPER_ARMS}
+        run_ablation(replace(plan, arms=table5, seeds=tuple(common)), jobs=1)
+
+
+def curves(job: Job, times: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+    """Yield test errors and retrieval of a run, with the seconds that the arm takes until then alone on the GPU."""
+    logged = [(f"test error, {entry['task']}", entry, entry["error"]) for entry in job.run.metrics("test")]
+    logged += [(RETRIEVAL, entry, entry["top1"]) for entry in job.run.metrics("monitor")]
+    for name, entry, value in logged:
+        seconds = round(entry["iteration"] * times[job.arm] / 1000, 2) if job.arm in times else ""
+        point = {"arm": job.arm, "seed": job.seed, "figure": name, "iteration": entry["iteration"]}
+        yield point | {"seconds": seconds, "value": round(value, 4)}
 
 
 def print_means(rows: Sequence[dict[str, Any]]) -> None:
@@ -305,34 +350,35 @@ def spread(values: Any) -> float:
 
 @styled
 def draw(points: Sequence[dict[str, Any]]) -> Figure:
-    """Draw a row for each task, over iterations and seconds: lines are means, areas span the seeds."""
-    tasks, names = (list(dict.fromkeys(point[key] for point in points)) for key in ("task", "arm"))
-    trained = [point for point in points if point["iteration"]]  # the error at iteration 0 would dominate the scale
+    """Draw a row for each figure, over iterations and seconds: lines are means, areas span the seeds."""
+    names, chosen = (list(dict.fromkeys(point[key] for point in points)) for key in ("figure", "arm"))
     over = {"iteration": "iterations"} | (
-        {"seconds": "seconds on one GPU, validations and rollouts included"} if points[0]["seconds"] != "" else {}
+        {"seconds": "seconds on one GPU, validations and rollouts included"}
+        if all(point["seconds"] != "" for point in points)
+        else {}
     )
-    figure, axes = panels(len(tasks), len(over), width=5.6, height=3.8)
-    for row, task in zip(axes, tasks, strict=True):
+    figure, axes = panels(len(names), len(over), width=5.6, height=3.8)
+    for row, name in zip(axes, names, strict=True):
+        # an error at iteration 0 would dominate the scale
+        shown = [point for point in points if point["figure"] == name and (point["iteration"] or "error" not in name)]
         for axis, (key, label) in zip(row, over.items(), strict=True):
-            for arm, colour in zip(names, COLOURS, strict=False):
-                plot(
-                    axis, [point for point in trained if (point["task"], point["arm"]) == (task, arm)], key, colour, arm
-                )
-            name_axes(axis, f"{task} task", label, "test error")
+            for arm, colour in zip(chosen, COLOURS, strict=False):
+                plot(axis, [point for point in shown if point["arm"] == arm], key, colour, arm)
+            name_axes(axis, name, label, "top 1 [%]" if name == RETRIEVAL else "test error")
             thousands(axis.xaxis)
     legend_below(axes[-1][0])
     return figure
 
 
 def plot(axis: Any, points: Sequence[dict[str, Any]], over: str, colour: str, label: str) -> None:
-    """Plot the errors of one arm; all seeds are tested at the same iterations."""
+    """Plot the values of one arm; all seeds are measured at the same iterations."""
     by_iteration: dict[int, list[dict[str, Any]]] = {}
     for point in points:
         by_iteration.setdefault(point["iteration"], []).append(point)
     x = [fmean(point[over] for point in seeds) for seeds in by_iteration.values()]
-    errors = [[point["error"] for point in seeds] for seeds in by_iteration.values()]
-    axis.plot(x, [fmean(values) for values in errors], color=colour, label=label)
-    axis.fill_between(x, list(map(min, errors)), list(map(max, errors)), color=colour, alpha=0.2, linewidth=0)
+    values = [[point["value"] for point in seeds] for seeds in by_iteration.values()]
+    axis.plot(x, [fmean(seeds) for seeds in values], color=colour, label=label)
+    axis.fill_between(x, list(map(min, values)), list(map(max, values)), color=colour, alpha=0.2, linewidth=0)
 
 
 if __name__ == "__main__":
