@@ -38,8 +38,8 @@ import torch
 from matplotlib.figure import Figure
 from table import RESULTS, write_table
 
-from unshuffle.ablation.ablation import PAPER_ARMS, make_plan, run_ablation
-from unshuffle.ablation.arms import POLICY, find_arms, plain
+from unshuffle.ablation.ablation import HEADLINES, PAPER_ARMS, make_plan, run_ablation
+from unshuffle.ablation.arms import KIND, POLICY, find_arms, plain
 from unshuffle.ablation.job import run_job
 from unshuffle.ablation.plan import Job, Plan
 from unshuffle.analysis.analysis import flat_numbers
@@ -283,10 +283,11 @@ def figures(job: Job) -> dict[str, float]:
     if held_out_file(job.run).exists():
         errors = json.loads(held_out_file(job.run).read_text())
         numbers |= {f"held-out error, {task}": error for task, error in errors.items()}
-    for name in job.plan.evaluations:
+    for name, options in job.plan.evaluations.items():
         document = job.read_evaluation(name)
         if document is not None:
-            numbers |= flat_numbers({name: document["metrics"]})
+            measured = flat_numbers(document["metrics"])
+            numbers |= {f"{name}, {metric}": measured[metric] for metric in HEADLINES[options.get(KIND, name)]}
     return numbers
 
 
@@ -295,7 +296,13 @@ def write_tables(args: argparse.Namespace) -> None:
     plan, times = comparison_plan(args), read_times(times_file(args))
     jobs = [job for job in plan.jobs if job.is_trained]
     rows = [
-        {"arm": job.arm, "seed": job.seed, "iterations": job.config.optim.iterations, "figure": name, "value": value}
+        {
+            "arm": job.arm,
+            "seed": job.seed,
+            "iterations": job.config.optim.iterations,
+            "figure": name,
+            "value": round(value, 4),
+        }
         for job in jobs
         for name, value in figures(job).items()
     ]
