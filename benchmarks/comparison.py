@@ -66,24 +66,29 @@ SAMPLERS = ("S+T", "S+T+P", "paper", "paper-literal", "pairs", "inverse")
 RETRIEVAL = "VOC objects, top 1 [%]"
 
 
-def arms(iterations: int) -> dict[str, dict[str, Any]]:
-    """Return the changes of each arm: the paper's, with the policy of `small` for +P, and other policies."""
+def policies(iterations: int) -> dict[str, PolicyConfig]:
+    """Return the policies that are compared with uniform sampling and with rollouts."""
     few = max(1, iterations // EPISODES_OF_THE_PAPER)
     pairs = replace(
-        small().policy,
+        small().policy,  # with the groups of pairs that rollouts use
         sampler="reinforce",
         interval=OFTEN,
         batches=OFTEN,
         lr=0.005,  # a run has only some hundred episodes
     )
-    policies: dict[str, PolicyConfig] = {
+    return {
         "paper": replace(paper().policy, interval=OFTEN, batches=OFTEN),
         "paper-literal": replace(paper_literal().policy, interval=few, batches=few),
         "pairs": pairs,
         "inverse": replace(pairs, inverse=True),
     }
-    return find_arms(PAPER_ARMS) | {
-        name: {"tasks": BASELINE, "policy": to_dict(policy)} for name, policy in policies.items()
+
+
+def arms(iterations: int) -> dict[str, dict[str, Any]]:
+    """Return the changes of each arm: the paper's, with rollouts for +P, and both tasks with each of the policies."""
+    others = policies(iterations).items()
+    return find_arms(PAPER_ARMS, small()) | {
+        name: {"tasks": BASELINE, "policy": to_dict(policy)} for name, policy in others
     }
 
 
@@ -151,7 +156,7 @@ def measure_times(args: argparse.Namespace) -> None:
     configs = {name: merge(shared, changes) for name, changes in chosen_arms(args).items() if name != "S&T"}
     if args.arms is None:
         own = merge(small(), {key: to_dict(shared)[key] for key in ("images", "videos", "device", "data")})
-        configs |= {"small": own, "small, uniform": merge(own, {"policy": {"sampler": "uniform"}})}
+        configs |= {"small": own, "small, rollouts": merge(own, {"policy": {"sampler": "rollouts"}})}
     rows = []
     for name, config in configs.items():
         rows.append({"arm": name} | time_of(config, args.out.with_name(f"{args.out.name}-time") / name))

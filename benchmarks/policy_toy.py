@@ -25,7 +25,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from comparison import arms
+from comparison import policies
 from matplotlib.figure import Figure
 from table import RESULTS, write_table
 
@@ -38,7 +38,7 @@ from unshuffle.policy.sampler import SampleCounts
 POLICIES: dict[str, PolicyConfig] = {
     "paper": paper().policy,
     "paper-literal": paper_literal().policy,
-    "pairs": arms(iterations=6000)["pairs"],
+    "pairs": policies(iterations=6000)["pairs"],
 }
 RATIOS = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 EPISODES = (60, 120, 240, 480, 960)

@@ -28,7 +28,7 @@ SHORT = {"interval": 50, "batches": 50}
 def arms() -> dict[str, dict[str, Any]]:
     """Return the policy options of each arm."""
     literal = changes(paper_literal().policy) | SHORT
-    pairs = changes(small().policy) | SHORT | {"rollout_iterations": 10}
+    pairs = changes(small().policy) | SHORT | {"sampler": "rollouts", "rollout_iterations": 10}
     return {
         "uniform": {"sampler": "uniform"},
         "reinforce": {"sampler": "reinforce"},

@@ -374,9 +374,9 @@ class Config:
     """Everything that decides a run."""
 
     preset: Preset = "demo"
-    """demo: 2 CPU cores, minutes. small: one GPU, minutes, the best recipe for little data, with rollouts; the others
-    use REINFORCE. paper: the published hyper-parameters with the few changes that make both tasks learn and the reward
-    less noisy. paper-literal: exactly what the paper states, whether it learns or not."""
+    """demo: 2 CPU cores, minutes. small: one GPU, minutes, the best recipe for little data, with uniform sampling; the
+    others use REINFORCE. paper: the published hyper-parameters with the few changes that make both tasks learn and the
+    reward less noisy. paper-literal: exactly what the paper states, whether it learns or not."""
     images: str | None = None
     """Images without labels: a folder, flat or nested, a packed store, or tar shards such as
     's3://bucket/img-{000..123}.tar'."""
@@ -529,8 +529,9 @@ def small() -> Config:
         ),
         rotation=RotationConfig(optimiser=optimiser),
         permutations=PermutationConfig(criterion="maxmin", per_sample=32),
+        # the options beside the sampler are for those who choose rollouts
         policy=PolicyConfig(
-            sampler="rollouts",
+            sampler="uniform",
             grouping="pairs",
             prior_correction=False,
             num_groups=4,

@@ -16,7 +16,7 @@ from unshuffle import cli, pretrain
 from unshuffle.ablation import job as job_module
 from unshuffle.ablation.ablation import HEADLINES, PAPER_ARMS, _logged, ablate, make_plan
 from unshuffle.ablation.arms import find_arms
-from unshuffle.config import preset_config
+from unshuffle.config import demo, preset_config
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import EVALUATIONS, Result
 from unshuffle.files import locked
@@ -199,7 +199,7 @@ def test_arms_share_initial_weights(tmp_path: Path, tiny: dict[str, Any]) -> Non
 
 def test_the_papers_figures_stand_beside_its_evaluations(tmp_path: Path, tiny: dict[str, Any]) -> None:
     out = tmp_path / "out"
-    arms = {"S": find_arms(["S"])["S"], "mine": {"tasks": "S"}}
+    arms = {"S": find_arms(["S"], demo())["S"], "mine": {"tasks": "S"}}
     ablate(out, arms=arms, **tiny)
     evaluations = {"voc-classification": {"preset": "quick", "voc": str(tmp_path)}}
     plan = make_plan(out, merge(preset_config("demo"), tiny), arms, 1, evaluations)

@@ -1,9 +1,10 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from unshuffle.ablation.arms import PAPER_ARMS, build_evaluation, check_data, find_arms, find_evaluations
-from unshuffle.config import demo
+from unshuffle.config import check, demo, small
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import published
 from unshuffle.evaluation.retrieval import Retrieval
@@ -12,12 +13,18 @@ from unshuffle.options import merge
 
 def test_the_arms_are_those_of_the_papers_table() -> None:
     assert list(PAPER_ARMS) == list(published("5"))
-    assert list(find_arms([])) == list(PAPER_ARMS)
-    assert find_arms(["S&T", "S"]) == {
+    assert list(find_arms([], demo())) == list(PAPER_ARMS)
+    assert find_arms(["S&T", "S"], demo()) == {
         "S&T": {"tasks": "S&T", "policy": {"sampler": "uniform"}},
         "S": {"tasks": "S", "policy": {"sampler": "uniform"}},
     }
-    assert find_arms([])["S+T+P"] == {"tasks": "S+T"}, "with the sampler of the preset"
+
+
+def test_the_policy_of_an_arm_is_the_configs_sampler_or_rollouts() -> None:
+    assert find_arms(["S+T+P"], demo())["S+T+P"] == {"tasks": "S+T"}, "with REINFORCE, the sampler of the config"
+    values = find_arms(["S+T+P"], small())["S+T+P"]
+    assert merge(small(), values).policy == replace(small().policy, sampler="rollouts")
+    check(merge(small(), values))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +37,7 @@ def test_the_arms_are_those_of_the_papers_table() -> None:
     ],
 )
 def test_an_arm_joins_any_tasks(name: str, tasks: str, stages: tuple[tuple[str, ...], ...]) -> None:
-    values = find_arms([name])[name]
+    values = find_arms([name], demo())[name]
     assert values.pop("tasks") == tasks
     assert values == ({} if name.endswith("+P") else {"policy": {"sampler": "uniform"}})
     assert merge(demo(), {"tasks": tasks}).stages == stages
@@ -38,7 +45,7 @@ def test_an_arm_joins_any_tasks(name: str, tasks: str, stages: tuple[tuple[str, 
 
 def test_own_arms_come_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("inverse: {policy: {inverse: true}}\nas it is:\n")
-    arms = find_arms(["T", str(tmp_path / "mine.yaml")])
+    arms = find_arms(["T", str(tmp_path / "mine.yaml")], demo())
     assert arms == {
         "T": {"tasks": "T", "policy": {"sampler": "uniform"}},
         "inverse": {"policy": {"inverse": True}},
@@ -62,7 +69,7 @@ def test_an_unknown_arm(names: list[str], sentence: str, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     Path("a.yaml").write_text("a: 1\n")
     with pytest.raises(UserError, match=sentence.replace("+", r"\+")):
-        find_arms(names)
+        find_arms(names, demo())
 
 
 def test_evaluations_take_the_common_options_that_they_have(tmp_path: Path) -> None:

@@ -144,6 +144,29 @@ def test_all_permutations_at_once_are_exact_in_float64(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_other_permutations_for_each_sample_equal_one_by_one(kind: str) -> None:
+    network = head(kind).double()
+    vectors = torch.randn(3, 4, 6, dtype=torch.float64)
+    permutations = torch.stack([torch.stack([torch.randperm(4) for _ in range(5)]) for _ in range(3)])
+    logits = network.order_classifier(vectors)(permutations)
+    assert logits.shape == (3, 5, 5)
+    for sample, rows in enumerate(permutations.tolist()):
+        for index, row in enumerate(rows):
+            expected = network.classify(vectors[sample, row][None])[0]
+            torch.testing.assert_close(logits[sample, index], expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_order_classifier_under_autocast(kind: str) -> None:
+    network = head(kind)
+    vectors, permutations = torch.randn(2, 4, 6), torch.tensor([[0, 1, 2, 3], [3, 1, 0, 2]])
+    expected = network.order_classifier(vectors)(permutations)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        logits = network.order_classifier(vectors)(permutations)
+    torch.testing.assert_close(logits.float(), expected, atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_order_classifier_leaves_its_inputs_unchanged(kind: str) -> None:
     network = head(kind)
     vectors = torch.randn(2, 4, 6)

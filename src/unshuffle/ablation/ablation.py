@@ -114,15 +114,16 @@ def ablate(
 
     Arms are tasks joined as in `tasks`, with +P at the end for the policy, such as `["S+T+R", "S+T+P"]`, or changes of
     the config by name, such as `{"long": {"optim": {"iterations": 9000}}}`; both can be combined,
-    `{**find_arms(["S+T+P"]), "mine": ...}`. By default they are the paper's. Evaluations are names, or options by name.
-    Further options are the fields of `unshuffle.config.Config`, as for `unshuffle.pretrain`. With `jobs=1` all jobs run
-    in this process. Jobs that are finished in `out` are not repeated; a job that fails is listed in `failures` and does
-    not stop the others.
+    `{**find_arms(["S+T+P"], config), "mine": ...}`. By default they are the paper's. Evaluations are names, or options
+    by name. Further options are the fields of `unshuffle.config.Config`, as for `unshuffle.pretrain`. With `jobs=1` all
+    jobs run in this process. Jobs that are finished in `out` are not repeated; a job that fails is listed in `failures`
+    and does not stop the others.
     """
+    config = merge(preset_config(preset), plain(options))
     plan = make_plan(
         Path(out),
-        merge(preset_config(preset), plain(options)),
-        arms if isinstance(arms, Mapping) else find_arms(arms),
+        config,
+        arms if isinstance(arms, Mapping) else find_arms(arms, config),
         seeds,
         evaluations if isinstance(evaluations, Mapping) else find_evaluations(evaluations, {}),
     )

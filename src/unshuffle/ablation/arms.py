@@ -20,27 +20,29 @@ KIND = "evaluation"
 
 
 POLICY = "+P"
-"""Ending of arms with the sampler of the preset; the others sample uniformly."""
+"""Ending of arms with a policy; the others sample uniformly."""
+POLICY_SAMPLER = "rollouts"
+"""Sampler of the arms with a policy where the config that all arms share samples uniformly."""
 PAPER_ARMS = ("S", "S+P", "T", "T+P", "S&T", "S+T", "S+T+P")
 """The columns of Tab. 5 of the paper."""
 
 
-def find_arms(names: Sequence[str]) -> dict[str, Values]:
+def find_arms(names: Sequence[str], config: Config) -> dict[str, Values]:
     """Return the arms of those names, such as S+T+R or S+T+P, and all in each name that is a YAML file.
 
-    By default they are the paper's.
+    By default they are the paper's. `config` is what they share; its sampler is the policy of arms with +P.
     """
     arms: dict[str, Values] = {}
     for name in names or PAPER_ARMS:
         if _is_file(name):
             arms |= _read_file(name, "arms")
         else:
-            arms[name] = _task_arm(name)
+            arms[name] = _task_arm(name, config)
     return arms
 
 
-def _task_arm(name: str) -> Values:
-    """Return an arm by its tasks, with the sampler of the preset or with uniform sampling."""
+def _task_arm(name: str, shared: Config) -> Values:
+    """Return an arm by its tasks, with a policy or with uniform sampling."""
     tasks = name.removesuffix(POLICY)
     config = Config(tasks=tasks)
     try:
@@ -56,6 +58,8 @@ def _task_arm(name: str) -> Values:
         raise UserError(
             f"arm '{name}' has no ordering task, so there is nothing for the policy to sample: drop {POLICY}"
         )
+    if shared.policy.sampler == "uniform":
+        return {"tasks": tasks, "policy": {"sampler": POLICY_SAMPLER}}
     return {"tasks": tasks}
 
 

@@ -20,8 +20,9 @@ class AblateCommand(ConfigCommand):
     out: Path | None = None
     """Folder of the ablation; by default runs/ablation."""
     arms: tuple[str, ...] = ()
-    """Tasks joined as in --tasks, with +P at the end for the policy instead of uniform sampling, such as S+T+R or
-    S+T+P; by default S, S+P, T, T+P, S&T, S+T and S+T+P. A .yaml file adds arms: NAME: {policy: {sampler: exp3}}."""
+    """Tasks joined as in --tasks, with +P at the end for a policy instead of uniform sampling (--policy.sampler, or
+    rollouts if that is uniform), such as S+T+R or S+T+P; by default S, S+P, T, T+P, S&T, S+T and S+T+P. A .yaml file
+    adds arms: NAME: {policy: {sampler: exp3}}."""
     seeds: tuple[int, ...] = (1,)
     """One number: how many seeds, counted from --seed. Several numbers: the seeds themselves."""
     evaluations: tuple[str, ...] = ()
@@ -54,10 +55,11 @@ def main(args: Sequence[str]) -> int:
 
     data = {"train": command.train, "test": command.test, "voc": command.voc}
     common = {"preset": command.evaluation_preset, **{key: path for key, path in data.items() if path is not None}}
+    config = command.run_config()
     plan = make_plan(
         command.out or Path("runs", "ablation"),
-        command.run_config(),
-        find_arms(command.arms),
+        config,
+        find_arms(command.arms, config),
         command.seeds if len(command.seeds) != 1 else command.seeds[0],
         find_evaluations(command.evaluations, common),
     )

@@ -33,9 +33,10 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def order_classifier(self, vectors: Tensor) -> OrderClassifier:
-        """Return a function that maps (K, P) permutations to (B, K, |Ψ|) logits as `classify` does, for validation.
+        """Return a function that maps permutations to (B, K, |Ψ|) logits as `classify` does, without dropout.
 
-        `vectors` are each sample's (B, P, fc6) embeddings. What the permutations have in common is computed only once.
+        `vectors` are each sample's (B, P, fc6) embeddings. The permutations are (K, P), the same for all samples, or
+        (B, K, P). What they have in common is computed only once, which pays if K exceeds P.
         """
         raise NotImplementedError
 
@@ -78,7 +79,7 @@ class ConcatHead(Head):
         def classify(permutations: Tensor) -> Tensor:
             rows = (sample + permutations) * parts + position
             fc7 = F.embedding_bag(rows.flatten(0, 1), products, mode="sum") + linear.bias
-            logits: Tensor = self.fc8(fc7.relu_()).view(samples, len(permutations), -1)
+            logits: Tensor = self.fc8(fc7.relu_()).view(samples, permutations.shape[-2], -1)
             return logits
 
         return classify
@@ -103,15 +104,18 @@ class LstmHead(Head):
         """Return the logits; the input term of the gates is shared, as it does not depend on a part's position."""
         weight_ih, weight_hh, bias_ih, bias_hh = self.lstm.all_weights[0]
         input_gates = F.linear(vectors, weight_ih, bias_ih + bias_hh)
+        recurrent = weight_hh.T.to(input_gates)  # autocast converts no weights of operations in place
+        sample = torch.arange(len(vectors), device=vectors.device)[:, None]
 
         def classify(permutations: Tensor) -> Tensor:
-            hidden = cell = input_gates.new_zeros(len(vectors) * len(permutations), self.lstm.hidden_size)
-            for part in permutations.T:
-                gates = input_gates[:, part].flatten(0, 1).addmm_(hidden, weight_hh.T)
+            count = permutations.shape[-2]
+            hidden = cell = input_gates.new_zeros(len(vectors) * count, self.lstm.hidden_size)
+            for part in permutations.unbind(dim=-1):
+                gates = input_gates[sample, part].flatten(0, 1).addmm_(hidden, recurrent)
                 input_gate, forget_gate, candidate, output_gate = gates.chunk(4, dim=1)
                 cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
                 hidden = output_gate.sigmoid() * cell.tanh()
-            logits: Tensor = self.fc8(hidden).view(len(vectors), len(permutations), -1)
+            logits: Tensor = self.fc8(hidden).view(len(vectors), count, -1)
             return logits
 
         return classify

@@ -112,7 +112,7 @@ class OrderingTask(Task):
         sampled = {}
         if "noise" in targets:
             with torch.no_grad():
-                logits = self._classify(head, embeddings, labels)
+                logits = head.order_classifier(embeddings)(self.permutations[labels])
                 count = self.config.permutations.per_sample
                 _, labels, groups = select(logits, labels, targets["log_weights"], targets["noise"], count)
             sampled["groups"] = groups
