@@ -1,0 +1,32 @@
+"""The list of deliberate bugs fits the source; `make mutants` runs it."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def load_tool() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("mutants", ROOT / "tools" / "mutants.py")
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+MUTANTS = load_tool().read_mutants()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.bug for mutant in MUTANTS])
+def test_a_mutant_can_be_made(mutant) -> None:
+    assert mutant.problem() is None
+    assert mutant.text != mutant.wrong
+    assert all((ROOT / "tests" / file).is_file() for file in mutant.tests.split())
+
+
+def test_there_are_enough_of_different_kinds() -> None:
+    assert len(MUTANTS) >= 30 and len({mutant.file for mutant in MUTANTS}) >= 12
+    assert len({mutant.bug for mutant in MUTANTS}) == len(MUTANTS)
