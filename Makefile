@@ -1,11 +1,12 @@
 # make demo: learned features from nothing, in minutes.   make test: all tests.   make check: before a commit.
+# make mutants: deliberate bugs in the numerics, each of which a test must find; some 15 minutes.
 # make gallery: the pictures of docs/gallery.md, from a new demo run; needs chromium.
 # make architecture: the picture and the table of docs/architecture.md.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test check format gallery architecture clean
+.PHONY: demo test check format mutants gallery architecture clean
 
 demo: $(READY)
 	$(BIN)/unshuffle pretrain --preset demo
@@ -23,6 +24,9 @@ check: $(READY)
 format: $(READY)
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+mutants: $(READY)
+	$(BIN)/python tools/mutants.py
 
 gallery: $(READY)
 	$(BIN)/python tools/gallery.py

@@ -36,7 +36,7 @@ class Mutant:
     """What is replaced; it occurs once in the file."""
     wrong: str
     tests: str
-    """Test files below tests, separated by blanks."""
+    """Test files, or FILE::TEST, below tests, separated by blanks."""
 
     def problem(self) -> str | None:
         """Return why the mutant cannot be made; None if it can."""
@@ -54,7 +54,7 @@ def run_tests(
     files: Sequence[str], source: Path, processes: int = 1, seconds: int | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run test files against a source folder, until the first failure."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     command += ["-n", str(processes)] if processes > 1 else []
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     tests = [str(ROOT / "tests" / file) for file in files]

@@ -2,9 +2,12 @@
 
 import importlib
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -247,3 +250,49 @@ def test_torchrun_writes_one_run(tmp_path: Path) -> None:
         (task, iteration) for iteration in (0, 2) for task in ("spatial", "temporal")
     ], "with fewer samples than processes too"
     assert run.weights.exists()
+
+
+def workers(launcher: int) -> dict[str, int]:
+    """The processes that torchrun has started, by their rank."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children")
+    found = {}
+    for pid in children.read_text().split() if children.exists() else ():
+        with suppress(OSError):  # it may have ended
+            variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+            found |= {value.removeprefix("RANK="): int(pid) for value in variables if value.startswith("RANK=")}
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in /proc")
+def test_torchrun_restarts_after_a_killed_rank_with_the_same_result(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    options = [*TINY, "--resume", "--optim.iterations", "40", "--log.checkpoint_every", "4"]
+
+    def start(out: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*launcher, "--max-restarts", "2", "-m", "unshuffle", "pretrain", *options, "--out", out],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    whole, broken = start("whole"), start("broken")
+    checkpoints = Run(tmp_path / "broken").checkpoints
+    try:
+        while not list_checkpoints(checkpoints):
+            assert broken.poll() is None, broken.communicate()[1]
+            time.sleep(0.05)
+        os.kill(workers(broken.pid)["1"], signal.SIGKILL)
+        for process in (whole, broken):
+            messages = process.communicate(timeout=200)[1]
+            assert process.returncode == 0, messages
+            assert ("exitcode: -9" in messages) == (process is broken), "only one of them was restarted"
+    finally:
+        for process in (whole, broken):
+            process.kill()
+    last = [load_checkpoint(list_checkpoints(Run(tmp_path / name).checkpoints)[-1]) for name in ("whole", "broken")]
+    assert_close(last[0]["network"], last[1]["network"], rtol=0, atol=0)
+    assert Run(tmp_path / "whole").weights.read_bytes() == Run(tmp_path / "broken").weights.read_bytes()

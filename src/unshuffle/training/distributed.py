@@ -13,6 +13,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from unshuffle.accelerator import local_rank
@@ -20,31 +22,34 @@ from unshuffle.errors import ReportedElsewhere, UserError
 
 T = TypeVar("T")
 
-# Control messages go through the CPU, so that they do not wait for a GPU. One process may pack data or render figures
-# for hours while the others wait, hence the long timeout; a process that dies is noticed at once in any case.
-CONTROL_TIMEOUT = timedelta(days=30)
+# One process may pack data or render figures for hours while the others wait; a process that dies is noticed at once.
+TIMEOUT = timedelta(days=30)
 LAUNCHER_VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-_control: dist.ProcessGroup | None = None
 
 
 @contextmanager
 def started() -> Iterator[None]:
     """Join the process group of torchrun; do nothing without torchrun or if it has been joined already."""
-    global _control
     if dist.is_initialized() or not os.environ.keys() >= LAUNCHER_VARIABLES or os.environ["WORLD_SIZE"] == "1":
         yield
         return
     on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
+    store, own_rank, world_size = next(rendezvous("env://", timeout=TIMEOUT))
+    # The store survives a restart by `torchrun --max-restarts`, and holds the addresses of the processes before it.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    # Messages between the processes are CPU tensors, so that they do not wait for a GPU.
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpus else "gloo",
+        store=PrefixStore(f"attempt-{attempt}", store),
+        rank=own_rank,
+        world_size=world_size,
+        timeout=TIMEOUT,
+    )
     if on_gpus and local_rank() < torch.cuda.device_count():
         torch.cuda.set_device(local_rank())
-    group = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
-    assert isinstance(group, dist.ProcessGroup)
-    _control = group
     try:
         yield
     finally:
-        _control = None
         dist.destroy_process_group()
 
 
@@ -110,7 +115,7 @@ def broadcast(value: T) -> T:
     if size() == 1:
         return value
     values: list[T] = [value]
-    dist.broadcast_object_list(values, src=0, group=_control)
+    dist.broadcast_object_list(values, src=0)
     return values[0]
 
 
@@ -119,7 +124,7 @@ def gather(value: T) -> list[T]:
     if size() == 1:
         return [value]
     values: list[T] = [value] * size()
-    dist.all_gather_object(values, value, group=_control)
+    dist.all_gather_object(values, value)
     return values
 
 
@@ -128,7 +133,7 @@ def largest(value: int) -> int:
     if size() == 1:
         return value
     maximum = torch.tensor(value)
-    dist.all_reduce(maximum, dist.ReduceOp.MAX, group=_control)
+    dist.all_reduce(maximum, dist.ReduceOp.MAX)
     return int(maximum)
 
 
@@ -140,7 +145,7 @@ def means(values: Sequence[float]) -> list[float]:
 def total(values: Tensor) -> Tensor:
     """Return the sum over all ranks of a CPU tensor, on every rank."""
     if size() > 1:
-        dist.all_reduce(values, group=_control)
+        dist.all_reduce(values)
     return values
 
 
