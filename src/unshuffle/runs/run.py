@@ -7,9 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from unshuffle.config import Config, read_config
+from unshuffle.config import TASK_SYMBOLS, Config, read_config
 from unshuffle.errors import UserError
+from unshuffle.wording import counted
 
+TASK_NAMES = list(TASK_SYMBOLS.values())
 WEIGHTS_NAME = "backbone.safetensors"
 """File name of the trained backbone in a run folder."""
 
@@ -67,13 +69,48 @@ class Run:
         return read_config(self.config_file)
 
     def metrics(self, kind: str | None = None, task: str | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the logged objects, all or those of a kind and of a task; a half-written last line is left out."""
-        if not self.metrics_file.exists():
-            return
-        for line in self.metrics_file.read_text().splitlines():
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if kind in (None, entry["kind"]) and task in (None, entry.get("task")):
+        """Yield the logged objects, all or those of a kind and of a task; damaged lines are left out."""
+        for line in self._lines():
+            entry = _parse(line)
+            if entry is not None and kind in (None, entry["kind"]) and task in (None, entry.get("task")):
                 yield entry
+
+    @property
+    def metrics_warning(self) -> str | None:
+        """One sentence if metrics.jsonl has damaged lines."""
+        lines = self._lines()
+        damaged = sum(_parse(line) is None for line in lines)
+        if not damaged:
+            return None
+        verb = "is" if damaged == 1 else "are"
+        return f"{damaged} of {counted(len(lines), 'lines')} in {self.metrics_file} {verb} damaged and left out"
+
+    def _lines(self) -> list[bytes]:
+        return self.metrics_file.read_bytes().splitlines() if self.metrics_file.exists() else []
+
+
+NUMBER = (int, float)
+REQUIRED: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "train": {"loss": dict, "accuracy": dict},
+    "validation": {"task": str, "error": NUMBER},
+    "test": {"task": str, "error": NUMBER},
+    "cost": {"duration": NUMBER},
+    "baseline": {"name": str, "top1": NUMBER},
+    "episode": {"task": str, "episode": int},
+    "rollouts": {"task": str, "iterations": int, "errors": list, "probability": list},
+}
+"""Keys that an entry of a kind must have beside `iteration` and `kind`; docs/metrics.md explains them."""
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """Return the object in a line of metrics.jsonl; None if it is damaged or half-written."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):  # no JSON, or not UTF-8
+        return None
+    if not isinstance(entry, dict):
+        return None
+    required = {"iteration": int, "kind": str, **REQUIRED.get(str(entry.get("kind")), {})}
+    complete = all(isinstance(entry.get(key), kind) for key, kind in required.items())
+    valid = isinstance(entry.get("seconds", 0), NUMBER) and entry.get("task", TASK_NAMES[0]) in TASK_NAMES
+    return entry if complete and valid else None

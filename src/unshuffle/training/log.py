@@ -27,7 +27,7 @@ class RunLog:
             draft.write_text("".join(f"{json.dumps(entry)}\n" for entry in kept))
         self._file = run.metrics_file.open("a")
         # the time between an interruption and the resumption does not count
-        self._begin = time.perf_counter() - (kept[-1]["seconds"] if kept else 0.0)
+        self._begin = time.perf_counter() - (kept[-1].get("seconds", 0.0) if kept else 0.0)
         purge = iteration + 1 if iteration else None
         self._board = SummaryWriter(str(run.tensorboard), purge_step=purge)  # type: ignore[no-untyped-call]
 
