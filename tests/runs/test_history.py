@@ -194,7 +194,7 @@ def test_all_tasks_share_their_rollouts(copied: Run) -> None:
     with copied.metrics_file.open("a") as file:
         for iteration, task, errors in ((4, "spatial", [0.5]), (8, "spatial", [0.5, 0.4]), (8, "temporal", [0.5] * 3)):
             entry = {"iteration": iteration, "kind": "rollouts", "task": task, "iterations": 5, "errors": errors}
-            file.write(json.dumps(entry) + "\n")
+            file.write(json.dumps(entry | {"probability": errors, "advantage": errors}) + "\n")
     assert list(all_rollouts(copied)) == [Rollouts(4, 1, 5, ("spatial",)), Rollouts(8, 3, 5, ("spatial", "temporal"))]
 
 

@@ -1,7 +1,7 @@
 """A run folder: the paths of its files, its config and its metrics."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,6 @@ from unshuffle.config import TASK_SYMBOLS, Config, read_config
 from unshuffle.errors import UserError
 from unshuffle.wording import counted
 
-TASK_NAMES = list(TASK_SYMBOLS.values())
 WEIGHTS_NAME = "backbone.safetensors"
 """File name of the trained backbone in a run folder."""
 
@@ -89,17 +88,77 @@ class Run:
         return self.metrics_file.read_bytes().splitlines() if self.metrics_file.exists() else []
 
 
-NUMBER = (int, float)
-REQUIRED: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "train": {"loss": dict, "accuracy": dict},
-    "validation": {"task": str, "error": NUMBER},
-    "test": {"task": str, "error": NUMBER},
-    "cost": {"duration": NUMBER},
-    "baseline": {"name": str, "top1": NUMBER},
-    "episode": {"task": str, "episode": int},
-    "rollouts": {"task": str, "iterations": int, "errors": list, "probability": list},
+# ---- lines of metrics.jsonl
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 0
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0
+
+
+def _is_number_or_null(value: Any) -> bool:
+    return value is None or _is_number(value)
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and value != [] and all(map(_is_number, value))
+
+
+def _are_numbers_by_name(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+def _is_task(value: Any) -> bool:
+    return value in TASK_SYMBOLS.values()
+
+
+_Checks = dict[str, Callable[[Any], bool]]
+_ERROR: _Checks = {"task": _is_task, "error": _is_number, "chance": _is_number}
+_REQUIRED: dict[str, _Checks] = {
+    "start": {"versions": _is_dict, "processes": _is_count, "sources": _is_list, "splits": _is_dict},
+    "train": {"loss": _are_numbers_by_name, "accuracy": _are_numbers_by_name, "samples_per_second": _is_positive},
+    "validation": _ERROR,
+    "test": _ERROR,
+    "cost": {"duration": _is_number},
+    "monitor": {"top1": _is_number},
+    "baseline": {"name": _is_text, "top1": _is_number},
+    "episode": {
+        "task": _is_task,
+        "episode": _is_count,
+        "error": _is_number,
+        "reward": _is_number_or_null,
+        "group_median": _are_numbers,
+        "probability": _are_numbers,
+        "sampled": _are_numbers,
+    },
+    "rollouts": {
+        "task": _is_task,
+        "iterations": _is_count,
+        "errors": _are_numbers,
+        "advantage": _are_numbers,
+        "probability": _are_numbers,
+    },
 }
-"""Keys that an entry of a kind must have beside `iteration` and `kind`; docs/metrics.md explains them."""
+"""What an entry of a kind must have beside `iteration` and `kind`; docs/metrics.md explains the names."""
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -108,9 +167,10 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         entry = json.loads(line)
     except (ValueError, RecursionError):  # no JSON, or not UTF-8
         return None
-    if not isinstance(entry, dict):
+    if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
         return None
-    required = {"iteration": int, "kind": str, **REQUIRED.get(str(entry.get("kind")), {})}
-    complete = all(isinstance(entry.get(key), kind) for key, kind in required.items())
-    valid = isinstance(entry.get("seconds", 0), NUMBER) and entry.get("task", TASK_NAMES[0]) in TASK_NAMES
-    return entry if complete and valid else None
+    required = {"iteration": _is_count, **_REQUIRED.get(entry["kind"], {})}
+    if entry["kind"] in ("monitor", "baseline"):  # their metrics have many names
+        required |= {key: _is_number for key in entry if key not in ("iteration", "kind", "name")}
+    complete = all(key in entry and is_valid(entry[key]) for key, is_valid in required.items())
+    return entry if complete and _is_number(entry.get("seconds", 0)) else None
