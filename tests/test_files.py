@@ -81,6 +81,7 @@ def test_links_are_never_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(FileExistsError), atomic_write(file) as draft:
         draft.write_text("newer")
     assert victim.read_text() == "mine" and file.read_text() == "new"
+    assert (tmp_path / f"a.txt.{'0' * 16}.tmp").is_symlink()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions differ there")

@@ -29,8 +29,8 @@ def atomic_write(path: Path, *, sync: bool = False) -> Iterator[Path]:
     """
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}{DRAFT_SUFFIX}")
     with signals_deferred():
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))  # less what the umask forbids
         try:
-            os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))  # less what the umask forbids
             yield draft
             if sync:
                 _sync(draft)
