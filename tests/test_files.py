@@ -1,12 +1,13 @@
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from unshuffle.errors import UserError
-from unshuffle.files import atomic_write, check_file, check_folder, check_new_file, locked
+from unshuffle.files import atomic_write, check_file, check_folder, check_new_file, check_zip, locked, locked_folder
 from unshuffle.stopping import Stopped, stopping_at_once
 
 
@@ -34,32 +35,61 @@ def test_a_signal_waits_for_the_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
-@pytest.mark.parametrize("shared", [False, True])
 def test_a_synced_file_is_flushed_before_it_replaces_the_old_one(
-    shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "a.txt"
     file.write_text("old")
     contents_at_sync: list[str] = []
     monkeypatch.setattr("os.fsync", lambda descriptor: contents_at_sync.append(file.read_text()))
-    with atomic_write(file, sync=True, shared=shared) as draft:
+    with atomic_write(file, sync=True) as draft:
         draft.write_text("new")
     folders = 0 if sys.platform == "win32" else 1
     assert contents_at_sync == ["old"] + ["new"] * folders
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_processes_that_write_the_same_file_have_drafts_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writers_of_the_same_file_have_drafts_of_their_own(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
-    with atomic_write(file, shared=True) as first:
+    with atomic_write(file) as first:
         first.write_text("first")
-        monkeypatch.setattr("os.getpid", lambda: 1)
-        with atomic_write(file, shared=True) as second:
+        with atomic_write(file) as second:
             assert second != first
             second.write_text("second")
     assert file.read_text() == "first" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_name_of_a_draft_cannot_be_predicted_and_exists_before_it_is_written(tmp_path: Path) -> None:
+    names = set()
+    for _ in range(20):
+        with atomic_write(tmp_path / "a.txt") as draft:
+            assert draft.is_file() and draft.parent == tmp_path
+            names.add(draft.name)
+    assert len(names) == 20
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+def test_links_are_never_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim, file = tmp_path / "victim", tmp_path / "a.txt"
+    victim.write_text("mine")
+    for name in ("a.txt", "a.txt.tmp", f"a.txt.{'0' * 16}.tmp"):
+        (tmp_path / name).symlink_to(victim)
+    with atomic_write(file) as draft:
+        draft.write_text("new")
+    assert victim.read_text() == "mine" and file.read_text() == "new" and not file.is_symlink()
+    monkeypatch.setattr("secrets.token_hex", lambda length: "0" * 16)  # even where the name was guessed
+    with pytest.raises(FileExistsError), atomic_write(file) as draft:
+        draft.write_text("newer")
+    assert victim.read_text() == "mine" and file.read_text() == "new"
+    assert (tmp_path / f"a.txt.{'0' * 16}.tmp").is_symlink()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions differ there")
+def test_a_file_gets_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("")
+    with atomic_write(tmp_path / "atomic") as draft:
+        draft.write_text("")
+    assert (tmp_path / "atomic").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_what_another_holds_is_refused_until_it_lets_go(tmp_path: Path) -> None:
@@ -84,6 +114,29 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
         process.kill()
     with locked(path, "busy"):
         pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders are not locked there")
+def test_a_folder_is_locked_without_a_file(tmp_path: Path) -> None:
+    with locked_folder(tmp_path, "first"), pytest.raises(UserError, match="second"), locked_folder(tmp_path, "second"):
+        pass
+    with locked_folder(tmp_path, "third"):
+        assert not list(tmp_path.iterdir())
+
+
+def test_the_checksums_of_a_zip_are_compared(tmp_path: Path) -> None:
+    file = tmp_path / "a.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("content", b"x" * 100)
+    check_zip(file)
+    good = file.read_bytes()
+    folder = good.index(b"PK\x01\x02") + 38  # the attributes in the directory: bit 4 marks a folder
+    for position, bit in ((good.index(b"xxx") + 50, 0), (folder, 4), (good.index(b"PK\x01\x02") + 46, 7)):
+        damaged = bytearray(good)
+        damaged[position] ^= 1 << bit
+        file.write_bytes(damaged)
+        with pytest.raises(zipfile.BadZipFile):
+            check_zip(file)
 
 
 def test_places_that_will_do(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -7,7 +8,7 @@ from annotated_types import Ge, Gt, Interval, Le, Len, Lt, MinLen
 
 from unshuffle.config import demo, paper
 from unshuffle.errors import UserError
-from unshuffle.options import check_bounds, differences, merge, plain_type, to_dict
+from unshuffle.options import check_bounds, differences, merge, plain_type, read_yaml, to_dict, write_yaml
 
 
 @dataclass(frozen=True)
@@ -124,3 +125,36 @@ def test_differences() -> None:
     changed = merge(demo(), {"seed": 1, "images": "x", "optim": {"milestones": [1], "backbone": {"lr": 9.0}}})
     assert differences(demo(), changed) == ["images", "seed", "optim.milestones", "optim.backbone.lr"]
     assert differences(changed, demo()) == ["images", "seed", "optim.milestones", "optim.backbone.lr"]
+
+
+def bomb(levels: int) -> str:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (bomb(30), r"line 2 refers to the alias \*a0: write it out"),
+        ("a: &a {b: 1}\nc:\n  <<: *a", r"line 3 refers to the alias \*a: write it out"),
+        ("a: &a [*a]", r"line 1 refers to the alias"),
+        ("a: " + "[" * 5000, "nested too deeply"),
+        ("a: 2020-13-45", "month must be in"),
+        ("a: [1", "while parsing"),
+        ("a: \x00", "special characters are not allowed"),
+        ("- 1", "must hold keys and values"),
+    ],
+)
+def test_yaml_that_cannot_be_used_is_one_sentence(tmp_path: Path, text: str, problem: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=problem) as refused:
+        read_yaml(file, "config")
+    assert str(file) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_value_that_occurs_twice_is_written_twice(tmp_path: Path) -> None:
+    shared = [1, 2]
+    write_yaml(tmp_path / "a.yaml", {"one": shared, "two": shared})
+    assert read_yaml(tmp_path / "a.yaml", "config") == {"one": [1, 2], "two": [1, 2]}

@@ -1,5 +1,8 @@
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +57,37 @@ def test_other_threads_are_left_alone() -> None:
     thread.start()
     thread.join()
     assert done == [1]
+
+
+BUS_ERROR = """
+import os, sys, threading, zlib
+from pathlib import Path
+import numpy as np
+from unshuffle.stopping import explain_bus_errors
+explain_bus_errors()
+file = Path(sys.argv[1])
+file.write_bytes(bytes(1 << 20))
+mapped = np.memmap(file, np.uint8, mode="r")
+os.truncate(file, 4096)
+reads = {"item": lambda: mapped[1 << 19], "copy": mapped.copy, "checksum": lambda: zlib.crc32(mapped.data)}
+if sys.argv[2] == "thread":
+    thread = threading.Thread(target=reads["checksum"])
+    thread.start()
+    while thread.is_alive():
+        sum(range(1000))
+else:
+    reads[sys.argv[2]]()
+print("survived")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the file is named where the system lists maps")
+@pytest.mark.parametrize("read", ["item", "copy", "checksum", "thread"])
+def test_a_bus_error_is_one_sentence(tmp_path: Path, read: str) -> None:
+    """With and without the interpreter's lock, in the main thread and in another."""
+    file = tmp_path / "data.bin"
+    command = [sys.executable, "-c", BUS_ERROR, str(file), read]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (process.returncode, process.stdout) == (2, "")
+    sentence = f"unshuffle: {file} was truncated while it was read, or its disk failed: restore it, then try again"
+    assert process.stderr.strip() == sentence

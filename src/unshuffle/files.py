@@ -1,9 +1,11 @@
-"""Writing files: checked before the work, whole or not at all, one process at a time."""
+"""Files: checked before the work, written whole or not at all, by one process at a time, verified when read."""
 
 import json
 import math
 import os
+import secrets
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,16 +14,22 @@ from typing import Any
 from unshuffle.errors import UserError
 from unshuffle.stopping import signals_deferred
 
+DRAFT_SUFFIX = ".tmp"
+"""How the names of files end that are not yet complete; only a killed process leaves one behind."""
+
 
 @contextmanager
-def atomic_write(path: Path, *, sync: bool = False, shared: bool = False) -> Iterator[Path]:
+def atomic_write(path: Path, *, sync: bool = False) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` on success; neither an error nor a signal leaves half a file.
 
-    With `sync` the file is on the disk afterwards and survives a power cut. With `shared` several processes may write
-    the same file at the same time: each has a temporary path of its own, and the last one to finish wins.
+    The temporary file has an unpredictable name in the same folder and is created here, so that several processes may
+    write the same file (the last one to finish wins) and a link that someone has placed there is never followed. If
+    `path` itself is a link, the file replaces it. With `sync` the file is on the disk afterwards and survives a power
+    cut.
     """
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp" if shared else f"{path.name}.tmp")
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}{DRAFT_SUFFIX}")
     with signals_deferred():
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))  # less what the umask forbids
         try:
             yield draft
             if sync:
@@ -78,17 +86,54 @@ def locked(path: Path, refusal: str | None = None) -> Iterator[None]:
     some network file systems) nothing is refused.
     """
     with path.open("ab") as file:
-        if sys.platform != "win32":
-            import fcntl
-
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal is not None else 0))
-            except BlockingIOError:
-                raise UserError(refusal or "") from None
-            except OSError:
-                if refusal is None:
-                    raise
+        _lock(file.fileno(), refusal)
         yield
+
+
+@contextmanager
+def locked_folder(folder: Path, refusal: str) -> Iterator[None]:
+    """Hold an exclusive lock on a folder as `locked` does on a file, without a file in it."""
+    if sys.platform == "win32":  # which cannot open a folder
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(descriptor, refusal)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, refusal: str | None) -> None:
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal is not None else 0))
+    except BlockingIOError:
+        raise UserError(refusal or "") from None
+    except OSError:
+        if refusal is None:
+            raise
+
+
+def check_zip(path: Path) -> None:
+    """Raise BadZipFile if the content of a zip archive, such as torch.save writes, is not what its checksums say.
+
+    torch.load compares no checksums.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            # torch reads nothing from what is marked as a folder, a bit which no checksum covers
+            marked = [member.filename for member in archive.infolist() if member.external_attr & 0x10]
+            bad = archive.testzip() or next(iter(marked), None)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged directory gives errors of many kinds, from UnicodeDecodeError to zlib.error
+        raise zipfile.BadZipFile(str(error)) from error
+    if bad is not None:
+        raise zipfile.BadZipFile(f"wrong checksum of {bad}")
 
 
 def write_measurement(path: Path, command: str, protocol: str, config: dict[str, Any], metrics: dict[str, Any]) -> None:

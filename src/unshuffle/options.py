@@ -78,19 +78,39 @@ def write_config(config: Any, path: Path) -> None:
     write_yaml(path, to_dict(config))
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes a value that occurs twice twice, as `read_yaml` refuses aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses aliases: a few of them can stand for gigabytes."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1} refers to the alias *{event.anchor}: write it out")
+        return super().compose_node(parent, index)
+
+
 def write_yaml(path: Path, values: dict[str, Any]) -> None:
     """Write plain values as YAML; an interruption leaves the old file or the new one, never half of one."""
     with atomic_write(path) as draft:
-        draft.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        text = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        draft.write_text(text, encoding="utf-8")
 
 
 def read_yaml(path: Path, kind: str) -> dict[str, Any]:
     """Read the keys and values of a YAML file; `kind` names it in the error if it does not exist."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
         raise UserError(f"there is no {kind} file {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+    except RecursionError:
+        raise UserError(f"{path} cannot be read as YAML: it is nested too deeply") from None
+    except (yaml.YAMLError, ValueError, OSError) as error:  # ValueError: not UTF-8, or no such date
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold keys and values")

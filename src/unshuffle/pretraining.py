@@ -5,6 +5,7 @@ import itertools
 import os
 import platform
 import shlex
+import shutil
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from unshuffle.console import ResilientConsole, say
 from unshuffle.data.held_out import load_held_out, save_held_out
 from unshuffle.errors import UserError
 from unshuffle.evaluation.retrieval import RetrievalMonitor, build_monitor
-from unshuffle.files import check_folder, locked
+from unshuffle.files import check_folder, locked, locked_folder
 from unshuffle.models.weights import save_backbone
 from unshuffle.options import differences, merge, write_config
 from unshuffle.permutations import save_permutations
@@ -28,7 +29,15 @@ from unshuffle.report.page import write_report
 from unshuffle.report.pictures import draw_pictures
 from unshuffle.report.results import error_table, retrieval_table
 from unshuffle.report.snapshot import Snapshot, hold_out
-from unshuffle.runs.checkpoints import checkpoint_iterations, list_checkpoints, load_checkpoint
+from unshuffle.runs.checkpoints import (
+    DamagedCheckpoint,
+    LoadedCheckpoint,
+    checkpoint_iterations,
+    fitting,
+    list_checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+)
 from unshuffle.runs.folders import find_runs
 from unshuffle.runs.history import stored_permutations
 from unshuffle.runs.run import Run
@@ -39,6 +48,7 @@ from unshuffle.training.display import Display
 from unshuffle.training.distributed import is_main, together
 from unshuffle.training.log import NoLog, RunLog
 from unshuffle.training.trainer import Trainer, build_trainer, initial_backbone
+from unshuffle.wording import counted
 
 CHANGEABLE_ON_RESUME = (
     "device",
@@ -51,6 +61,10 @@ CHANGEABLE_ON_RESUME = (
     "images",
     "videos",
 )
+
+
+STARTING = ".starting"
+"""Folder in a run folder that holds the first files until they are complete."""
 
 
 def pretrain(
@@ -98,6 +112,8 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
             _check_out(config, resumed)
             if resumed is not None:
                 locks.enter_context(_run_lock(resumed))
+                with suppress(OSError):  # not there, as a rule
+                    (resumed.folder / STARTING).rmdir()
     if resumed is not None and distributed.broadcast(_is_finished(resumed, config)):
         say(
             console,
@@ -119,14 +135,15 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
         trainer = build_trainer(config, data, permutations, build_monitor(config, console) if is_main() else None)
         folder = out or (_next_folder(config.preset) if is_main() else Path())
     run = Run(distributed.broadcast(folder))
-    if resumed is not None:
-        _restore(trainer, run, console)
+    warnings = {} if resumed is None else _restore(trainer, run, console)
     describe(trainer, run, console)
     with together():
         if is_main() and resumed is None:
             _start_folder(run, trainer)
             locks.enter_context(_run_lock(run))
         log = _open_log(trainer, run) if is_main() else NoLog()
+        for concern, sentence in warnings.items():
+            log.write("warning", trainer.iteration, concern=concern, sentence=sentence)
     with log:
         trainer.train(run, log, Display(trainer.statuses(), config.optim.iterations, trainer.iteration, console))
     with together():
@@ -160,9 +177,15 @@ def _check_out(config: Config, resumed: Run | None) -> None:
         return
     if config.out is not None and Run(config.out).config_file.exists():
         raise UserError(f"{config.out} already holds a run: continue it with --resume, or choose another --out")
-    if config.out is not None and config.out.is_dir() and any(config.out.iterdir()):
+    if config.out is not None and config.out.is_dir() and not _can_start(config.out):
         raise UserError(f"{config.out} is not empty: choose another --out")
     check_folder(config.out or Path("runs"), "--out")
+
+
+def _can_start(folder: Path) -> bool:
+    """Return whether a folder is empty, or holds only what a process left that was killed as it began a run."""
+    names = {path.name for path in folder.iterdir()}
+    return not names or (STARTING in names and names <= {STARTING, Run(folder).permutations.name})
 
 
 def _is_finished(run: Run, config: Config) -> bool:
@@ -194,22 +217,62 @@ def try_backbone(config: Config) -> None:
 
 
 def _start_folder(run: Run, trainer: Trainer) -> None:
-    try:
-        run.permutations.mkdir(parents=True)
-    except FileExistsError:
-        raise UserError(f"another run has begun in {run.folder}: choose another --out") from None
-    for name, rows in trainer.permutations.items():
-        save_permutations(run.permutations / f"{name}.npy", rows.cpu().numpy())
-    write_config(replace(trainer.config, out=run.folder), run.config_file)
+    """Write the permutation sets, then the config, which makes the folder a run.
+
+    Both are first written into a folder that marks a start that is not finished, so that a process killed in between
+    leaves a folder that can be started again.
+    """
+    run.folder.mkdir(parents=True, exist_ok=True)
+    taken = f"another run has begun in {run.folder}: choose another --out"
+    with locked_folder(run.folder, taken):
+        draft = run.folder / STARTING
+        if draft.is_dir() and not run.config_file.exists():
+            shutil.rmtree(run.permutations, ignore_errors=True)
+            shutil.rmtree(draft)
+        if run.config_file.exists() or run.permutations.exists():
+            raise UserError(taken)
+        started = Run(draft)
+        started.permutations.mkdir(parents=True)
+        for name, rows in trainer.permutations.items():
+            save_permutations(started.permutations / f"{name}.npy", rows.cpu().numpy())
+        write_config(replace(trainer.config, out=run.folder), started.config_file)
+        started.permutations.rename(run.permutations)
+        started.config_file.rename(run.config_file)
+        draft.rmdir()
 
 
-def _restore(trainer: Trainer, run: Run, console: Console) -> None:
-    newest = distributed.broadcast(list_checkpoints(run.checkpoints)[-1:])
-    if not newest:
-        say(console, "no checkpoint yet: starting from the beginning")
-        return
+def _restore(trainer: Trainer, run: Run, console: Console) -> dict[str, str]:
+    """Load the newest checkpoint that is not damaged; print and return the sentence of each concern, by its name."""
+    checkpoint: LoadedCheckpoint | None = None
     with together():
-        trainer.load_state_dict(load_checkpoint(newest[0]))
+        if is_main():
+            try:
+                checkpoint = newest_checkpoint(run.checkpoints)
+            except DamagedCheckpoint as problem:
+                raise UserError(f"{problem}; start the training again with another --out") from problem
+    path = distributed.broadcast(None if checkpoint is None else checkpoint.path)
+    if path is None:
+        say(console, "no checkpoint yet: starting from the beginning")
+        return {}
+    with together(), fitting(path):
+        trainer.load_state_dict(load_checkpoint(path) if checkpoint is None else checkpoint.state)
+    damage = None if checkpoint is None else checkpoint.warning
+    concerns = {"damaged_checkpoint": damage, "threads": _other_threads(trainer, run)}
+    warnings = {concern: sentence for concern, sentence in concerns.items() if sentence is not None}
+    for sentence in warnings.values():
+        say(console, sentence)
+    return warnings
+
+
+def _other_threads(trainer: Trainer, run: Run) -> str | None:
+    """Return a sentence if a run on a CPU began with another number of threads, which sum in another order."""
+    before, threads = next((entry.get("threads") for entry in run.metrics("start")), None), torch.get_num_threads()
+    if trainer.device.type != "cpu" or before in (None, threads):
+        return None
+    return (
+        f"the run began with {counted(before, 'threads')} and continues with {threads}, so its results will differ in "
+        f"the last bits from those of an uninterrupted run: set OMP_NUM_THREADS={before} to get the same"
+    )
 
 
 def describe(trainer: Trainer, run: Run, console: Console) -> None:

@@ -1,9 +1,13 @@
-"""Signals that ask the program to stop: raised at once, recorded for later, or deferred."""
+"""Signals that ask the program to stop: raised at once, recorded for later, or deferred; and bus errors explained."""
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """Ctrl-C, termination by the system, a closed terminal."""
@@ -70,3 +74,49 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
     finally:
         for signum, old in before.items():
             signal.signal(signum, old)
+
+
+# ---- bus errors
+
+_bus_handler: Any = None  # the system calls it: it must outlive this module's functions
+
+
+def explain_bus_errors() -> None:
+    """End the process with one sentence and code 2 on a bus error: a mapped file was truncated, or its disk failed.
+
+    Python's own signal handlers run between instructions of Python and would never be reached, because the failing
+    access is repeated for ever. So the system calls this one directly, in the thread that failed; as that thread was
+    reading mapped memory, it holds none of the locks that the handler needs.
+    """
+    global _bus_handler
+    if sys.platform == "win32":
+        return
+    import ctypes
+
+    def explain(signum: int) -> None:
+        names = ", ".join(_truncated_maps()) or "a file that is read through a memory map"
+        sentence = f"unshuffle: {names} was truncated while it was read, or its disk failed: restore it, then try again"
+        os.write(2, f"\n{sentence}\n".encode(errors="backslashreplace"))
+        os._exit(2)
+
+    _bus_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(explain)
+    system_signal = ctypes.CDLL(None).signal
+    system_signal.argtypes, system_signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    system_signal(signal.SIGBUS, ctypes.cast(_bus_handler, ctypes.c_void_p))
+
+
+def _truncated_maps() -> list[str]:
+    """Return the files of which more is mapped into memory than they have; none where the system does not list maps."""
+    names: list[str] = []
+    page = os.sysconf("SC_PAGESIZE")
+    try:
+        for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
+            span, permissions, offset, _, _, *name = line.split(maxsplit=5)
+            # data is mapped as shared; the private maps are those of libraries, whose sections may end in zeros
+            if name and permissions.endswith("s") and Path(name[0]).is_file():
+                begin, end = (int(address, 16) for address in span.split("-"))
+                if int(offset, 16) + end - begin >= Path(name[0]).stat().st_size + page:
+                    names.append(name[0])
+    except (OSError, ValueError):
+        pass
+    return list(dict.fromkeys(names))

@@ -1,3 +1,4 @@
+import io
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, stdev
@@ -6,14 +7,23 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 from unshuffle.analysis.analysis import AnalysisResult
-from unshuffle.analysis.validation_size import Spread, draw, sample_errors, sample_sets, samples_needed, set_spreads
+from unshuffle.analysis.validation_size import (
+    Spread,
+    ValidationSize,
+    draw,
+    sample_errors,
+    sample_sets,
+    samples_needed,
+    set_spreads,
+)
 from unshuffle.data.squares import Squares
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import Head
 from unshuffle.options import merge, write_config
-from unshuffle.runs.checkpoints import load_checkpoint
+from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
 from unshuffle.runs.history import stored_permutations
 from unshuffle.runs.run import Run
 from unshuffle.tasks import build_tasks
@@ -133,3 +143,13 @@ def test_a_single_checkpoint_can_be_drawn() -> None:
     left, right = above.get_xlim()
     assert left < 100 < right and above.lines[0].get_xydata().tolist() == [[100, 0.5]]  # type: ignore[union-attr]
     assert below.lines[0].get_xydata().tolist() == [[10, 0.1]]  # type: ignore[union-attr]
+
+
+def test_damaged_checkpoints_are_left_out(copied: Run) -> None:
+    oldest, *rest = list_checkpoints(copied.checkpoints)
+    oldest.write_bytes(oldest.read_bytes()[:-1])
+    text = io.StringIO()
+    analysis = ValidationSize(run=copied.folder, sizes=(2, 4), sets=3, pool=6, device="cpu")
+    result = analysis.analyse(Console(file=text, width=1000))
+    assert f"checkpoint {oldest} is damaged" in text.getvalue() and "and left out" in text.getvalue()
+    assert {row["iteration"] for row in result.rows} == {int(path.stem) for path in rest}

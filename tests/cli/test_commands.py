@@ -15,6 +15,7 @@ from PIL import Image
 
 from unshuffle import cli
 from unshuffle.config import Config
+from unshuffle.runs.run import Run
 
 TINY = [
     *("--device", "cpu", "--data.val_size", "4", "--data.workers", "1", "--log.no_pictures"),
@@ -190,6 +191,16 @@ def test_resume_starts_a_run_where_there_is_none(tmp_path: Path, capsys: pytest.
     (tmp_path / "full" / "notes.txt").write_text("mine")
     assert cli.run(["pretrain", *TINY, "--out", str(tmp_path / "full"), "--resume"]) == 2
     assert "is not empty" in capsys.readouterr().err
+
+
+def test_damaged_metrics_are_counted_by_report_and_analyze(copied: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with copied.metrics_file.open("ab") as file:
+        file.write(b'{"iteration": 12}\n\xff\n[]\n{"iteration": 12, "ki')
+    total = len(copied.metrics_file.read_bytes().splitlines())
+    sentence = f"warning: 4 of {total} lines in {copied.metrics_file} are damaged and left out\n"
+    for command in (["report"], ["analyze", "cost"], ["analyze", "difficulty"], ["analyze", "convergence"]):
+        assert cli.run([*command, str(copied.folder)]) == 0
+        assert capsys.readouterr().err == sentence
 
 
 def test_help_does_not_import_torch() -> None:

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from PIL import Image
 import unshuffle.data.pack
 from unshuffle.data.media import BadMedia
 from unshuffle.data.pack import cached_store, pack
-from unshuffle.data.store import Record, Store, Writer
+from unshuffle.data.store import Header, Record, Store, Writer
 from unshuffle.errors import UserError
 
 OPTIONS: dict[str, Any] = {"short_side": 16, "progress": False, "workers": 2}
@@ -30,8 +31,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def mark_incomplete(store: Path) -> None:
-    header = json.loads((store / "store.json").read_text())
-    (store / "store.json").write_text(json.dumps(header | {"complete": False}, indent=1))
+    replace(Header.load(store), complete=False).save(store)
 
 
 def read_failing_at(name: str, error: BaseException) -> Callable[..., Any]:

@@ -1,5 +1,7 @@
 import json
 import pickle
+import subprocess
+import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -96,9 +98,8 @@ def test_a_wrong_bit_is_detected_in_its_own_record_only(packed_clips: Path, item
 def test_a_record_is_verified_the_first_time_only(packed_images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checks: list[int] = []
     real = zlib.crc32
-    monkeypatch.setattr(zlib, "crc32", lambda data: checks.append(1) or real(data))
     store = Store(packed_images)
-    assert not checks
+    monkeypatch.setattr(zlib, "crc32", lambda data: checks.append(1) or real(data))
     for item in (0, 0, 1, 0):
         store.read(item, [0])
     assert len(checks) == 2
@@ -126,6 +127,9 @@ def test_a_lost_or_overwritten_file_is_noticed_at_opening(
 
 def test_an_inconsistent_index_is_detected_at_opening(packed_images: Path) -> None:
     index = packed_images / "index.jsonl"
+    header = json.loads((packed_images / "store.json").read_text())
+    del header["crc32"]  # of an older version, which had none of the index
+    (packed_images / "store.json").write_text(json.dumps(header))
     text = index.read_text()
     for wrong in (text.replace("a.png", "h.png"), text.replace('"offset": 0', '"offset": 1')):
         index.write_text(wrong)
@@ -133,8 +137,62 @@ def test_an_inconsistent_index_is_detected_at_opening(packed_images: Path) -> No
             Store(packed_images)
 
 
+@pytest.mark.parametrize("name", ["store.json", "index.jsonl", "skipped.jsonl"])
+def test_a_wrong_bit_beside_the_data_is_noticed_at_opening(packed_clips: Path, name: str) -> None:
+    good = (packed_clips / name).read_bytes()
+    sound, stored = Store(packed_clips), 0
+    for position in range(0, 8 * len(good), 3):
+        damaged = bytearray(good)
+        damaged[position // 8] ^= 1 << position % 8
+        (packed_clips / name).write_bytes(damaged)
+        try:
+            store = Store(packed_clips)
+        except UserError as error:
+            assert "\n" not in str(error)
+        else:  # the name of a key that holds checksums, or white space
+            stored += 1
+            assert (store.header, store.names) == (sound.header, sound.names)
+            assert (store.sizes == sound.sizes).all() and store.read(0, [0]).any()
+    assert stored <= (20 if name == "store.json" else 0)
+
+
+def test_a_store_without_checksums_of_its_index_still_opens(packed_clips: Path) -> None:
+    header = json.loads((packed_clips / "store.json").read_text())
+    assert sorted(header.pop("crc32")) == ["index.jsonl", "skipped.jsonl", "store.json"]
+    (packed_clips / "store.json").write_text(json.dumps(header))
+    assert len(Store(packed_clips)) == 3
+
+
+TRUNCATED = """
+import os, sys
+from pathlib import Path
+from unshuffle.cli import COMMANDS, main
+from unshuffle.data.store import Store
+
+def read(args):
+    store = Store(Path(args[0]))
+    os.truncate(store.path / "data.bin", 0)
+    store.read(0, [0])
+    return 0
+
+COMMANDS["read"] = (read, "")
+sys.argv[1:] = ["read", sys.argv[1]]
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the file is named where the system lists maps")
+def test_a_store_truncated_while_it_is_read_is_one_sentence(packed_images: Path) -> None:
+    command = [sys.executable, "-c", TRUNCATED, str(packed_images)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 2
+    assert process.stderr.strip().startswith(f"unshuffle: {packed_images / 'data.bin'} was truncated")
+    assert len(process.stderr.strip().splitlines()) == 1
+
+
 def test_an_incomplete_store_and_another_format_are_refused(packed_images: Path) -> None:
     header = json.loads((packed_images / "store.json").read_text())
+    del header["crc32"]
     (packed_images / "store.json").write_text(json.dumps(header | {"complete": False}))
     with pytest.raises(UserError, match=r"incomplete.*pack again"):
         Store(packed_images)

@@ -114,6 +114,16 @@ def test_checkpoints_of_something_else_are_refused(tmp_path: Path) -> None:
         train(Recipe(5, lr=0.05), tmp_path, "other")
 
 
+def test_a_damaged_checkpoint_means_to_start_again(tmp_path: Path) -> None:
+    recipe = Recipe(13, lr=0.05, milestones=(6,))
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, tmp_path, stop=8)
+    (path,) = tmp_path.glob("*.pt")
+    path.write_bytes(path.read_bytes()[:-10])
+    parameters = zip(train(recipe).parameters(), train(recipe, tmp_path).parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in parameters)
+
+
 def test_a_loss_that_is_not_finite_is_an_error() -> None:
     model = network()
     with pytest.raises(UserError, match="lower the learning rate"):

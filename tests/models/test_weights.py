@@ -1,4 +1,5 @@
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,8 @@ def test_metadata_of_a_saved_backbone(tmp_path: Path) -> None:
     assert metadata["normalisation"] == PER_IMAGE.to_json() == '{"mean": [], "std": []}'
     assert json.loads(metadata["spatial_permutations"]) == PERMUTATIONS["spatial"].tolist()
     assert json.loads(metadata["temporal_permutations"]) == PERMUTATIONS["temporal"].tolist()
-    assert read_weights(tmp_path / "weights.safetensors")[1] == metadata
+    checksum = metadata.pop("crc32")
+    assert len(checksum) == 8 and read_weights(tmp_path / "weights.safetensors")[1] == metadata
 
 
 def test_equal_weights_give_equal_bytes(tmp_path: Path) -> None:
@@ -64,6 +66,54 @@ def test_equal_weights_give_equal_bytes(tmp_path: Path) -> None:
     assert all(torch.equal(weights[key], value) for key, value in backbone.state_dict().items())
     with (tmp_path / "key 0.safetensors").open("rb") as file:
         assert int.from_bytes(file.read(8), "little") % 8 == 0, "tensors are aligned"
+
+
+def damaged_copies(path: Path, step: int) -> Iterator[int]:
+    """Write the file again with one wrong bit, for every so many bits, and yield the byte."""
+    good = path.read_bytes()
+    for position in range(0, 8 * len(good), step):
+        damaged = bytearray(good)
+        damaged[position // 8] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        yield position // 8
+    path.write_bytes(good)
+
+
+class Small(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.arange(12.0))
+
+
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_wrong_bit_in_weights_is_loaded(tmp_path: Path, step: int) -> None:
+    path, metadata = tmp_path / "w.safetensors", {"architecture": "tiny", "spatial_permutations": "[[1, 0]]"}
+    write_weights(Small(), metadata, path)
+    weights, _ = read_weights(path)
+    refused = 0
+    for _ in damaged_copies(path, step):
+        try:
+            stored, stated = read_weights(path)
+        except UserError as error:
+            refused += 1
+            assert str(path) in str(error) and "\n" not in str(error)
+        else:  # only the name of the checksum's own key may be wrong: then there is none to compare
+            assert torch.equal(stored["weight"], weights["weight"]) and metadata.items() < stated.items()
+    assert refused >= 8 * (path.stat().st_size - 5) // step - 1
+
+
+def test_a_damaged_state_dict_is_refused_and_a_foreign_one_is_not(tmp_path: Path) -> None:
+    path, old = tmp_path / "w.pth", tmp_path / "old.pth"
+    weights = {"weight": torch.arange(1000.0)}
+    torch.save(weights, path)
+    torch.save(weights, old, _use_new_zipfile_serialization=False)  # without checksums
+    for file in (path, old):
+        assert torch.equal(read_weights(file)[0]["weight"], weights["weight"])
+    content = bytearray(path.read_bytes())
+    content[content.index(weights["weight"].numpy().tobytes()[40:80])] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"w.pth is damaged \(wrong checksum of .*\): copy or export it again"):
+        read_weights(path)
 
 
 def test_saving_leaves_the_backbone_unchanged(tmp_path: Path) -> None:

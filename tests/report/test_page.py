@@ -2,6 +2,7 @@
 
 import html
 import json
+import random
 import re
 import shutil
 from collections.abc import Callable
@@ -63,6 +64,32 @@ def test_an_unfinished_run_says_when_its_error_was_measured(run: Run, tmp_path: 
     words = " ".join(" ".join(Seen(written([copied.folder], tmp_path / "report.html")).texts).split())
     assert "test error before trained chance spatial, iteration 0 " in words and "on the pretext test set" in words
     assert "spatial, iteration" not in run.report.read_text(encoding="utf-8")
+
+
+def test_damage_is_said_and_the_rest_is_shown(run: Run, tmp_path: Path) -> None:
+    copied = Run(shutil.copytree(run.folder, tmp_path / "copied"))
+    runs = find_runs([copied.folder])
+    assert write_report(runs, tmp_path / "report.html") == []
+    lines = copied.metrics_file.read_bytes().splitlines()
+    copied.metrics_file.write_bytes(b"\n".join([*lines[:9], b"\xff not JSON", *lines[9:], b'{"iteration": 6, "ki']))
+    for path in copied.checkpoints.iterdir():
+        path.write_text("damaged")
+    metrics, checkpoint = write_report(runs, tmp_path / "report.html")
+    assert metrics == f"2 of {len(lines) + 2} lines in {copied.metrics_file} are damaged and left out"
+    assert checkpoint.startswith(f"{copied.folder} has no pictures: ") and "is damaged" in checkpoint
+    assert "raw pixels" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_wrong_bit_in_the_metrics_is_more_than_a_sentence(run: Run, tmp_path: Path, seed: int) -> None:
+    copied = Run(shutil.copytree(run.folder, tmp_path / "copied"))
+    shutil.rmtree(copied.checkpoints)  # pictures take long
+    good, rng = copied.metrics_file.read_bytes(), random.Random(seed)
+    for _ in range(10):
+        damaged = bytearray(good)
+        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        copied.metrics_file.write_bytes(damaged)
+        assert len(write_report(find_runs([copied.folder]), tmp_path / "report.html")) <= 1
 
 
 def test_it_is_self_contained(run: Run) -> None:

@@ -8,8 +8,10 @@ import torch
 
 from unshuffle.models.weights import load_backbone
 from unshuffle.report.snapshot import Snapshot
+from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
 from unshuffle.runs.history import stored_permutations
 from unshuffle.runs.run import Run
+from unshuffle.training.checkpoint import save_checkpoint
 
 
 @pytest.mark.parametrize("name", ["run", "all_tasks_run", "rotation_run"])
@@ -30,6 +32,18 @@ def test_a_run_without_checkpoint_has_no_snapshot(run: Run, tmp_path: Path) -> N
     copied = Run(shutil.copytree(run.folder, tmp_path / "copied"))
     shutil.rmtree(copied.checkpoints)
     assert Snapshot.newest(copied) is None
+
+
+def test_a_damaged_checkpoint_is_passed_over(run: Run, tmp_path: Path) -> None:
+    copied = Run(shutil.copytree(run.folder, tmp_path / "copied"))
+    *_, newest = files = list_checkpoints(copied.checkpoints)
+    newest.write_bytes(newest.read_bytes()[:-100])
+    if len(files) == 1:
+        save_checkpoint(copied.checkpoints, 2, load_checkpoint(list_checkpoints(run.checkpoints)[-1]), keep=9)
+        newest.write_text("damaged")
+    snapshot = Snapshot.newest(copied)
+    assert snapshot is not None and snapshot.iteration == int(list_checkpoints(copied.checkpoints)[-2].stem)
+    assert snapshot.warning is not None and str(newest) in snapshot.warning
 
 
 def test_parts_for_a_person_to_look_at(all_tasks_run: Run) -> None:

@@ -54,6 +54,16 @@ def test_errors_and_sampling_counts_of_every_validation(run: Run) -> None:
     assert history.sampled.sum(axis=1).tolist() == [0] + 6 * [2 * 4 * 2]  # iterations, samples, permutations of each
 
 
+def test_no_wrong_bit_in_a_state_is_more_than_a_file_left_out(copied: Run) -> None:
+    file = state_files(copied, "spatial")[1]
+    good, whole = file.read_bytes(), len(state_files(copied, "spatial"))
+    for position in range(0, 8 * len(good), 211):
+        damaged = bytearray(good)
+        damaged[position // 8] ^= 1 << position % 8
+        file.write_bytes(damaged)
+        assert len(list(read_states(copied, "spatial", ("permutation_errors", "sampled")))) in (whole - 1, whole)
+
+
 def test_incomplete_files_of_a_killed_run_are_left_out(copied: Run) -> None:
     half = copied.states / "spatial-00000012.npz"
     half.write_bytes(half.read_bytes()[:100])
@@ -194,7 +204,7 @@ def test_all_tasks_share_their_rollouts(copied: Run) -> None:
     with copied.metrics_file.open("a") as file:
         for iteration, task, errors in ((4, "spatial", [0.5]), (8, "spatial", [0.5, 0.4]), (8, "temporal", [0.5] * 3)):
             entry = {"iteration": iteration, "kind": "rollouts", "task": task, "iterations": 5, "errors": errors}
-            file.write(json.dumps(entry) + "\n")
+            file.write(json.dumps(entry | {"probability": errors, "advantage": errors}) + "\n")
     assert list(all_rollouts(copied)) == [Rollouts(4, 1, 5, ("spatial",)), Rollouts(8, 3, 5, ("spatial", "temporal"))]
 
 

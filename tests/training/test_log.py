@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -6,6 +8,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from unshuffle.errors import UserError
 from unshuffle.policy.sampler import Observation
 from unshuffle.policy.state import PermutationValidation
 from unshuffle.runs.run import Run
@@ -35,7 +38,7 @@ def test_every_line_has_the_seconds_of_training_over_all_parts(tmp_path: Path, m
     clock, run = Clock(), Run(tmp_path)
     monkeypatch.setattr("unshuffle.training.log.time", clock)
     with RunLog(run) as log:
-        log.write("start", 0)
+        log.write("branch", 0)
         for iteration in (2, 4):
             clock.now += 1.5
             log.write_test(iteration, "spatial", VALIDATION)
@@ -45,7 +48,7 @@ def test_every_line_has_the_seconds_of_training_over_all_parts(tmp_path: Path, m
         log.write_validation(3, "spatial", VALIDATION)
     assert [(entry["iteration"], entry["seconds"]) for entry in run.metrics()] == [(0, 0), (2, 1.5), (3, 1.75)]
     with RunLog(run) as log:
-        log.write("start", 0)
+        log.write("branch", 0)
     assert [entry["seconds"] for entry in run.metrics()] == [0]
 
 
@@ -124,12 +127,29 @@ def test_reopening_drops_what_will_be_written_again(tmp_path: Path) -> None:
     run = Run(tmp_path)
     with RunLog(run) as log:
         for iteration in (0, 2, 4, 6):
-            log.write("train", iteration)
+            log.write("branch", iteration)
     with run.metrics_file.open("a") as file:
         file.write('{"iteration": 7, "k')
     with RunLog(run, 4) as log:
-        log.write("train", 5)
+        log.write("branch", 5)
     assert [entry["iteration"] for entry in read(run)] == [0, 2, 4, 5]
     with RunLog(run, 0):
         pass
     assert read(run) == []
+
+
+def test_a_full_disk_is_one_sentence_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path)
+
+    def fail(*args: object, **arrays: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (
+        pytest.raises(UserError, match=r"metrics\.jsonl cannot be written \(No space left.*--resume"),
+        RunLog(run) as log,
+    ):
+        monkeypatch.setattr(log._file, "flush", fail, raising=False)
+        log.write("branch", 0)
+    monkeypatch.setattr(np, "savez", fail)
+    with pytest.raises(UserError, match=r"spatial-00000007\.npz cannot be written \(No space"), RunLog(run) as log:
+        log.write_observation(7, "spatial", VALIDATION, Observation({"sampled": np.arange(4)}))

@@ -1,5 +1,6 @@
 """A run that is interrupted and resumed ends exactly where an uninterrupted one does."""
 
+import errno
 import io
 import json
 import os
@@ -17,6 +18,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
+from unshuffle import pretraining
 from unshuffle.config import Config
 from unshuffle.errors import UserError
 from unshuffle.models.weights import read_weights
@@ -245,6 +247,136 @@ def test_a_process_killed_by_the_system_resumes_bit_exactly(small: Any, tmp_path
     resume = [sys.executable, "-m", "unshuffle", "pretrain", "--out", str(interrupted.folder), "--resume"]
     subprocess.run(resume, check=True, env=environment, capture_output=True)
     assert_same(final_state(interrupted), final_state(whole))
+
+
+# ---- damage
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def resumed_text(config: Config) -> str:
+    text = io.StringIO()
+    run_pretraining(config, resume=True, console=Console(file=text, width=1000))
+    return text.getvalue()
+
+
+def test_a_damaged_checkpoint_is_replaced_by_resuming_from_the_one_before(
+    small: Any, tmp_path: Path, uninterrupted: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(tmp_path / "run")
+    train_and_die(config, 8, monkeypatch)
+    run = Run(config.out)
+    assert [path.stem for path in list_checkpoints(run.checkpoints)] == ["00000004", "00000008"]
+    flip_a_bit(run.checkpoints / "00000008.pt")
+    text = resumed_text(config)
+    (said,) = [line for line in text.splitlines() if "is damaged" in line]
+    assert said.startswith(f"checkpoint {run.checkpoints / '00000008.pt'} is damaged (wrong checksum of ")
+    assert said.endswith(": using the newest that is not, 00000004.pt")
+    (warning,) = run.metrics("warning")
+    assert (warning["iteration"], warning["concern"], warning["sentence"]) == (4, "damaged_checkpoint", said)
+    assert_same(final_state(run), final_state(uninterrupted))
+    assert [entry for entry in comparable_metrics(run) if entry["kind"] != "warning"] == comparable_metrics(
+        uninterrupted
+    )
+
+
+def test_without_a_sound_checkpoint_a_run_is_not_resumed(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(tmp_path / "run")
+    train_and_die(config, 8, monkeypatch)
+    for path in list_checkpoints(Run(config.out).checkpoints):
+        flip_a_bit(path)
+    with pytest.raises(UserError, match=r"^all 2 checkpoints in .*; start the training again with another --out$"):
+        run_pretraining(config, resume=True)
+
+
+def test_a_checkpoint_that_does_not_fit_is_one_sentence(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(tmp_path / "run")
+    train_and_die(config, 5, monkeypatch)
+    (path,) = list_checkpoints(Run(config.out).checkpoints)
+    state = load_checkpoint(path)
+    for key in ("optimisers", "random", "network"):
+        torch.save({name: value for name, value in state.items() if name != key}, path)
+        with pytest.raises(UserError, match=rf"00000004.pt does not fit \(it lacks '{key}'\)"):
+            run_pretraining(config, resume=True)
+
+
+def test_another_number_of_threads_is_said(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(tmp_path / "run")
+    train_and_die(config, 5, monkeypatch)
+    run = Run(config.out)
+    lines = run.metrics_file.read_text()
+    assert '"threads": 1,' in lines
+    run.metrics_file.write_text(lines.replace('"threads": 1,', '"threads": 3,'))
+    text = resumed_text(config)
+    assert "the run began with 3 threads and continues with 1" in text and "set OMP_NUM_THREADS=3" in text
+    assert [entry["concern"] for entry in run.metrics("warning")] == ["threads"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("name", ["mkdir", "save", "write", "rename", "rename twice"])
+def test_a_run_killed_as_it_begins_can_be_started_again(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, resume: bool
+) -> None:
+    config = small(tmp_path / "run")
+    target, count = {
+        "mkdir": ("unshuffle.pretraining.save_permutations", 0),
+        "save": ("unshuffle.pretraining.save_permutations", 1),
+        "write": ("unshuffle.pretraining.write_config", 0),
+        "rename": ("pathlib.Path.rename", 0),
+        "rename twice": ("pathlib.Path.rename", 1),
+    }[name]
+    calls: list[object] = []
+    real = Path.rename if target.startswith("pathlib") else getattr(pretraining, target.rpartition(".")[2])
+
+    def killed(*args: Any) -> Any:
+        if len(calls) == count:
+            raise Killed
+        calls.append(args)
+        return real(*args)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(target, killed)
+        run_pretraining(config)
+    assert not Run(config.out).config_file.exists()
+    run = run_pretraining(config, resume=resume)
+    assert run.weights.exists() and not (run.folder / ".starting").exists()
+    assert sorted(path.name for path in run.permutations.iterdir()) == ["spatial.npy", "temporal.npy"]
+
+
+def test_permutations_that_the_program_did_not_leave_there_are_not_overwritten(small: Any, tmp_path: Path) -> None:
+    own = tmp_path / "run" / "permutations" / "spatial.npy"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(b"mine")
+    with pytest.raises(UserError, match="is not empty"):
+        run_pretraining(small(tmp_path / "run"))
+    assert own.read_bytes() == b"mine"
+
+
+def test_a_full_disk_is_one_sentence_and_the_run_resumes(
+    small: Any, tmp_path: Path, uninterrupted: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(tmp_path / "run")
+    save = torch.save
+
+    def full(state: Any, file: Any) -> None:
+        if state["iteration"] == 8:
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(state, file)
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"No space left.* iteration 4 is kept"):
+        patch.setattr(torch, "save", full)
+        run_pretraining(config)
+    assert [path.name for path in Run(config.out).checkpoints.iterdir()] == ["00000004.pt"]
+    assert_same(final_state(run_pretraining(config, resume=True)), final_state(uninterrupted))
 
 
 def test_only_what_does_not_change_the_result_may_change_on_resume(small: Any, tmp_path: Path) -> None:

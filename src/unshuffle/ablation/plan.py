@@ -168,10 +168,14 @@ class Job:
                 yield name
 
     def read_evaluation(self, name: str) -> dict[str, Any] | None:
-        """Return the JSON document of an evaluation; None if it has not been made."""
+        """Return the JSON document of an evaluation; None if it has not been made, or its file is damaged."""
         file = self._evaluation_file(name)
-        document: dict[str, Any] | None = json.loads(file.read_text()) if file.is_file() else None
-        return document
+        try:
+            document = json.loads(file.read_bytes()) if file.is_file() else None
+        except ValueError:
+            return None
+        complete = isinstance(document, dict) and {"protocol", "config", "metrics"} <= document.keys()
+        return document if complete else None
 
     def write_evaluation(self, name: str, evaluation: Evaluation, result: Result) -> None:
         """Write the JSON document of an evaluation."""

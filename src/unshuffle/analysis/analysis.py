@@ -16,6 +16,7 @@ from unshuffle.errors import UserError
 from unshuffle.files import write_measurement
 from unshuffle.lazy import LazyClass, find_entry
 from unshuffle.runs.folders import short_names
+from unshuffle.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -123,6 +124,14 @@ class Analysis:
     def analyse(self, console: Console) -> AnalysisResult:
         """Return the result; the command line prints its statement and writes its files."""
         raise NotImplementedError
+
+
+def run_warnings(analysis: Analysis) -> list[str]:
+    """Return a sentence about each run of an analysis that has damaged metrics."""
+    folders: tuple[Path, ...] = getattr(analysis, "runs", ())
+    if hasattr(analysis, "run"):
+        folders = (analysis.run,)
+    return [warning for folder in folders if (warning := Run(folder.expanduser()).metrics_warning)]
 
 
 @dataclass(frozen=True)

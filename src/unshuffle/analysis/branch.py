@@ -12,7 +12,7 @@ from unshuffle.config import Config, PolicyConfig
 from unshuffle.errors import UserError
 from unshuffle.options import differences, write_config
 from unshuffle.permutations import save_permutations
-from unshuffle.runs.checkpoints import checkpoint_iterations, checkpoint_path, load_checkpoint
+from unshuffle.runs.checkpoints import checkpoint_iterations, checkpoint_path, fitting, load_checkpoint
 from unshuffle.runs.history import stored_permutations
 from unshuffle.runs.run import Run
 from unshuffle.stopping import Stopped
@@ -66,7 +66,8 @@ class BranchTrainer:
         trainer, state = build_trainer(config, self.data, self.permutations), load_checkpoint(file)
         if not keep_policy:
             state["tasks"] = trainer.state_dict()["tasks"]
-        trainer.load_state_dict(state)
+        with fitting(file):
+            trainer.load_state_dict(state)
         trainer.first, trainer.last = checkpoint, checkpoint + iterations
         trainer.keeps_samplers = keep_policy
         _start_folder(branch, config, self.permutations)

@@ -17,7 +17,7 @@ from unshuffle.console import say
 from unshuffle.errors import UserError
 from unshuffle.evaluation.retrieval import build_monitor
 from unshuffle.models import Backbone
-from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
+from unshuffle.runs.checkpoints import fitting, load_checkpoint, usable_checkpoints
 from unshuffle.runs.folders import run_labels
 from unshuffle.runs.history import open_run
 from unshuffle.runs.run import Run
@@ -70,7 +70,9 @@ class Convergence(Analysis):
 
     def _checkpoint_scores(self, run: Run, console: Console) -> list[Scores]:
         """Return the retrieval of every checkpoint on the given folders, as the monitor would have logged it."""
-        files = list_checkpoints(run.checkpoints)
+        files, problems = usable_checkpoints(run.checkpoints)
+        for problem in problems:
+            say(console, problem)
         if not files:
             raise UserError(f"{run.folder} has no checkpoint to evaluate yet")
         folders = replace(run.config.monitor, gallery=self.gallery, queries=self.queries, limit=self.limit)
@@ -80,7 +82,8 @@ class Convergence(Analysis):
         scores: list[Scores] = []
         for file in files:
             say(console, f"{run.folder}: checkpoint {int(file.stem)}")
-            backbone = checkpoint_backbone(config, load_checkpoint(file))
+            with fitting(file):
+                backbone = checkpoint_backbone(config, load_checkpoint(file))
             scores.append({"iteration": int(file.stem), **monitor(backbone.to(monitor.device))})
         return scores
 

@@ -15,7 +15,7 @@ from unshuffle.analysis.branch import FIXED_SAMPLERS, BranchTrainer, Sampler
 from unshuffle.analysis.figures import INK, QUIET, name_axes, panels, styled, task_colour
 from unshuffle.console import plain_table, say
 from unshuffle.errors import UserError
-from unshuffle.runs.checkpoints import checkpoint_iterations
+from unshuffle.runs.checkpoints import usable_checkpoints
 from unshuffle.runs.history import choose_tasks, error_kind, open_run, ordering_tasks, reported_errors
 from unshuffle.runs.run import Run
 from unshuffle.wording import plus_minus
@@ -43,7 +43,7 @@ class Selection(Analysis):
         """Train three branches from each checkpoint; finished ones that exist already are not trained again."""
         run = open_run(self.run)
         choose_tasks(run, None)  # raises if the run has no ordering task
-        checkpoints = self.checkpoints or tuple(checkpoint_iterations(run.checkpoints))
+        checkpoints = self.checkpoints or self._all_checkpoints(run, console)
         if not checkpoints:
             raise UserError(f"{self.run} has no checkpoint to start from yet")
         if self.iterations < 1:
@@ -62,6 +62,14 @@ class Selection(Analysis):
         )
         metrics = {"relative_accuracy_percent": summary, "iterations": self.iterations, "checkpoints": used}
         return AnalysisResult("selection", statement, metrics, rows, lambda: draw(rows, summary), _table(summary))
+
+    @staticmethod
+    def _all_checkpoints(run: Run, console: Console) -> tuple[int, ...]:
+        """Return the iterations of all checkpoints that are not damaged."""
+        files, problems = usable_checkpoints(run.checkpoints)
+        for problem in problems:
+            say(console, problem)
+        return tuple(int(file.stem) for file in files)
 
     def _train_branches(self, trainer: BranchTrainer, checkpoint: int, console: Console) -> list[dict[str, Any]]:
         accuracies: dict[str, dict[str, float]] = {}

@@ -16,12 +16,12 @@ from torch import Tensor
 from unshuffle.accelerator import choose_device
 from unshuffle.analysis.analysis import Analysis, AnalysisResult
 from unshuffle.analysis.figures import COLOURS, QUIET, name_axes, panels, styled, thousands
-from unshuffle.console import progress
+from unshuffle.console import progress, say
 from unshuffle.data.squares import Squares
 from unshuffle.errors import UserError
 from unshuffle.models import build_backbone
 from unshuffle.randomness import numpy_rng
-from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
+from unshuffle.runs.checkpoints import fitting, load_checkpoint, usable_checkpoints
 from unshuffle.runs.history import choose_tasks, open_run, stored_permutations, tasks_of
 from unshuffle.runs.run import Run
 from unshuffle.tasks import build_tasks
@@ -104,7 +104,9 @@ class ValidationSize(Analysis):
         if not self.sizes or min(self.sizes) < 1 or self.sets < 2:
             raise UserError("sizes must be 1 or more, and sets 2 or more")
         run = open_run(self.run)
-        checkpoints = list_checkpoints(run.checkpoints)
+        checkpoints, problems = usable_checkpoints(run.checkpoints)
+        for problem in problems:
+            say(console, problem)
         if not checkpoints:
             raise UserError(f"{run.folder} has no checkpoint")
         tasks = choose_tasks(run, None)
@@ -157,7 +159,8 @@ class ValidationSize(Analysis):
         assert isinstance(ordering, OrderingTask)
         with progress(console, f"validating {task}", len(checkpoints)) as advance:
             for number, path in enumerate(checkpoints):
-                network.load_state_dict(load_checkpoint(path)["network"])
+                with fitting(path):
+                    network.load_state_dict(load_checkpoint(path)["network"])
                 yield path, sample_errors(ordering, network, pixels)
                 advance(number + 1)
 

@@ -10,6 +10,7 @@ from unshuffle.cli import ablate, analyze, bench, doctor, embed, evaluate, expor
 from unshuffle.cli.parsing import HELP, overview
 from unshuffle.errors import ReportedElsewhere, UserError
 from unshuffle.lazy import find_entry
+from unshuffle.stopping import explain_bus_errors
 
 SUMMARY = "Learn visual features without labels by putting image tiles and video frames back in order."
 
@@ -35,6 +36,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names need not be valid text
+    explain_bus_errors()
     sys.exit(run(sys.argv[1:]))
 
 

@@ -73,6 +73,8 @@ def main(args: Sequence[str]) -> int:
         print("interrupted; finished work is saved, and the same command continues", file=sys.stderr)
         return 128 + stop.signum
     write_json(command.json, "ablate", outcome.protocol, plan.to_dict(), outcome.metrics)
+    for warning in filter(None, (job.run.metrics_warning for job in plan.jobs)):
+        print(f"warning: {warning}", file=sys.stderr)
     for job, problem in outcome.failures.items():
         print(f"unshuffle: {job} failed: {problem}", file=sys.stderr)
     return 1 if outcome.failures else 0

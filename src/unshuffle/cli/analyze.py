@@ -1,10 +1,11 @@
 """`unshuffle analyze`."""
 
+import sys
 from collections.abc import Sequence
 
 from rich.console import Console
 
-from unshuffle.analysis.analysis import ANALYSES, find_analysis
+from unshuffle.analysis.analysis import ANALYSES, find_analysis, run_warnings
 from unshuffle.cli.parsing import HELP, overview, parse, write_json
 from unshuffle.console import say
 from unshuffle.files import check_folder
@@ -28,6 +29,8 @@ def main(args: Sequence[str]) -> int:
     say(console, result.statement)
     if result.summary is not None:
         console.print(result.summary)
+    for warning in run_warnings(command):
+        print(f"warning: {warning}", file=sys.stderr)
     for path in result.write(command.folder, to_dict(command)):
         say(console, f"  {path}")
     write_json(command.json, f"analyze {name}", result.statement, to_dict(command), result.metrics)

@@ -1,5 +1,6 @@
 """`unshuffle report`."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ def main(args: Sequence[str]) -> int:
     out = default_file(folders) if command.out is None else command.out.expanduser()
     runs = find_runs(folders)
     check_page(out)
-    write_report(runs, out, tables=find_tables(folders))
+    for warning in write_report(runs, out, tables=find_tables(folders)):
+        print(f"warning: {warning}", file=sys.stderr)
     print(f"{counted(len(runs), 'runs')} in {out}, {out.stat().st_size / 1e6:.1f} MB")
     return 0

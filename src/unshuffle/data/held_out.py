@@ -1,6 +1,7 @@
 """Some held-out samples, stored with a run so that its report can show them after the data has moved."""
 
 import itertools
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ def load_held_out(path: Path) -> dict[str, HeldOut]:
         with np.load(path, allow_pickle=False) as stored:
             tasks = [name.removesuffix("_names") for name in stored if name.endswith("_names")]
             return {task: _decode(stored, task) for task in tasks}
-    except (BadZipFile, EOFError, OSError, ValueError, KeyError) as error:
+    except (BadZipFile, EOFError, OSError, ValueError, KeyError, IndexError, RuntimeError, zlib.error) as error:
         raise UserError(f"{path} is damaged ({error}); delete it to go without these pictures") from None
 
 

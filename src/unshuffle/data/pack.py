@@ -29,7 +29,7 @@ from unshuffle.data.media import (
 from unshuffle.data.shard_files import is_shards
 from unshuffle.data.store import DATA, HEADER, INDEX, SKIPPED, Encoding, Header, Kind, Record, Store, Writer
 from unshuffle.errors import UserError
-from unshuffle.files import locked
+from unshuffle.files import DRAFT_SUFFIX, locked
 from unshuffle.wording import counted
 
 DEFAULT_SHORT_SIDE: dict[Kind, int] = {"images": 256, "videos": 128}
@@ -185,9 +185,13 @@ def _create_folder(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file, but a store is a folder: choose another output folder")
     out.mkdir(parents=True, exist_ok=True)
-    store_files = {HEADER, f"{HEADER}.tmp", DATA, INDEX, SKIPPED}
-    if not (out / HEADER).exists() and any(path.name not in store_files for path in out.iterdir()):
+    if not (out / HEADER).exists() and not all(_belongs_to_store(path.name) for path in out.iterdir()):
         raise UserError(f"{out} contains other files and no store: choose a new or an empty folder")
+
+
+def _belongs_to_store(name: str) -> bool:
+    """Whether a store has such a file, or a killed process may have left it."""
+    return name in (HEADER, DATA, INDEX, SKIPPED) or (name.startswith(HEADER) and name.endswith(DRAFT_SUFFIX))
 
 
 def _is_complete(job: _Job, out: Path) -> bool:

@@ -211,7 +211,7 @@ class ShardCache:
             self._incoming_bytes += file.size
         try:
             self._make_room()
-            with atomic_write(path, shared=True) as draft:
+            with atomic_write(path) as draft:
                 with storage_errors_explained(f"{file.address}, copied to {self.folder},"):
                     with_retries(lambda: file.fs.get_file(file.path, str(draft)))
                 if draft.stat().st_size != file.size:

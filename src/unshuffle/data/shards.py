@@ -257,7 +257,7 @@ def _cached_index(location: tuple[Any, str], options: ShardOptions, cache: Path)
     except (OSError, ValueError, KeyError, TypeError):  # not there yet, or damaged
         index = index_shard(file, options)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path, shared=True) as draft:
+    with atomic_write(path) as draft:
         draft.write_text(json.dumps(index._asdict()))
     return file, index
 

@@ -31,6 +31,8 @@ Row = dict[str, Any]
 
 FORMAT = 1
 HEADER, INDEX, DATA, SKIPPED = "store.json", "index.jsonl", "data.bin", "skipped.jsonl"
+CHECKSUMS = "crc32"
+"""Key of the header for the checksums of the files other than data.bin, whose items have theirs in the index."""
 SPOOL_BYTES = 32 << 20  # an item that is not yet in the store is kept in memory up to this size, above it on disk
 COPY_BYTES = 1 << 20
 
@@ -49,9 +51,13 @@ class Header:
     format: int = FORMAT
 
     def save(self, folder: Path) -> None:
-        """Write the header into the store's folder."""
+        """Write the header into the store's folder; that of a complete store has the checksums of the other files."""
+        values = asdict(self)
+        if self.complete:
+            values[CHECKSUMS] = {name: zlib.crc32((folder / name).read_bytes()) for name in (INDEX, SKIPPED)}
+            values[CHECKSUMS][HEADER] = zlib.crc32(json.dumps(asdict(self)).encode())
         with atomic_write(folder / HEADER, sync=True) as draft:
-            draft.write_text(json.dumps(asdict(self), indent=1))
+            draft.write_text(json.dumps(values, indent=1))
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -60,10 +66,22 @@ class Header:
             values = json.loads((folder / HEADER).read_bytes())
             version = values["format"]
             if version == FORMAT:
-                return cls(**{entry.name: values[entry.name] for entry in fields(cls)})
-        except (OSError, ValueError, KeyError, TypeError) as error:
+                header = cls(**{entry.name: values[entry.name] for entry in fields(cls)})
+                _check_files(folder, header, values.get(CHECKSUMS, {}))
+                return header
+        except UserError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _damaged(folder, f"{HEADER} cannot be read") from error
         raise UserError(f"{folder} has store format {version}, but this version reads only {FORMAT}: pack it again")
+
+
+def _check_files(folder: Path, header: Header, checksums: dict[str, int]) -> None:
+    """Raise a UserError if a file has another checksum than the header states; older headers state none."""
+    for name, checksum in checksums.items():
+        content = json.dumps(asdict(header)).encode() if name == HEADER else (folder / name).read_bytes()
+        if zlib.crc32(content) != checksum:
+            raise _damaged(folder, f"wrong checksum of {name}")
 
 
 class Record:
@@ -107,7 +125,7 @@ class Store(IndexedSource):
             raise UserError(f"{self.path} is incomplete: run the same pack again to finish it")
         try:
             self._open()
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
             raise _damaged(self.path, str(error)) from error
 
     def _open(self) -> None:

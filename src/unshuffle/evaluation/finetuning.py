@@ -21,7 +21,7 @@ from unshuffle.errors import UserError
 from unshuffle.models import Backbone
 from unshuffle.models.weights import load_backbone, read_weights, write_weights
 from unshuffle.randomness import numpy_rng
-from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
+from unshuffle.runs.checkpoints import DamagedCheckpoint, fitting, newest_checkpoint
 from unshuffle.stopping import Stopped, stop_requests
 from unshuffle.training.checkpoint import random_state, restore_random_state, save_checkpoint
 
@@ -154,21 +154,26 @@ def _save(network: nn.Module, optimiser: torch.optim.SGD, setup: TrainingSetup, 
 
 def _resume(network: nn.Module, optimiser: torch.optim.SGD, setup: TrainingSetup) -> int:
     """Resume from the newest checkpoint; return the number of iterations already done."""
-    checkpoints = list_checkpoints(setup.folder) if setup.folder is not None else []
-    if not checkpoints:
+    try:
+        checkpoint = newest_checkpoint(setup.folder) if setup.folder is not None else None
+    except DamagedCheckpoint as problem:  # the evaluation can repeat what was lost
+        say(setup.console, f"{problem}: starting from the beginning")
         return 0
-    newest = checkpoints[-1]
-    state = load_checkpoint(newest)
-    if state["identity"] != setup.identity:
-        raise UserError(
-            f"{newest.parent} belongs to an evaluation with other options, weights or files: choose another --out"
-        )
-    network.load_state_dict(state["network"])
-    optimiser.load_state_dict(state["optimiser"])
-    restore_random_state(state["random"])
-    done = int(newest.stem)
-    say(setup.console, f"resuming after iteration {done}")
-    return done
+    if checkpoint is None:
+        return 0
+    if checkpoint.warning is not None:
+        say(setup.console, checkpoint.warning)
+    with fitting(checkpoint.path):
+        state = checkpoint.state
+        if state["identity"] != setup.identity:
+            raise UserError(
+                f"{setup.folder} belongs to an evaluation with other options, weights or files: choose another --out"
+            )
+        network.load_state_dict(state["network"])
+        optimiser.load_state_dict(state["optimiser"])
+        restore_random_state(state["random"])
+    say(setup.console, f"resuming after iteration {checkpoint.iteration}")
+    return checkpoint.iteration
 
 
 def batch_items(seed: int, items: int, batch: int, size: int) -> npt.NDArray[np.int64]:

@@ -1,10 +1,12 @@
 """Saving and loading of backbones: safetensors with the metadata to use them, and state dicts of other programs."""
 
 import json
-import pickle
 import warnings
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +16,15 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from unshuffle.errors import UserError
-from unshuffle.files import atomic_write
+from unshuffle.files import atomic_write, check_zip
 from unshuffle.models.batch_norm import fold_layers
 from unshuffle.models.registry import BACKBONES, Backbone, Normalisation, build_backbone
 from unshuffle.runs.run import WEIGHTS_NAME
 
 METADATA = "unshuffle"
 """Key under which a state dict written by `unshuffle export` carries its metadata."""
+CHECKSUM = "crc32"
+"""Key of the metadata for the checksum over the rest of the header and the tensors."""
 _PICKLED = (".pth", ".pt", ".tar", ".bin")
 
 Weights = dict[str, Tensor]
@@ -55,21 +59,41 @@ def write_weights(backbone: nn.Module, metadata: dict[str, str], path: Path) -> 
     """Write a backbone, or a module that contains one, with the given metadata; the file appears only when complete."""
     weights = {key: value.detach().cpu().contiguous() for key, value in backbone.state_dict().items()}
     with atomic_write(path) as draft:
-        draft.write_bytes(_sorted_metadata(save(weights, metadata)))
+        draft.write_bytes(_with_checksum(save(weights, metadata)))
 
 
-def _sorted_metadata(content: bytes) -> bytes:
-    """Return a safetensors file with sorted metadata, since the library writes metadata in an arbitrary order.
+def _with_checksum(content: bytes) -> bytes:
+    """Return a safetensors file with sorted metadata and a checksum in it.
 
-    Equal contents then give equal bytes. The file begins with the length of the header in 8 bytes, then the header,
-    which is JSON padded to a multiple of 8.
+    The library writes metadata in an arbitrary order; sorted, equal contents give equal bytes. The file begins with
+    the length of the header in 8 bytes, then the header, which is JSON padded to a multiple of 8.
     """
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    checksum = zlib.crc32(content[end:], zlib.crc32(_header_text(header)))
+    header["__metadata__"][CHECKSUM] = f"{checksum:08x}"
+    text = _header_text(header)
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + content[end:]
+
+
+def _header_text(header: dict[str, Any]) -> bytes:
+    return json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _check(file: Path) -> None:
+    """Raise a UserError if a safetensors file has a checksum that is not that of its header and tensors."""
+    with file.open("rb") as stream:
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        stated = header.get("__metadata__", {}).pop(CHECKSUM, None)
+        if stated is None:  # written by another program, or by an earlier version
+            return
+        checksum = zlib.crc32(_header_text(header))
+        while block := stream.read(1 << 20):
+            checksum = zlib.crc32(block, checksum)
+    if stated != f"{checksum:08x}":
+        raise UserError(f"{file} is damaged (wrong checksum): copy it again, or write it again from its run")
 
 
 def read_weights(path: Path) -> tuple[Weights, dict[str, str]]:
@@ -81,8 +105,12 @@ def read_weights(path: Path) -> tuple[Weights, dict[str, str]]:
         return _read_pickled(file)
     try:
         with safe_open(file, framework="pt") as stored:
-            return {key: stored.get_tensor(key) for key in stored.keys()}, stored.metadata() or {}  # noqa: SIM118
-    except SafetensorError:
+            _check(file)  # after the library has found the header sound
+            weights = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
+            return weights, {key: value for key, value in (stored.metadata() or {}).items() if key != CHECKSUM}
+    except UserError:
+        raise
+    except (SafetensorError, ValueError):
         hint = f" (files saved by torch must end with {', '.join(_PICKLED)})" if file.suffix != ".safetensors" else ""
         raise UserError(f"{file} is not a complete safetensors file{hint}") from None
 
@@ -90,10 +118,16 @@ def read_weights(path: Path) -> tuple[Weights, dict[str, str]]:
 def _read_pickled(file: Path) -> tuple[Weights, dict[str, str]]:
     """Return tensors and metadata of a state dict saved by torch, alone or in a checkpoint, without running code."""
     try:
+        if is_zipfile(file):  # not the format of torch before 1.6, which has no checksums
+            check_zip(file)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about pickle formats
             stored = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError):
+    except (PermissionError, MemoryError):
+        raise
+    except BadZipFile as error:
+        raise UserError(f"{file} is damaged ({error}): copy or export it again") from None
+    except Exception:  # of many kinds: UnpicklingError, KeyError, UnicodeDecodeError ...
         # torch's own message advises to load the file anyway, which would run the code in it
         raise UserError(
             f"{file} cannot be read safely as a state dict: it is damaged, or it contains objects other than tensors, "

@@ -18,8 +18,10 @@ from unshuffle.files import atomic_write, check_file
 from unshuffle.report.charts import Chart, charts, run_colours
 from unshuffle.report.snapshot import Snapshot
 from unshuffle.report.views import View, add_pictures, describe_run
+from unshuffle.runs.checkpoints import DamagedCheckpoint
 from unshuffle.runs.folders import NamedRun, read_table
 from unshuffle.runs.history import error_label
+from unshuffle.runs.run import Run
 from unshuffle.wording import counted
 
 Table = list[list[str]]
@@ -50,20 +52,34 @@ def write_report(
     *,
     tables: Sequence[Path] = (),
     snapshots: Mapping[Path, Snapshot] | None = None,
-) -> None:
-    """Write the report.
+) -> list[str]:
+    """Write the report; return a sentence about each damaged file that it had to do without.
 
     `tables` are files table.csv of ablations; runs whose snapshot is given, by run folder, are not read from a
     checkpoint.
     """
+    warnings = [warning for named in runs if (warning := named.run.metrics_warning)]
     views = [describe_run(named, colour) for named, colour in zip(runs, run_colours(runs), strict=True)]
     if len(runs) <= MAX_PICTURED:
         for view, named in zip(views, runs, strict=True):
-            run = named.run
-            add_pictures(view, run, (snapshots or {}).get(run.folder) or Snapshot.newest(run))
+            snapshot = (snapshots or {}).get(named.run.folder)
+            if snapshot is None:
+                snapshot, warning = _newest_snapshot(named.run)
+                warnings += [warning] if warning else []
+            add_pictures(view, named.run, snapshot)
     page = _render(views, charts(runs), [table for file in tables if (table := read_table(file))])
     with atomic_write(path) as draft:
         draft.write_text(page, encoding="utf-8", errors="backslashreplace")  # file names need not be valid text
+    return warnings
+
+
+def _newest_snapshot(run: Run) -> tuple[Snapshot | None, str | None]:
+    """Return the newest snapshot, if there is one, and a sentence about damaged checkpoints, if there are any."""
+    try:
+        snapshot = Snapshot.newest(run)
+    except DamagedCheckpoint as problem:
+        return None, f"{run.folder} has no pictures: {problem}"
+    return snapshot, None if snapshot is None else snapshot.warning
 
 
 def _render(views: Sequence[View], page_charts: Sequence[Chart], tables: Sequence[Table]) -> str:

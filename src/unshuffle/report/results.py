@@ -40,7 +40,8 @@ def retrieval_scores(run: Run) -> dict[str, dict[str, float]]:
         return {}
     rows = {"this network": monitors[-1], "before training": monitors[0]}
     rows |= {entry["name"]: entry for entry in run.metrics("baseline")}
-    columns = [key for key in monitors[0] if key.startswith("top")]
+    common = set.intersection(*(set(scores) for scores in rows.values()))
+    columns = [key for key in monitors[0] if key.startswith("top") and key in common]
     return {name: {key.replace("top", "top "): scores[key] for key in columns} for name, scores in rows.items()}
 
 

@@ -8,7 +8,7 @@ import torch
 from unshuffle.config import Config
 from unshuffle.data.held_out import HeldOut, load_held_out
 from unshuffle.models import build_backbone
-from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
+from unshuffle.runs.checkpoints import fitting, newest_checkpoint
 from unshuffle.runs.history import stored_permutations
 from unshuffle.runs.run import Run
 from unshuffle.tasks import build_tasks
@@ -26,6 +26,8 @@ class Snapshot:
     network: Network
     held_out: Mapping[str, HeldOut]
     device: torch.device
+    warning: str | None = None
+    """One sentence if newer checkpoints are damaged."""
 
     @classmethod
     def of(cls, trainer: Trainer, held_out: Mapping[str, HeldOut]) -> "Snapshot":
@@ -34,15 +36,20 @@ class Snapshot:
 
     @classmethod
     def newest(cls, run: Run) -> "Snapshot | None":
-        """Return the newest checkpoint of a run, if it has one; on the CPU, as the run may be using the GPU."""
-        checkpoints = list_checkpoints(run.checkpoints)
-        if not checkpoints:
+        """Return the newest checkpoint of a run that is not damaged, if it has one.
+
+        On the CPU, as the run may be using the GPU.
+        """
+        checkpoint = newest_checkpoint(run.checkpoints)
+        if checkpoint is None:
             return None
-        state, config = load_checkpoint(checkpoints[-1]), replace(run.config, init=None)
-        tasks = build_tasks(config, state["data"], permutations=stored_permutations(run))
-        network = Network(build_backbone(config.model.backbone), tasks)
-        network.load_state_dict(state["network"])
-        return cls(config, state["iteration"], network, load_held_out(run.held_out), torch.device("cpu"))
+        config = replace(run.config, init=None)
+        with fitting(checkpoint.path):
+            tasks = build_tasks(config, checkpoint.state["data"], permutations=stored_permutations(run))
+            network = Network(build_backbone(config.model.backbone), tasks)
+            network.load_state_dict(checkpoint.state["network"])
+        held_out = load_held_out(run.held_out)
+        return cls(config, checkpoint.iteration, network, held_out, torch.device("cpu"), checkpoint.warning)
 
     @property
     def ordering_tasks(self) -> dict[str, OrderingTask]:

@@ -1,5 +1,6 @@
 """What happened in a run so far, finished or not: validations, the policy's groups, rollouts."""
 
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -113,9 +114,10 @@ def read_states(run: Run, task: str, names: Sequence[str]) -> Iterator[dict[str,
         try:
             with np.load(file) as arrays:
                 state = {name: arrays[name] for name in ("iteration", *names) if name in arrays}
-        except (BadZipFile, EOFError, ValueError, OSError):
+        except (BadZipFile, EOFError, ValueError, OSError, KeyError, RuntimeError, zlib.error):
             continue
-        yield state
+        if "iteration" in state:
+            yield state
 
 
 def read_history(run: Run, task: str) -> History:

@@ -1,14 +1,15 @@
 """A run folder: the paths of its files, its config and its metrics."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from unshuffle.config import Config, read_config
+from unshuffle.config import TASK_SYMBOLS, Config, read_config
 from unshuffle.errors import UserError
+from unshuffle.wording import counted
 
 WEIGHTS_NAME = "backbone.safetensors"
 """File name of the trained backbone in a run folder."""
@@ -67,13 +68,109 @@ class Run:
         return read_config(self.config_file)
 
     def metrics(self, kind: str | None = None, task: str | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the logged objects, all or those of a kind and of a task; a half-written last line is left out."""
-        if not self.metrics_file.exists():
-            return
-        for line in self.metrics_file.read_text().splitlines():
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if kind in (None, entry["kind"]) and task in (None, entry.get("task")):
+        """Yield the logged objects, all or those of a kind and of a task; damaged lines are left out."""
+        for line in self._lines():
+            entry = _parse(line)
+            if entry is not None and kind in (None, entry["kind"]) and task in (None, entry.get("task")):
                 yield entry
+
+    @property
+    def metrics_warning(self) -> str | None:
+        """One sentence if metrics.jsonl has damaged lines."""
+        lines = self._lines()
+        damaged = sum(_parse(line) is None for line in lines)
+        if not damaged:
+            return None
+        verb = "is" if damaged == 1 else "are"
+        return f"{damaged} of {counted(len(lines), 'lines')} in {self.metrics_file} {verb} damaged and left out"
+
+    def _lines(self) -> list[bytes]:
+        return self.metrics_file.read_bytes().splitlines() if self.metrics_file.exists() else []
+
+
+# ---- lines of metrics.jsonl
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 0
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0
+
+
+def _is_number_or_null(value: Any) -> bool:
+    return value is None or _is_number(value)
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and value != [] and all(map(_is_number, value))
+
+
+def _are_numbers_by_name(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+def _is_task(value: Any) -> bool:
+    return value in TASK_SYMBOLS.values()
+
+
+_Checks = dict[str, Callable[[Any], bool]]
+_ERROR: _Checks = {"task": _is_task, "error": _is_number, "chance": _is_number}
+_REQUIRED: dict[str, _Checks] = {
+    "start": {"versions": _is_dict, "processes": _is_count, "sources": _is_list, "splits": _is_dict},
+    "train": {"loss": _are_numbers_by_name, "accuracy": _are_numbers_by_name, "samples_per_second": _is_positive},
+    "validation": _ERROR,
+    "test": _ERROR,
+    "cost": {"duration": _is_number},
+    "monitor": {"top1": _is_number},
+    "baseline": {"name": _is_text, "top1": _is_number},
+    "episode": {
+        "task": _is_task,
+        "episode": _is_count,
+        "error": _is_number,
+        "reward": _is_number_or_null,
+        "group_median": _are_numbers,
+        "probability": _are_numbers,
+        "sampled": _are_numbers,
+    },
+    "rollouts": {
+        "task": _is_task,
+        "iterations": _is_count,
+        "errors": _are_numbers,
+        "advantage": _are_numbers,
+        "probability": _are_numbers,
+    },
+}
+"""What an entry of a kind must have beside `iteration` and `kind`; docs/metrics.md explains the names."""
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """Return the object in a line of metrics.jsonl; None if it is damaged or half-written."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):  # no JSON, or not UTF-8
+        return None
+    if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
+        return None
+    required = {"iteration": _is_count, **_REQUIRED.get(entry["kind"], {})}
+    if entry["kind"] in ("monitor", "baseline"):  # their metrics have many names
+        required |= {key: _is_number for key in entry if key not in ("iteration", "kind", "name")}
+    complete = all(key in entry and is_valid(entry[key]) for key, is_valid in required.items())
+    return entry if complete and _is_number(entry.get("seconds", 0)) else None

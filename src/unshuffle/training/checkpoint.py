@@ -1,5 +1,6 @@
 """Writing checkpoints, and the state of all random generators; `runs.checkpoints` lists and reads checkpoints."""
 
+import io
 import random
 from pathlib import Path
 from typing import Any
@@ -7,19 +8,62 @@ from typing import Any
 import numpy as np
 import torch
 
-from unshuffle.files import atomic_write
-from unshuffle.runs.checkpoints import checkpoint_path, list_checkpoints
+from unshuffle.errors import UserError
+from unshuffle.files import DRAFT_SUFFIX, atomic_write
+from unshuffle.runs.checkpoints import checkpoint_iterations, checkpoint_path, list_checkpoints
 
 
 def save_checkpoint(folder: Path, iteration: int, state: dict[str, Any], keep: int) -> Path:
-    """Write a checkpoint, then delete all but the newest `keep`; signals are deferred until it is written."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write a checkpoint, then delete all but the newest `keep`; signals are deferred until it is written.
+
+    If the disk is full, raise a UserError: the checkpoints before stay, and no half file.
+    """
     path = checkpoint_path(folder, iteration)
-    with atomic_write(path, sync=True) as draft, draft.open("wb") as file:
-        torch.save(state, file)
-    for old in list_checkpoints(folder)[:-keep]:
-        old.unlink()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path, sync=True) as draft, draft.open("wb") as file:
+            _save(state, file)
+    except OSError as error:
+        kept = checkpoint_iterations(folder)
+        before = f"the checkpoint of iteration {kept[-1]} is kept" if kept else "there is none before it"
+        raise UserError(
+            f"checkpoint {path} cannot be written ({error.strerror or error}), and {before}: make room, then run the "
+            "same command with --resume"
+        ) from error
+    _delete_outdated(folder, iteration, keep)
     return path
+
+
+def _save(state: dict[str, Any], file: io.BufferedWriter) -> None:
+    """Write the state; torch turns the error of a full disk into one of its own, without the cause."""
+    problems: list[OSError] = []
+
+    class Recorder:
+        def write(self, content: bytes) -> int:
+            try:
+                return file.write(content)
+            except OSError as error:
+                problems.append(error)
+                raise
+
+        def flush(self) -> None:
+            file.flush()
+
+    try:
+        torch.save(state, Recorder())  # type: ignore[arg-type]
+    except Exception:
+        if problems:
+            raise problems[0] from None
+        raise
+
+
+def _delete_outdated(folder: Path, iteration: int, keep: int) -> None:
+    """Delete old checkpoints, later ones (damaged, as the run continued from before them) and halves of killed runs."""
+    checkpoints = list_checkpoints(folder)
+    later = [path for path in checkpoints if int(path.stem) > iteration]
+    drafts = [path for path in folder.iterdir() if path.name.endswith(DRAFT_SUFFIX)]
+    for old in checkpoints[: len(checkpoints) - len(later)][:-keep] + later + drafts:
+        old.unlink(missing_ok=True)
 
 
 def random_state() -> dict[str, Any]:

@@ -2,10 +2,14 @@
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
 from unshuffle.policy.sampler import Observation
 from unshuffle.policy.state import PermutationValidation
@@ -27,7 +31,7 @@ class RunLog:
             draft.write_text("".join(f"{json.dumps(entry)}\n" for entry in kept))
         self._file = run.metrics_file.open("a")
         # the time between an interruption and the resumption does not count
-        self._begin = time.perf_counter() - (kept[-1]["seconds"] if kept else 0.0)
+        self._begin = time.perf_counter() - (kept[-1].get("seconds", 0.0) if kept else 0.0)
         purge = iteration + 1 if iteration else None
         self._board = SummaryWriter(str(run.tensorboard), purge_step=purge)  # type: ignore[no-untyped-call]
 
@@ -35,8 +39,9 @@ class RunLog:
         """Log an object; its numbers, also nested ones, become scalars under their kind."""
         seconds = round(time.perf_counter() - self._begin, 3)
         entry = {"iteration": iteration, "kind": kind, "seconds": seconds, **values}
-        self._file.write(json.dumps(entry) + "\n")
-        self._file.flush()
+        with _explained(self.run.metrics_file):
+            self._file.write(json.dumps(entry) + "\n")
+            self._file.flush()
         prefix = "/".join([kind, *(values[key] for key in ("task", "name") if key in values)])
         for name, value in values.items():
             self._scalar(f"{prefix}/{name}", value, iteration)
@@ -71,14 +76,30 @@ class RunLog:
             **observation.arrays,
         }
         # not compressed: ratios hardly shrink, and the training waits for this
-        np.savez(self.run.states / f"{task}-{iteration:08d}.npz", **arrays)
+        file = self.run.states / f"{task}-{iteration:08d}.npz"
+        with _explained(file):
+            np.savez(file, **arrays)
 
     def __enter__(self) -> "RunLog":
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._file.close()
-        self._board.close()  # type: ignore[no-untyped-call]
+        # on a full disk closing fails as well, and its error would hide the first one
+        with suppress(OSError) if error[0] is not None else nullcontext():
+            self._file.close()
+            self._board.close()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _explained(file: Path) -> Iterator[None]:
+    """Raise a UserError that names the file and says what to do if it cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        problem = error.strerror or error
+        raise UserError(
+            f"{file} cannot be written ({problem}): make room, then run the same command with --resume"
+        ) from error
 
 
 class NoLog(RunLog):
