@@ -28,6 +28,7 @@ from unshuffle.data.media import (
     check_sides,
     find_images,
     find_videos,
+    image_suffixes,
     read_frames,
     read_image,
     resize_short_side,
@@ -431,9 +432,9 @@ def _find(folder: Path, kind: Literal["auto", "images", "videos"]) -> tuple[Lite
     images = find_images(folder) if kind != "videos" else []
     videos = find_videos(folder) if kind != "images" else []
     if kind == "auto" and images and videos:
-        # A GIF may be meant as either; the other files tell.
-        stills = [path for path in images if path.suffix.lower() != ".gif"]
-        if stills and any(path.suffix.lower() != ".gif" for path in videos):
+        # A GIF may be meant as either, and a folder that cannot be read is listed with both; the other files tell.
+        stills = [path for path in images if path.suffix.lower() in image_suffixes() - VIDEO_SUFFIXES]
+        if stills and any(path.suffix.lower() in VIDEO_SUFFIXES - image_suffixes() for path in videos):
             raise UserError(
                 f"{folder} holds images and videos: give a folder of one kind, or --kind if the command has it"
             )
@@ -625,7 +626,7 @@ def digest(values: Iterable[object]) -> str:
 
 def file_stamp(path: Path) -> str:
     """Return the size and the time of a file, as text: they change when the file does."""
-    status = path.stat()
+    status = path.stat() if path.exists() else path.lstat()  # a broken link is listed as skipped
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
