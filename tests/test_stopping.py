@@ -3,7 +3,16 @@ import threading
 
 import pytest
 
-from unshuffle.stopping import STOP_SIGNALS, Stopped, signals_deferred, stop_requests, stopping_at_once
+from unshuffle.stopping import (
+    STOP_SIGNALS,
+    Stopped,
+    ThreadStopped,
+    check_stopped,
+    signals_deferred,
+    stop_requests,
+    stopping_at_once,
+    worker_pool,
+)
 
 
 @pytest.mark.parametrize("signum", STOP_SIGNALS)
@@ -54,3 +63,29 @@ def test_other_threads_are_left_alone() -> None:
     thread.start()
     thread.join()
     assert done == [1]
+
+
+def test_the_threads_of_a_pool_end_with_its_block() -> None:
+    began = threading.Event()
+
+    def work() -> None:
+        began.set()
+        while True:
+            check_stopped()
+
+    with pytest.raises(KeyboardInterrupt), worker_pool(1) as pool:
+        future, waiting = pool.submit(work), pool.submit(work)
+        began.wait()
+        raise KeyboardInterrupt
+    assert isinstance(future.exception(timeout=0), ThreadStopped) and waiting.cancelled()
+    check_stopped()  # other threads continue
+
+
+def test_a_thread_that_does_not_stop_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unshuffle.stopping.GRACE_SECONDS", 0.05)
+    release = threading.Event()
+    with worker_pool(1) as pool:
+        future = pool.submit(release.wait)
+    assert not future.done()
+    release.set()
+    assert future.result()
