@@ -535,6 +535,16 @@ def test_a_truncated_image_is_skipped_as_in_a_folder(
     assert shards.skipped == [(f"0.tar/{name}", reason) for name, reason in store.skipped]
 
 
+def test_the_end_of_a_thumbnail_is_not_the_end_of_the_image(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+    whole = encoded(0, 200, 200)
+    thumbnail = encoded(1, 32, 32)
+    segment = b"\xff\xe1" + (2 + len(thumbnail)).to_bytes(2) + thumbnail
+    tar = write_tar(tmp_path / "0.tar", {f"{cut}.jpg": (whole[:2] + segment + whole[2:])[:-cut] for cut in (1, 2, 999)})
+    assert opened(write_tar(tmp_path / "1.tar", {"0.jpg": whole[:2] + segment + whole[2:]})).names == ["1.tar/0.jpg"]
+    with pytest.raises(UserError, match="truncated"):
+        opened(tar)
+
+
 def test_members_beyond_a_limit_are_skipped(
     tmp_path: Path, opened: Callable[..., ShardSource], write_video: Callable[..., Path]
 ) -> None:

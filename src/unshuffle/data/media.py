@@ -268,7 +268,8 @@ def read_image(
 def read_image_header(data: bytes, short_side: int, limits: LimitsConfig = DEFAULT_LIMITS) -> tuple[int, int, bool]:
     """Read the height and width at which `read_image` returns an image, and whether it is plain (`EncodedImage`).
 
-    Raises `BadMedia` for an image that `read_image` would refuse; a JPEG is decoded at an eighth of its size for that.
+    Raises `BadMedia` for an image that `read_image` would refuse. It is decoded for that, except for a JPEG with its
+    end marker: whatever is damaged before that, Pillow reads nearly all of them.
     """
     with _image_errors_explained(), _watched(data, limits) as stream, _open_image(stream, limits) as image:
         orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1))
@@ -276,11 +277,21 @@ def read_image_header(data: bytes, short_side: int, limits: LimitsConfig = DEFAU
         size = image.size
         _draft(image, short_side)
         width, height = scaled_size(image.size, short_side)
-        image.draft(None, (1, 1))
-        with _MEMORY.reserve(_memory_of(image, size), limits.memory_gb * 1e9):
-            stream.watch.resume()
-            image.load()
+        if image.format != "JPEG" or not _has_end_marker(data):
+            with _MEMORY.reserve(_memory_of(image, size), limits.memory_gb * 1e9):
+                stream.watch.resume()
+                image.load()
         return *((width, height) if orientation in _TRANSPOSED else (height, width)), plain
+
+
+def _has_end_marker(data: bytes) -> bool:
+    """Whether the end marker of a JPEG follows its pixels; those of embedded thumbnails come before them."""
+    position = 2
+    while data[position : position + 1] == b"\xff":
+        if data[position + 1 : position + 2] == b"\xda":  # start of scan
+            return data.find(b"\xff\xd9", position) >= 0
+        position += 2 + int.from_bytes(data[position + 2 : position + 4])
+    return False
 
 
 @contextmanager
@@ -388,19 +399,23 @@ def read_frames(
     is no video and for one beyond the limits, `BadMedia` is raised. None: it was within the limits earlier.
     """
     size: tuple[int, int] | None = None
-    for frame in _readable_frames(path, every, limits):
+    watch = _Stopwatch(float("inf") if limits is None else limits.max_seconds)
+    for frame in _readable_frames(path, every, limits, watch):
         check_sides(*frame.size)
         resized = resize_short_side(frame, short_side)
         size = size or resized.size
-        yield np.array(resized if resized.size == size else resized.resize(size))
+        pixels = np.array(resized if resized.size == size else resized.resize(size))
+        watch.pause()
+        yield pixels
+        watch.resume()
 
 
-def _readable_frames(path: Path, every: int, limits: LimitsConfig | None) -> Iterator[Image.Image]:
+def _readable_frames(path: Path, every: int, limits: LimitsConfig | None, watch: _Stopwatch) -> Iterator[Image.Image]:
     count = 0
     try:
         check_regular(path)
         check_not_empty(path)
-        for frame in islice(_limited(path, limits), 0, None, every):
+        for frame in islice(_limited(path, limits, watch), 0, None, every):
             count += 1
             yield Image.fromarray(frame)
     except (BadMedia, UserError):
@@ -412,16 +427,13 @@ def _readable_frames(path: Path, every: int, limits: LimitsConfig | None) -> Ite
         raise BadMedia(f"a clip needs at least {MIN_FRAMES} frames and this one gives {count}")
 
 
-def _limited(path: Path, limits: LimitsConfig | None) -> Iterator[Pixels]:
+def _limited(path: Path, limits: LimitsConfig | None, watch: _Stopwatch) -> Iterator[Pixels]:
     """Decode the frames of a clip within the limits."""
-    watch = _Stopwatch(float("inf") if limits is None else limits.max_seconds)
     for number, frame in enumerate(_decode_video(path, limits, watch)):
         watch.check()
         if limits is not None and number >= limits.max_frames:
             raise BadMedia(f"it has more than {limits.max_frames} frames (limits.max_frames)")
-        watch.pause()
         yield frame
-        watch.resume()
 
 
 @contextmanager
