@@ -453,17 +453,17 @@ def _decode_video(path: Path, limits: LimitsConfig | None, watch: _Stopwatch) ->
     except ImportError:
         yield from _decode_opencv(path, limits, watch)
         return
-    options = dict(_FFMPEG_OPTIONS)
-    if limits is not None:
-        options["max_pixels"] = str(limits.max_pixels)
-    # By its absolute path: FFmpeg takes a name such as http:/host/x.mp4 for an address. Titles need not be UTF-8.
-    with av.open(str(path.absolute()), options=options, metadata_errors="replace") as container:
+    # By its absolute path: FFmpeg takes a name such as http:/host/x.mp4 for an address. Titles need not be UTF-8. Not as
+    # `options`, which go to the streams too: PyAV then frees too many for a format that finds streams later (.mpg).
+    with av.open(str(path.absolute()), container_options=_FFMPEG_OPTIONS, metadata_errors="replace") as container:
         if not container.streams.video:
             raise BadMedia("there is no video in the file")
         stream = container.streams.video[0]
         # Files are decoded in parallel already: more threads inside each one would only compete.
         stream.thread_type = "NONE"
         stream.codec_context.thread_count = 1
+        if limits is not None:  # in case that later frames are larger; FFmpeg counts the padding of its buffers too
+            stream.codec_context.options = {"max_pixels": str(2 * limits.max_pixels + 65536)}
         reformatter = av.video.reformatter.VideoReformatter()  # one for all frames: it is slow to set up
         with _memory_for_frames(stream.width, stream.height, limits, watch):
             for packet in container.demux(stream):
