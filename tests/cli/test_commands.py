@@ -369,3 +369,10 @@ def test_ctrl_c_saves_and_says_how_to_resume(tmp_path: Path) -> None:
     assert "unshuffle pretrain --out runs/demo-1 --resume" in message
     assert "Traceback" not in message
     assert list((out / "checkpoints").glob("*.pt"))
+
+
+def test_after_ctrl_c_a_thread_inside_a_library_is_not_waited_for() -> None:
+    code = "import threading, time, unshuffle.cli as cli, unshuffle.stopping as stopping\n"
+    code += "stopping.GRACE_SECONDS = 0.1\ncli.run = lambda args: 130\n"
+    code += "threading.Thread(target=time.sleep, args=(600,)).start()\ncli.main()\n"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 130

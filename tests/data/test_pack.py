@@ -6,6 +6,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import tracemalloc
@@ -580,13 +581,21 @@ def test_a_store_of_a_version_without_limits_is_read(image_folder: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "command", ["pack videos {clips} {out}", "embed {clips} --weights random:tiny --out {out}.npy"]
+    "command",
+    [
+        "pack videos {clips} {out}",
+        "embed {clips} --weights random:tiny --out {out}.npy",
+        "doctor --videos {clips} --data.cache {out}",
+        "doctor --videos {clips}.tar --data.cache {out}",
+    ],
 )
 def test_ctrl_c_ends_the_decoding_of_a_long_file(command: str, tmp_path: Path) -> None:
     (tmp_path / "clips").mkdir()
     head = b"GIF89a" + struct.pack("<HH", 4000, 4000) + b"\x80\0\0" + b"\0\0\0\xff\xff\xff"
     frame = b"\x21\xf9\x04\0\x01\0\0\0\x2c" + struct.pack("<HHHH", 0, 0, 1, 1) + b"\0\x02\x02\x44\x01\0"
     (tmp_path / "clips" / "x.gif").write_bytes(head + 30_000 * frame + b";")  # takes an hour
+    with tarfile.open(tmp_path / "clips.tar", "w") as tar:
+        tar.add(tmp_path / "clips" / "x.gif", "x.gif")
     begin = "import unshuffle.data.media as media, unshuffle.cli as cli\nreal = media._decode_video\n"
     begin += "def decode(*given):\n    print('decoding', flush=True)\n    yield from real(*given)\n"
     begin += "media._decode_video = decode\ncli.main()\n"

@@ -34,7 +34,7 @@ DEFAULT_LIMITS = LimitsConfig()
 
 _IMAGE_FORMATS = (  # Pillow's names; not all that it knows, as EPS for example is a program that Ghostscript runs
     *("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF", "JPEG2000", "MPO", "PPM", "TGA"),
-    *("DDS", "DIB", "ICO", "PCX", "PSD", "QOI", "SGI"),
+    *("DDS", "DIB", "ICO", "PCX", "QOI", "SGI"),
 )
 _CONTAINERS = (  # FFmpeg's names of the formats that are videos; not of playlists, which name further files
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,gif,flv,asf,ogg,dv,ivf,mjpeg,mxf"
@@ -453,8 +453,8 @@ def _decode_video(path: Path, limits: LimitsConfig | None, watch: _Stopwatch) ->
     except ImportError:
         yield from _decode_opencv(path, limits, watch)
         return
-    # By its absolute path: FFmpeg takes a name such as http:/host/x.mp4 for an address. Titles need not be UTF-8. Not as
-    # `options`, which go to the streams too: PyAV then frees too many for a format that finds streams later (.mpg).
+    # By its absolute path: FFmpeg takes a name such as http:/host/x.mp4 for an address. Titles need not be UTF-8.
+    # Not by `options`, which go to the streams too: of a format that finds streams later (.mpg) PyAV frees too many.
     with av.open(str(path.absolute()), container_options=_FFMPEG_OPTIONS, metadata_errors="replace") as container:
         if not container.streams.video:
             raise BadMedia("there is no video in the file")
