@@ -272,15 +272,16 @@ def read_image_header(data: bytes, short_side: int, limits: LimitsConfig = DEFAU
     end marker: whatever is damaged before that, Pillow reads nearly all of them.
     """
     with _image_errors_explained(), _watched(data, limits) as stream, _open_image(stream, limits) as image:
-        orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1))
-        plain = image.format == "JPEG" and image.mode in ("RGB", "L") and orientation == 1
         size = image.size
         _draft(image, short_side)
-        width, height = scaled_size(image.size, short_side)
-        if image.format != "JPEG" or not _has_end_marker(data):
-            with _MEMORY.reserve(_memory_of(image, size), limits.memory_gb * 1e9):
-                stream.watch.resume()
+        # Before the EXIF data, for which Pillow decodes the whole of a PNG.
+        with _MEMORY.reserve(_memory_of(image, size), limits.memory_gb * 1e9):
+            stream.watch.resume()
+            orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1))
+            if image.format != "JPEG" or not _has_end_marker(data):
                 image.load()
+        plain = image.format == "JPEG" and image.mode in ("RGB", "L") and orientation == 1
+        width, height = scaled_size(image.size, short_side)
         return *((width, height) if orientation in _TRANSPOSED else (height, width)), plain
 
 
