@@ -37,3 +37,9 @@ def test_a_quiet_console_shows_no_progress(terminal: bool, monkeypatch: pytest.M
     with progress(console, "packing images", 8) as advance:
         advance(8)
     assert not console.file.getvalue()
+
+
+def test_escapes_in_a_line_do_not_reach_the_terminal() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True)
+    say(console, "skipped \x1b]0;title\x07a.jpg\nsecond line")
+    assert console.file.getvalue() == "skipped \\x1b]0;title\\x07a.jpg\nsecond line\n"

@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from unshuffle.errors import UserError
-from unshuffle.files import atomic_write, check_file, check_folder, check_new_file, check_zip, locked, locked_folder
+from unshuffle.files import (
+    atomic_write,
+    check_file,
+    check_folder,
+    check_new_file,
+    check_zip,
+    csv_cell,
+    csv_text,
+    locked,
+    locked_folder,
+)
 from unshuffle.stopping import Stopped, stopping_at_once
 
 
@@ -170,3 +180,15 @@ def test_places_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         check_file(tmp_path / "new.json", "--json")
     with pytest.raises(UserError, match="cannot write into"):
         check_folder(tmp_path / "new", "--out")
+
+
+@pytest.mark.parametrize("name", ["=1+1.jpg", "+a.jpg", "-a.jpg", "@a.jpg", "\ta.jpg", '=HYPERLINK("http://x")', "-"])
+def test_text_that_a_spreadsheet_would_run_gets_an_apostrophe(name: str) -> None:
+    assert csv_cell(name) == f"'{name}"
+    assert csv_text(f"'{name}") == name
+
+
+@pytest.mark.parametrize("value", [-1, -0.5, "-0.5", "+1e-3", "-inf", "a.jpg", "'quoted'.jpg", "", None])
+def test_numbers_and_other_text_stay_as_they_are(value: object) -> None:
+    assert csv_cell(value) is value
+    assert not isinstance(value, str) or csv_text(value) == value

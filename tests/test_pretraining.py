@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 import unshuffle
 from unshuffle import pretraining
 from unshuffle.config import SyntheticConfig
+from unshuffle.report.views import _read_skipped
 from unshuffle.training.trainer import Trainer
 
 TINY = {
@@ -121,6 +122,15 @@ def test_a_file_name_that_is_not_text_is_listed(tmp_path: Path) -> None:
     options = {**TINY, "data": {**TINY["data"], "cache": str(tmp_path / "cache")}}  # type: ignore[dict-item]
     run = unshuffle.pretrain(images=folder, out=tmp_path / "run", **options)
     assert "udcff" in (run.folder / "skipped.csv").read_text()
+
+
+def test_a_file_name_in_the_skip_list_is_no_formula(tmp_path: Path) -> None:
+    folder = photos(tmp_path / "photos", 12)
+    (folder / "=1+1.jpg").write_bytes(b"no image")
+    options = {**TINY, "data": {**TINY["data"], "cache": str(tmp_path / "cache")}}  # type: ignore[dict-item]
+    run = unshuffle.pretrain(images=folder, out=tmp_path / "run", **options)
+    assert (run.folder / "skipped.csv").read_text().splitlines()[1].startswith("'=1+1.jpg,")
+    assert _read_skipped(run.skipped)["rows"][0][0] == "=1+1.jpg", "the report shows the name itself"
 
 
 def test_only_what_is_public_is_there() -> None:

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from unshuffle.stopping import STOP_SIGNALS, Stopped, signals_deferred, stop_requests, stopping_at_once
+from unshuffle.stopping import (
+    STOP_SIGNALS,
+    Stopped,
+    ThreadStopped,
+    check_stopped,
+    signals_deferred,
+    stop_requests,
+    stopping_at_once,
+    worker_pool,
+)
 
 
 @pytest.mark.parametrize("signum", STOP_SIGNALS)
@@ -91,3 +100,29 @@ def test_a_bus_error_is_one_sentence(tmp_path: Path, read: str) -> None:
     assert (process.returncode, process.stdout) == (2, "")
     sentence = f"unshuffle: {file} was truncated while it was read, or its disk failed: restore it, then try again"
     assert process.stderr.strip() == sentence
+
+
+def test_the_threads_of_a_pool_end_with_its_block() -> None:
+    began = threading.Event()
+
+    def work() -> None:
+        began.set()
+        while True:
+            check_stopped()
+
+    with pytest.raises(KeyboardInterrupt), worker_pool(1) as pool:
+        future, waiting = pool.submit(work), pool.submit(work)
+        began.wait()
+        raise KeyboardInterrupt
+    assert isinstance(future.exception(timeout=0), ThreadStopped) and waiting.cancelled()
+    check_stopped()  # other threads continue
+
+
+def test_a_thread_that_does_not_stop_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unshuffle.stopping.GRACE_SECONDS", 0.05)
+    release = threading.Event()
+    with worker_pool(1) as pool:
+        future = pool.submit(release.wait)
+    assert not future.done()
+    release.set()
+    assert future.result()

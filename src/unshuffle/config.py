@@ -31,6 +31,20 @@ Probability = Annotated[float, Interval(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
+class LimitsConfig:
+    """What decoding one file may take; a file that needs more is skipped and listed with the reason."""
+
+    max_pixels: Annotated[int, Interval(ge=1, le=178_956_970)] = 120_000_000
+    """Width times height of an image or a frame; Pillow itself refuses more than 178,956,970."""
+    max_frames: Count = 500_000
+    """Frames of a video; about five hours at 25 frames per second."""
+    max_seconds: Positive = 900.0
+    """Seconds that decoding one file may take; raise it for films of several hours or a slow machine."""
+    memory_gb: Positive = 2.0
+    """Memory in GB for all files that are decoded at the same time; large ones wait for each other."""
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """Where samples come from, how they are stored, and which are held out for validation and test."""
 
@@ -69,6 +83,7 @@ class DataConfig:
     """Disk space in GB for copies of remote shards, for images and for videos each; 0 keeps no copies."""
     workers: Count = 2
     """Threads that prepare batches ahead of the training; raise it when the log shows that it waits for data."""
+    limits: LimitsConfig = LimitsConfig()
     gpu_memory_fraction: Probability = 0.5
     """Keep the packed data on the GPU if it takes no more than this fraction of the free memory; 0 never does."""
 

@@ -20,6 +20,8 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
+from unshuffle.wording import printable
+
 SECONDS_BETWEEN_LINES = 10.0
 Advance = Callable[..., None]
 """Shows how much of a known amount of work is done, with a short note beside it if one is given."""
@@ -35,7 +37,8 @@ class ResilientConsole(Console):
 
 
 def say(console: Console, text: str) -> None:
-    """Print one line as it is: no markup, no colours, no line breaks inserted."""
+    """Print lines as they are: no markup, no colours, no line breaks inserted, control characters escaped."""
+    text = "\n".join(map(printable, text.split("\n")))
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 

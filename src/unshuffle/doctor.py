@@ -17,7 +17,7 @@ from unshuffle.tasks import TASKS
 from unshuffle.tasks.ordering import OrderingTask
 from unshuffle.tasks.prepare import Data, prepare
 from unshuffle.training.trainer import Tally, Trainer, build_trainer
-from unshuffle.wording import counted
+from unshuffle.wording import counted, printable
 
 EXPECTED_ACCURACY = 0.95
 VALIDATE_EVERY = 10
@@ -53,7 +53,7 @@ def _describe_data(data: Data, console: Console) -> None:
     for sentence in data.sentences():
         say(console, sentence)
     for name, reason in data.skipped[:LISTED_FILES]:
-        say(console, f"  skipped {name}: {reason}")
+        say(console, f"  skipped {printable(name)}: {printable(reason)}")
     if len(data.skipped) > LISTED_FILES:
         say(console, f"  and {len(data.skipped) - LISTED_FILES} more")
     for task, split in data.splits.items():

@@ -9,13 +9,16 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from unshuffle.errors import UserError
 from unshuffle.stopping import signals_deferred
 
 DRAFT_SUFFIX = ".tmp"
 """How the names of files end that are not yet complete; only a killed process leaves one behind."""
+T = TypeVar("T")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""What a cell begins with that spreadsheets take for a formula."""
 
 
 @contextmanager
@@ -134,6 +137,25 @@ def check_zip(path: Path) -> None:
         raise zipfile.BadZipFile(str(error)) from error
     if bad is not None:
         raise zipfile.BadZipFile(f"wrong checksum of {bad}")
+
+
+def csv_cell(value: T) -> T | str:
+    """Return a cell of a CSV file; text that a spreadsheet would run as a formula gets an apostrophe in front.
+
+    Names of files may begin with any character. Numbers stay as they are, as text too.
+    """
+    if not isinstance(value, str) or not value.startswith(_FORMULA):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
+def csv_text(cell: str) -> str:
+    """Return the text that `csv_cell` made a cell of."""
+    return cell[1:] if cell.startswith("'") and cell[1:].startswith(_FORMULA) else cell
 
 
 def write_measurement(path: Path, command: str, protocol: str, config: dict[str, Any], metrics: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from unshuffle.console import ResilientConsole, say
 from unshuffle.data.held_out import load_held_out, save_held_out
 from unshuffle.errors import UserError
 from unshuffle.evaluation.retrieval import RetrievalMonitor, build_monitor
-from unshuffle.files import check_folder, locked, locked_folder
+from unshuffle.files import check_folder, csv_cell, locked, locked_folder
 from unshuffle.models.weights import save_backbone
 from unshuffle.options import differences, merge, write_config
 from unshuffle.permutations import save_permutations
@@ -300,7 +300,7 @@ def describe(trainer: Trainer, run: Run, console: Console) -> None:
 def _open_log(trainer: Trainer, run: Run) -> RunLog:
     # file names need not be valid text
     with run.skipped.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-        csv.writer(file).writerows([("file", "reason"), *trainer.data.skipped])
+        csv.writer(file).writerows([("file", "reason"), *(map(csv_cell, row) for row in trainer.data.skipped)])
     if trainer.config.log.pictures:
         save_held_out(run.held_out, hold_out(trainer))
     log = RunLog(run, trainer.iteration)

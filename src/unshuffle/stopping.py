@@ -1,9 +1,12 @@
-"""Signals that ask the program to stop: raised at once, recorded for later, or deferred; and bus errors explained."""
+"""Signals that ask the program to stop, threads that stop with it, and bus errors explained."""
 
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -11,6 +14,9 @@ from typing import Any
 
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """Ctrl-C, termination by the system, a closed terminal."""
+
+GRACE_SECONDS = 5.0  # a thread inside a library cannot be stopped; it is waited for no longer than this
+_thread = threading.local()
 
 
 class Stopped(KeyboardInterrupt):
@@ -120,3 +126,44 @@ def _truncated_maps() -> list[str]:
     except (OSError, ValueError):
         pass
     return list(dict.fromkeys(names))
+
+
+class ThreadStopped(BaseException):
+    """The pool of this thread is no longer needed; no decoder's `except Exception` may catch it."""
+
+
+@contextmanager
+def worker_pool(workers: int | None = None, name: str = "worker") -> Iterator[ThreadPoolExecutor]:
+    """Yield a pool of threads that end within seconds of the block, whatever they are doing then.
+
+    Without this, Ctrl-C would wait until the last file is decoded. The threads stop where they call `check_stopped`.
+    """
+    stop = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def begin() -> None:
+        _thread.stop = stop
+        threads.append(threading.current_thread())
+
+    pool = ThreadPoolExecutor(workers, thread_name_prefix=name, initializer=begin)
+    try:
+        yield pool
+    finally:
+        stop.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+        join(threads)
+
+
+def check_stopped() -> None:
+    """Raise `ThreadStopped` in a thread of a pool that is no longer needed; called between pieces of work."""
+    stop: threading.Event | None = getattr(_thread, "stop", None)
+    if stop is not None and stop.is_set():
+        raise ThreadStopped
+
+
+def join(threads: list[threading.Thread]) -> bool:
+    """Wait for threads to end, for at most `GRACE_SECONDS`; return whether all have."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)

@@ -1,13 +1,24 @@
 """Sentences for the user, made of facts."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def counted(number: int, nouns: str) -> str:
     """Return `1 image` or `2 images`: the number with its noun, which is given in the plural."""
     return f"{number} {nouns.removesuffix('s') if number == 1 else nouns}"
+
+
+def printable(text: str) -> str:
+    """Return text with control characters escaped (`\\x1b`): names of files may hold any.
+
+    On a terminal they would move the cursor, forge lines or reverse the direction of writing.
+    """
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:

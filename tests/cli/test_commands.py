@@ -162,6 +162,27 @@ def test_a_folder_without_a_readable_image(capsys: pytest.CaptureFixture[str], t
     assert not (tmp_path / "run").exists()
 
 
+def test_names_of_files_cannot_write_escapes_to_the_terminal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "\x1b[2J\nforged.jpg").write_text("not an image")
+    assert cli.run(["pack", "images", str(tmp_path / "in"), str(tmp_path / "out")]) == 2
+    Image.new("RGB", (32, 32)).save(tmp_path / "in" / "good.png")
+    assert cli.run(["pack", "images", str(tmp_path / "in"), str(tmp_path / "out2")]) == 0
+    shown = capsys.readouterr()
+    for text in (shown.out, shown.err):
+        assert "\x1b[2J" not in text and r"\x1b[2J\nforged.jpg" in text
+
+
+def test_an_address_in_a_config_file_runs_no_code(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "ref.json").write_text('{"version": 1, "templates": {"u": "{{ 1 }}"}, "refs": {"0.tar": ["{{u}}"]}}')
+    (tmp_path / "mine.yaml").write_text(f"images: 'reference://*.tar::file://{tmp_path}/ref.json'\n")
+    assert cli.run(["doctor", "--config", str(tmp_path / "mine.yaml")]) == 2
+    message = capsys.readouterr().err
+    assert "chains addresses by ::" in message and len(message.splitlines()) == 1
+
+
 def test_pretrain_resume_and_repeat_from_its_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     assert cli.run(["pretrain", *TINY, "--out", str(first)]) == 0
@@ -359,3 +380,10 @@ def test_ctrl_c_saves_and_says_how_to_resume(tmp_path: Path) -> None:
     assert "unshuffle pretrain --out runs/demo-1 --resume" in message
     assert "Traceback" not in message
     assert list((out / "checkpoints").glob("*.pt"))
+
+
+def test_after_ctrl_c_a_thread_inside_a_library_is_not_waited_for() -> None:
+    code = "import threading, time, unshuffle.cli as cli, unshuffle.stopping as stopping\n"
+    code += "stopping.GRACE_SECONDS = 0.1\ncli.run = lambda args: 130\n"
+    code += "threading.Thread(target=time.sleep, args=(600,)).start()\ncli.main()\n"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 130

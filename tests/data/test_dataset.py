@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from unshuffle.config import LimitsConfig
 from unshuffle.data.dataset import (
     FileSource,
     LabelledDataset,
@@ -305,11 +306,26 @@ def test_a_truncated_image_in_a_shard_is_skipped_and_not_grey(tmp_path: Path) ->
     file = io.BytesIO()
     Image.fromarray(noise).save(file, "JPEG")
     data = file.getvalue()
-    write_shard(tmp_path / "a.tar", {"a/1.jpg": data, "b/2.jpg": data[: len(data) // 2]})
+    write_shard(tmp_path / "a.tar", {"a/1.jpg": data, "b/2.jpg": data[: len(data) // 2], "b/3.jpg": data})
     dataset = open_dataset(tmp_path / "a.tar", square=Square(32), cache=tmp_path / "cache")
-    dataset.load(0)
-    with pytest.raises(BadMedia):
-        dataset.load(1)
+    assert dataset.names == ["a.tar/a/1.jpg", "a.tar/b/3.jpg"]
+    assert [name for name, _ in dataset.skipped] == ["a.tar/b/2.jpg"] and "truncated" in dataset.skipped[0][1]
+
+
+def test_files_and_members_beyond_the_limits_cannot_be_read(tmp_path: Path, pictures: Path, clips: Path) -> None:
+    options: dict[str, Any] = {"labelled": False, "square": Square(32), "cache": tmp_path / "cache"}
+    few = open_dataset(clips, limits=LimitsConfig(max_frames=10), **options)
+    assert len(few.load(0)) == 10
+    with pytest.raises(BadMedia, match=r"limits\.max_frames"):
+        few.load(few.names.index("14.mp4"))
+    small = LimitsConfig(max_pixels=41 * 50)
+    images = open_dataset(pictures, limits=small, **options)
+    with pytest.raises(BadMedia, match=r"limits\.max_pixels"):
+        images.load(images.names.index("z.png"))
+    assert images.identity() != open_dataset(pictures, **options).identity()
+    members = {name: (pictures / name).read_bytes() for name in ("a.png", "z.png")}
+    shards = open_dataset(write_shard(tmp_path / "0.tar", members), limits=small, **options)
+    assert shards.names == ["0.tar/a.png"] and "limits.max_pixels" in shards.skipped[0][1]
 
 
 def test_shards_without_labels(tmp_path: Path) -> None:

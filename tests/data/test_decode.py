@@ -19,7 +19,7 @@ def encoded(number: int, width: int, height: int, mode: str = "RGB", suffix: str
     coarse = np.random.default_rng(number).integers(0, 256, (4, 4, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).convert(mode).save(buffer, suffix)
-    return EncodedImage(f"{number}.jpg", buffer.getvalue(), *read_image_header(io.BytesIO(buffer.getvalue()), SIDE))
+    return EncodedImage(f"{number}.jpg", buffer.getvalue(), *read_image_header(buffer.getvalue(), SIDE))
 
 
 BATCH = [

@@ -1,14 +1,21 @@
+import os
+import socket
 import struct
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
+from unshuffle.config import LimitsConfig
+from unshuffle.data import media
 from unshuffle.data.media import BadMedia, find_images, find_videos, read_frames, read_image, resize_short_side
 from unshuffle.errors import UserError
 
@@ -45,8 +52,9 @@ def test_nested_images_of_any_case_are_found_in_order_of_relative_path(tmp_path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "folder.png").mkdir()
+    (tmp_path / "folder.png" / "in.png").touch()
     names = [path.relative_to(tmp_path).as_posix() for path in find_images(tmp_path)]
-    assert names == ["a.webp", "a/b/c.TiFF", "a/z.png", "b.JPG"]
+    assert names == ["a.webp", "a/b/c.TiFF", "a/z.png", "b.JPG", "folder.png/in.png"]
 
 
 def test_links_to_folders_are_followed_but_cycles_are_not(tmp_path: Path) -> None:
@@ -264,7 +272,7 @@ def test_an_error_after_two_frames_ends_the_clip_and_an_earlier_one_refuses_it(
     (tmp_path / "x.mp4").write_text("anything")
     for good in range(4):
 
-        def decode(path: Path, good: int = good):
+        def decode(*given: Any, good: int = good) -> Iterator[np.ndarray]:
             yield from [np.zeros((32, 32, 3), np.uint8)] * good
             raise OSError("broken pipe")
 
@@ -279,7 +287,7 @@ def test_an_error_after_two_frames_ends_the_clip_and_an_earlier_one_refuses_it(
 def test_frames_that_change_size_are_resized_to_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.mp4").write_text("anything")
     sizes = [np.zeros((32, 48, 3), np.uint8), np.zeros((60, 40, 3), np.uint8)]
-    monkeypatch.setattr("unshuffle.data.media._decode_video", lambda path: iter(sizes))
+    monkeypatch.setattr("unshuffle.data.media._decode_video", lambda *given: iter(sizes))
     assert [frame.shape for frame in read_frames(tmp_path / "x.mp4", 16)] == [(16, 24, 3)] * 2
 
 
@@ -352,3 +360,251 @@ def test_a_missing_video_library_is_a_user_error(tmp_path: Path, monkeypatch: py
     (tmp_path / "x.mp4").write_text("anything")
     with pytest.raises(UserError, match="PyAV or OpenCV"):
         list(read_frames(tmp_path / "x.mp4"))
+
+
+# ---- files that are not trusted
+
+
+def gif_bomb(path: Path, side: int, frames: int) -> Path:
+    """A GIF of 23 bytes a frame, whatever the size of its screen."""
+    head = b"GIF89a" + struct.pack("<HH", side, side) + b"\x80\0\0" + b"\0\0\0\xff\xff\xff"
+    delay = b"\x21\xf9\x04\0\x01\0\0\0"
+    path.write_bytes(
+        head + (delay + b"\x2c" + struct.pack("<HHHH", 0, 0, 1, 1) + b"\0\x02\x02\x44\x01\0") * frames + b";"
+    )
+    return path
+
+
+def test_an_image_beyond_a_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photo(100, 50).save(tmp_path / "x.png")
+    assert read_image(tmp_path / "x.png", limits=LimitsConfig(max_pixels=5000)).shape == (50, 100, 3)
+    with pytest.raises(BadMedia, match=r"100 x 50 pixels are more than 4999 \(limits.max_pixels\)"):
+        read_image(tmp_path / "x.png", limits=LimitsConfig(max_pixels=4999))
+    with pytest.raises(BadMedia, match=r"takes more than 1e-09 seconds \(limits.max_seconds\)"):
+        read_image(tmp_path / "x.png", limits=LimitsConfig(max_seconds=1e-9))
+    assert len(read_image((tmp_path / "x.png").read_bytes(), limits=None)) == 50
+
+
+@pytest.mark.parametrize("decoder", ["pyav", "opencv"])
+def test_a_video_beyond_a_limit_is_refused(
+    decoder: str, tmp_path: Path, write_video: WriteVideo, request: pytest.FixtureRequest
+) -> None:
+    path = write_video(tmp_path / "x.avi", frames=20)
+    if decoder == "opencv":
+        request.getfixturevalue("without_pyav")
+    assert len(list(read_frames(path, limits=LimitsConfig(max_frames=20, max_pixels=64 * 48)))) == 20
+    for limits, words in (
+        (LimitsConfig(max_frames=19), r"more than 19 frames \(limits.max_frames\)"),
+        (
+            LimitsConfig(max_pixels=64 * 48 - 1),
+            r"64 x 48 pixels are more than 3071 \(limits.max_pixels\)",
+        ),
+        (LimitsConfig(max_seconds=1e-9), r"limits.max_seconds"),
+    ):
+        with pytest.raises(BadMedia, match=words):
+            list(read_frames(path, limits=limits))
+    assert len(list(read_frames(path, limits=None))) == 20
+
+
+def test_a_small_file_of_many_large_frames_is_refused_by_its_time(tmp_path: Path) -> None:
+    path = gif_bomb(tmp_path / "x.gif", 2000, 3000)
+    with pytest.raises(BadMedia, match=r"more than 0.2 seconds"):
+        list(read_frames(path, 16, limits=LimitsConfig(max_seconds=0.2)))
+
+
+def test_the_time_for_which_frames_are_used_elsewhere_does_not_count(tmp_path: Path, write_video: WriteVideo) -> None:
+    path = write_video(tmp_path / "x.avi", frames=4)
+    count = 0
+    for _ in read_frames(path, limits=LimitsConfig(max_seconds=2)):
+        time.sleep(0.8)
+        count += 1
+    assert count == 4
+
+
+def test_large_images_wait_for_each_other_and_small_ones_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photo(100, 100).save(tmp_path / "x.png")
+    running, most = 0, {1: 0, 2: 0}
+    lock = threading.Lock()
+
+    def convert(image: Image.Image) -> Image.Image:
+        nonlocal running
+        with lock:
+            running += 1
+            most[places] = max(most[places], running)
+        time.sleep(0.05)
+        with lock:
+            running -= 1
+        return image
+
+    monkeypatch.setattr(media, "upright_rgb", convert)
+    for places in most:  # a file takes 16 bytes per pixel, and one that needs more than there is waits to be alone
+        limits = LimitsConfig(memory_gb=[1e-9, 400e-6][places - 1])
+        threads = [threading.Thread(target=read_image, args=(tmp_path / "x.png", None, limits)) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert most == {1: 1, 2: 2}
+    assert media._MEMORY._used == 0
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "I;16", "F"])
+def test_conversion_in_strips_gives_the_same_pixels(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    if mode in ("I;16", "F"):
+        values = rng.integers(0, 50000, (70, 50)) * (1 if mode == "I;16" else 3)
+        Image.fromarray(values.astype({"I;16": np.uint16, "F": np.float32}[mode])).save(tmp_path / "x.tiff")
+    else:
+        noise = Image.fromarray(rng.integers(0, 256, (70, 50, 4), dtype=np.uint8))
+        noise.convert({"LA": "LA", "P": "RGB", "RGBA": "RGBA"}[mode]).convert(mode).save(
+            tmp_path / "x.tiff", **({"transparency": 3} if mode == "P" else {})
+        )
+    whole = read_image(tmp_path / "x.tiff")
+    monkeypatch.setattr(media, "_STRIP_PIXELS", 500)
+    np.testing.assert_array_equal(read_image(tmp_path / "x.tiff"), whole)
+
+
+def test_the_content_decides_about_the_format_and_only_known_ones_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *given, **options: started.append(given))
+    monkeypatch.setattr(EpsImagePlugin, "has_ghostscript", lambda: True)
+    page = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\nshowpage\n%%EOF\n"
+    (tmp_path / "photo.jpg").write_text(page)
+    with pytest.raises(BadMedia, match="not an image"):
+        read_image(tmp_path / "photo.jpg")
+    assert not started
+    (tmp_path / "page.eps").write_text(page)
+    photo().save(tmp_path / "really-a-png.jpg", "PNG")
+    assert [path.name for path in find_images(tmp_path)] == ["photo.jpg", "really-a-png.jpg"]
+    assert distance(read_image(tmp_path / "really-a-png.jpg"), photo()) == 0
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """A server on this machine, which nothing may connect to."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.3)
+        yield server
+
+
+def assert_no_connection(server: socket.socket) -> None:
+    with pytest.raises(TimeoutError):
+        server.accept()
+
+
+@pytest.mark.parametrize("decoder", ["pyav", "opencv"])
+def test_a_file_name_is_not_an_address(
+    decoder: str,
+    tmp_path: Path,
+    listener: socket.socket,
+    write_video: WriteVideo,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path(f"http:/127.0.0.1:{listener.getsockname()[1]}/x.mp4")
+    write_video(tmp_path / path)
+    if decoder == "opencv":
+        request.getfixturevalue("without_pyav")
+    frames: list[list[int]] = []
+    reader = threading.Thread(target=lambda: frames.append(numbers(path)), daemon=True)
+    reader.start()  # in a thread, because a connection to the listener would never be answered
+    assert_no_connection(listener)
+    reader.join(20)
+    assert frames == [list(range(20))]
+
+
+@pytest.mark.parametrize("decoder", ["pyav", "opencv"])
+@pytest.mark.parametrize("kind", ["hls", "concat", "dash"])
+def test_a_playlist_is_not_followed(
+    decoder: str, kind: str, tmp_path: Path, listener: socket.socket, request: pytest.FixtureRequest
+) -> None:
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/x.ts"
+    texts = {
+        "hls": f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{url}\n#EXT-X-ENDLIST\n",
+        "concat": f"ffconcat version 1.0\nfile '{url}'\n",
+        "dash": f'<?xml version="1.0"?><MPD type="static" mediaPresentationDuration="PT1S"><Period><AdaptationSet '
+        f'mimeType="video/mp4"><Representation id="0" bandwidth="1"><BaseURL>{url}</BaseURL></Representation>'
+        "</AdaptationSet></Period></MPD>",
+    }
+    (tmp_path / "x.mkv").write_text(texts[kind])
+    if decoder == "opencv":
+        request.getfixturevalue("without_pyav")
+    problems: list[str] = []
+
+    def read() -> None:
+        try:
+            list(read_frames(tmp_path / "x.mkv"))
+        except BadMedia as problem:
+            problems.append(str(problem))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    assert_no_connection(listener)
+    reader.join(20)
+    assert len(problems) == 1
+
+
+def test_a_title_that_is_not_utf_8_does_not_matter(tmp_path: Path, write_video: WriteVideo) -> None:
+    path = tmp_path / "x.avi"
+    with av.open(str(path), "w") as container:
+        container.metadata["title"] = "Xberraschung"
+        stream = container.add_stream("mjpeg", rate=25, width=64, height=48, pix_fmt="yuvj420p")
+        for number in range(3):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.full((48, 64, 3), 20 + 9 * number, np.uint8))))
+        container.mux(stream.encode())
+    data = path.read_bytes()
+    assert b"Xberraschung" in data
+    path.write_bytes(data.replace(b"Xberraschung", b"\xdcberraschung"))
+    assert len(list(read_frames(path))) == 3
+
+
+def test_what_is_no_file_is_found_and_refused_with_a_reason(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.jpg")
+    (tmp_path / "link.jpg").symlink_to("nowhere.jpg")
+    (tmp_path / "device.jpg").symlink_to("/dev/zero")
+    (tmp_path / "folder.jpg").mkdir()
+    (tmp_path / "album.jpg").mkdir()
+    photo().save(tmp_path / "album.jpg" / "good.jpg")
+    reasons = {
+        "fifo.jpg": "it is a named pipe, not a file",
+        "link.jpg": "it is a link to a file that does not exist",
+        "device.jpg": "it is a device, not a file",
+        "folder.jpg": "it is a folder, not a file",
+    }
+    if len(str(tmp_path)) < 90:  # the system's limit for the path of a socket is 108
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(tmp_path / "socket.jpg"))
+        reasons["socket.jpg"] = "it is a socket, not a file"
+    found = {path.relative_to(tmp_path).as_posix(): path for path in find_images(tmp_path)}
+    assert set(found) == {*reasons, "album.jpg/good.jpg"}
+    for name, reason in reasons.items():
+        with pytest.raises(BadMedia) as caught:
+            read_image(found[name])
+        assert str(caught.value) == reason
+        with pytest.raises(BadMedia) as caught:
+            list(read_frames(found[name]))
+        assert str(caught.value) == reason
+
+
+def test_a_subfolder_that_cannot_be_read_is_found_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir()
+    photo().save(tmp_path / "a.jpg")
+    scandir, access = os.scandir, os.access
+
+    def refused(path: Any) -> Any:  # as permissions do not hold for root
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed" and access(path, mode))
+    assert find_images(tmp_path) == [tmp_path / "a.jpg", tmp_path / "closed"]
+    with pytest.raises(BadMedia, match="a folder that cannot be read: permission denied"):
+        read_image(tmp_path / "closed")
+    with pytest.raises(UserError, match="closed cannot be read: check its permissions"):
+        find_images(tmp_path / "closed")

@@ -2,8 +2,11 @@ import errno
 import json
 import os
 import shutil
+import signal
+import struct
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import tracemalloc
@@ -18,6 +21,7 @@ import pytest
 from PIL import Image
 
 import unshuffle.data.pack
+from unshuffle.config import LimitsConfig
 from unshuffle.data.media import BadMedia
 from unshuffle.data.pack import cached_store, pack
 from unshuffle.data.store import Header, Record, Store, Writer
@@ -37,7 +41,7 @@ def mark_incomplete(store: Path) -> None:
 def read_failing_at(name: str, error: BaseException) -> Callable[..., Any]:
     real = unshuffle.data.pack.read_image
 
-    def read(path: Path, short_side: int | None = None) -> Any:
+    def read(path: Path, short_side: int | None = None, *limits: Any) -> Any:
         if path.name == name:
             raise error
         return real(path, short_side)
@@ -62,7 +66,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(
 def test_skipped_files_have_their_reasons(image_folder: Path, tmp_path: Path) -> None:
     store = pack("images", image_folder, tmp_path / "out", **OPTIONS)
     assert store.skipped == [
-        ("b/cc.jpg", "not an image in any format that Pillow reads"),
+        ("b/cc.jpg", "not an image in any format that is read"),
         ("g.png", "the file is empty"),
     ]
 
@@ -151,7 +155,7 @@ def test_resuming_tries_neither_packed_nor_skipped_files_again(
     tried = []
     real = unshuffle.data.pack.read_image
 
-    def read(path: Path, short_side: int | None = None) -> Any:
+    def read(path: Path, short_side: int | None = None, *limits: Any) -> Any:
         tried.append(path.name)
         return real(path, short_side)
 
@@ -169,7 +173,7 @@ def test_only_a_few_files_are_in_progress_at_a_time(
     outstanding = []
     real_read = unshuffle.data.pack.read_image
 
-    def read(path: Path, short_side: int | None = None) -> Any:
+    def read(path: Path, short_side: int | None = None, *limits: Any) -> Any:
         nonlocal started
         started += 1
         return real_read(path, short_side)
@@ -337,7 +341,7 @@ def test_a_bad_file_does_not_stop_the_others(
 def test_a_long_video_is_not_held_in_memory(
     video_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read_frames(path: Path, short_side: int, every: int) -> Iterator[np.ndarray]:
+    def read_frames(path: Path, short_side: int, every: int, limits: Any) -> Iterator[np.ndarray]:
         return (np.full((128, 160, 3), number % 256, np.uint8) for number in range(400))
 
     monkeypatch.setattr("unshuffle.data.pack.read_frames", read_frames)
@@ -539,3 +543,71 @@ def test_only_the_named_files_are_packed(image_folder: Path, tmp_path: Path) -> 
     store = cached_store("images", image_folder, tmp_path / "cache", only=["e.png", "b/c.png"], **OPTIONS)
     assert store.names == ["b/c.png", "e.png"] and store.skipped == []
     assert len(cached_store("images", image_folder, tmp_path / "cache", **OPTIONS)) == 6
+
+
+def test_what_is_no_file_is_listed_as_skipped(image_folder: Path, tmp_path: Path) -> None:
+    os.mkfifo(image_folder / "fifo.png")
+    (image_folder / "link.png").symlink_to("nowhere.png")
+    (image_folder / "folder.png").mkdir()
+    store = pack("images", image_folder, tmp_path / "out", **OPTIONS)
+    assert {"fifo.png", "link.png", "folder.png"} <= {name for name, _ in store.skipped}
+    assert pack("images", image_folder, tmp_path / "out", **OPTIONS).skipped == store.skipped
+
+
+def test_files_beyond_the_limits_are_listed_and_other_limits_are_another_store(
+    image_folder: Path, tmp_path: Path
+) -> None:
+    Image.new("RGB", (200, 200)).save(image_folder / "large.png")
+    small = LimitsConfig(max_pixels=30_000)
+    store = pack("images", image_folder, tmp_path / "out", limits=small, **OPTIONS)
+    assert ("large.png", "200 x 200 pixels are more than 30000 (limits.max_pixels)") in store.skipped
+    with pytest.raises(UserError, match=r"max_pixels 30000, not 120000000"):
+        pack("images", image_folder, tmp_path / "out", **OPTIONS)
+    cached = [
+        cached_store("images", image_folder, tmp_path, limits=limits, **OPTIONS) for limits in (small, LimitsConfig())
+    ]
+    assert [len(store.skipped) for store in cached] == [3, 2]
+
+
+def test_a_store_of_a_version_without_limits_is_read(image_folder: Path, tmp_path: Path) -> None:
+    store = pack("images", image_folder, tmp_path / "out", **OPTIONS)
+    header = json.loads((tmp_path / "out" / "store.json").read_text())
+    for name in ("max_pixels", "max_frames", "max_seconds"):
+        del header[name]
+    (tmp_path / "out" / "store.json").write_text(json.dumps(header))
+    assert (
+        Store(tmp_path / "out").names == pack("images", image_folder, tmp_path / "out", **OPTIONS).names == store.names
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pack videos {clips} {out}",
+        "embed {clips} --weights random:tiny --out {out}.npy",
+        "doctor --videos {clips} --data.cache {out}",
+        "doctor --videos {clips}.tar --data.cache {out}",
+    ],
+)
+def test_ctrl_c_ends_the_decoding_of_a_long_file(command: str, tmp_path: Path) -> None:
+    (tmp_path / "clips").mkdir()
+    head = b"GIF89a" + struct.pack("<HH", 4000, 4000) + b"\x80\0\0" + b"\0\0\0\xff\xff\xff"
+    frame = b"\x21\xf9\x04\0\x01\0\0\0\x2c" + struct.pack("<HHHH", 0, 0, 1, 1) + b"\0\x02\x02\x44\x01\0"
+    (tmp_path / "clips" / "x.gif").write_bytes(head + 30_000 * frame + b";")  # takes an hour
+    with tarfile.open(tmp_path / "clips.tar", "w") as tar:
+        tar.add(tmp_path / "clips" / "x.gif", "x.gif")
+    begin = "import unshuffle.data.media as media, unshuffle.cli as cli\nreal = media._decode_video\n"
+    begin += "def decode(*given):\n    print('decoding', flush=True)\n    yield from real(*given)\n"
+    begin += "media._decode_video = decode\ncli.main()\n"
+    words = command.format(clips=tmp_path / "clips", out=tmp_path / "out").split()
+    process = subprocess.Popen(
+        [sys.executable, "-c", begin, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "decoding\n"
+    process.send_signal(signal.SIGINT)
+    try:
+        _, message = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert message.splitlines()[-1] == "unshuffle: interrupted" and "Traceback" not in message

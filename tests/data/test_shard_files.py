@@ -7,7 +7,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from unshuffle.data.shard_files import STALE_SECONDS, ShardCache, ShardFile, stat_shard
+from unshuffle.data.shard_files import STALE_SECONDS, ShardCache, ShardFile, expand_braces, find_shards, stat_shard
 from unshuffle.errors import UserError
 
 SIZE = 1000
@@ -64,3 +64,45 @@ def test_only_stale_drafts_are_deleted(tmp_path: Path) -> None:
         os.utime(draft, (time.time() - age,) * 2)
     ShardCache(tmp_path, SIZE)
     assert [path.name for path in tmp_path.iterdir()] == ["new.tar.1.tmp"]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "reference://x.tar::file:///tmp/ref.json",
+        "reference::/tmp/ref.tar",
+        "simplecache::https://host/0.tar",
+        "/tmp/a.tar::/tmp/b.tar",
+    ],
+)
+def test_chained_addresses_are_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(fsspec.core, "url_to_fs")  # they do not reach fsspec
+    with pytest.raises(UserError, match=r"chains addresses by ::, which is not supported"):
+        find_shards(address)
+
+
+@pytest.mark.parametrize("protocol", ["reference", "memory", "ssh", "ftp", "github", "zip", "dask", "FILE", "cached"])
+def test_other_protocols_are_refused(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(fsspec.core, "url_to_fs")
+    with pytest.raises(UserError, match=r"not at an address that is supported \(file://, http://"):
+        find_shards(f"{protocol}://x/0.tar")
+
+
+def test_a_file_address_is_read(tmp_path: Path) -> None:
+    (tmp_path / "0.tar").touch()
+    (_, path), *others = find_shards(f"file://{tmp_path}/0.tar")
+    assert Path(path) == tmp_path / "0.tar" and not others
+
+
+def test_braces() -> None:
+    assert expand_braces("a-{08..10}.{x,y}") == ["a-08.x", "a-08.y", "a-09.x", "a-09.y", "a-10.x", "a-10.y"]
+    assert expand_braces("{2..0}{}") == ["2", "1", "0"]
+    assert expand_braces("plain") == ["plain"]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["{0..99999999}.tar", "{0..999}{0..999}.tar", "{999999999999..0}.tar", "{a,b}" * 20]
+)
+def test_braces_that_stand_for_too_many_shards_are_refused(pattern: str) -> None:
+    with pytest.raises(UserError, match=r"stands for more than 100000 shards"):
+        expand_braces(pattern)

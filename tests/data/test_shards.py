@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from unshuffle import cli
-from unshuffle.config import Config, DataConfig, TemporalConfig
+from unshuffle.config import Config, DataConfig, LimitsConfig, TemporalConfig
 from unshuffle.data import shard_files
 from unshuffle.data.batches import BatchStream, Samples
 from unshuffle.data.decode import EncodedSquares
@@ -74,8 +74,9 @@ def cache(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def memory() -> Iterator[Any]:
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A remote file system in memory."""
+    monkeypatch.setattr(shard_files, "PROTOCOLS", (*shard_files.PROTOCOLS, "memory"))
     fs = fsspec.filesystem("memory")
     yield fs
     fs.rm("/", recursive=True)
@@ -487,7 +488,7 @@ def test_what_a_gpu_cannot_decode_is_decoded_on_the_cpu(tmp_path: Path, opened: 
 BAD = {
     "missing": ("nowhere/{0..3}.tar", r"0\.tar does not exist"),
     "no match": ("nowhere/*.tar", "there are no tar files at"),
-    "protocol": ("nonsense://bucket/0.tar", "nonsense://bucket/0.tar cannot be read: .*nonsense"),
+    "protocol": ("nonsense://bucket/0.tar", r"nonsense://bucket/0.tar .*\(file://, .*s3://"),
     "not installed": ("absent://x/0.tar", "needs a package that is not installed .Install absent"),
     "no tar": ("text.tar", r"text\.tar is not a tar file"),
     "zero bytes": ("zero.tar", r"zero\.tar is not a tar file"),
@@ -504,6 +505,7 @@ BAD = {
 @pytest.fixture
 def bad_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shard_files, "PROTOCOLS", (*shard_files.PROTOCOLS, "absent"))
     fsspec.register_implementation("absent", "absent.Files", clobber=True, errtxt="Install absent")
     whole = write_tar(Path("whole.tar"), {f"{number}.jpg": encoded(number) for number in range(4)}).read_bytes()
     with tarfile.open("whole.tar") as tar:
@@ -516,6 +518,43 @@ def bad_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tar(Path("labels.tar"), {"a.cls": b"3", "b.json": b"{}"})
     write_tar(Path("bad.tar"), {"a.jpg": b"text"})
     Path("folder.tar").mkdir()
+
+
+@pytest.mark.parametrize("suffix", ["jpeg", "png", "webp"])
+def test_a_truncated_image_is_skipped_as_in_a_folder(
+    suffix: str, tmp_path: Path, opened: Callable[..., ShardSource]
+) -> None:
+    whole = encoded(0, 200, 200, suffix)
+    broken = whole[: len(whole) * 2 // 3]
+    shards = opened(write_tar(tmp_path / "0.tar", {f"a.{suffix}": whole, f"b.{suffix}": broken}))
+    for name, data in ((f"a.{suffix}", whole), (f"b.{suffix}", broken)):
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        (tmp_path / "folder" / name).write_bytes(data)
+    store = pack("images", tmp_path / "folder", tmp_path / "store", short_side=SIDE, progress=False)
+    assert shards.names == [f"0.tar/a.{suffix}"]
+    assert shards.skipped == [(f"0.tar/{name}", reason) for name, reason in store.skipped]
+
+
+def test_the_end_of_a_thumbnail_is_not_the_end_of_the_image(tmp_path: Path, opened: Callable[..., ShardSource]) -> None:
+    whole = encoded(0, 200, 200)
+    thumbnail = encoded(1, 32, 32)
+    segment = b"\xff\xe1" + (2 + len(thumbnail)).to_bytes(2) + thumbnail
+    tar = write_tar(tmp_path / "0.tar", {f"{cut}.jpg": (whole[:2] + segment + whole[2:])[:-cut] for cut in (1, 2, 999)})
+    assert opened(write_tar(tmp_path / "1.tar", {"0.jpg": whole[:2] + segment + whole[2:]})).names == ["1.tar/0.jpg"]
+    with pytest.raises(UserError, match="truncated"):
+        opened(tar)
+
+
+def test_members_beyond_a_limit_are_skipped(
+    tmp_path: Path, opened: Callable[..., ShardSource], write_video: Callable[..., Path]
+) -> None:
+    tar = write_tar(tmp_path / "0.tar", {"a.jpg": encoded(0, 40, 40), "b.jpg": encoded(0, 50, 50)})
+    source = opened(tar, limits=LimitsConfig(max_pixels=2000))
+    assert source.names == ["0.tar/a.jpg"] and "limits.max_pixels" in source.skipped[0][1]
+    assert len(opened(tar)) == 2, "the index of other limits is not used"
+    films = {f"{frames}.avi": write_video(tmp_path / f"{frames}.avi", frames).read_bytes() for frames in (3, 9)}
+    source = opened(write_tar(tmp_path / "1.tar", films), "videos", limits=LimitsConfig(max_frames=5))
+    assert source.names == ["1.tar/3.avi"] and "limits.max_frames" in source.skipped[0][1]
 
 
 @pytest.mark.usefixtures("bad_shards")

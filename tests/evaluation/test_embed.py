@@ -194,6 +194,15 @@ def test_names_and_numbers_come_back_as_they_were(suffix: str, tmp_path: Path) -
     np.testing.assert_array_equal(rows, np.concatenate(BLOCKS))
 
 
+@pytest.mark.parametrize("suffix", [".npy", ".csv"])
+def test_no_name_is_a_formula(suffix: str, tmp_path: Path) -> None:
+    out = tmp_path / f"f{suffix}"
+    find_writer(out)(out, [(["=1+1.jpg"], np.full((1, 2), -0.5, np.float32))], 1, 2)
+    file = names_file(out) if suffix == ".npy" else out
+    _, row = csv.reader(file.open(newline="", encoding="utf-8"))
+    assert row == (["'=1+1.jpg"] if suffix == ".npy" else ["'=1+1.jpg", "-0.5", "-0.5"])
+
+
 def test_other_files() -> None:
     with pytest.raises(UserError, match=r"as \.npy, \.parquet, \.csv, and f\.txt is none"):
         find_writer(Path("f.txt"))

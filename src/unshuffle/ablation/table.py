@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from unshuffle.files import csv_cell
 from unshuffle.runs.folders import PUBLISHED, decimals
 from unshuffle.wording import plus_minus
 
@@ -88,7 +89,7 @@ class Table:
             header += [f"{column} {PUBLISHED}"] if column in self.published else []
         writer.writerow(header)
         for arm, cells in self.rows.items():
-            row: list[object] = [arm, self.seeds.get(arm, "")]
+            row: list[object] = [csv_cell(arm), self.seeds.get(arm, "")]
             for column in self.columns:
                 cell = cells.get(column)
                 row += [None, None] if cell is None else [cell.mean, cell.std]

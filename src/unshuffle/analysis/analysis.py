@@ -13,7 +13,7 @@ from rich.text import Text
 
 from unshuffle.config import TaskName
 from unshuffle.errors import UserError
-from unshuffle.files import write_measurement
+from unshuffle.files import csv_cell, write_measurement
 from unshuffle.lazy import LazyClass, find_entry
 from unshuffle.runs.folders import short_names
 from unshuffle.runs.run import Run
@@ -78,7 +78,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.DictWriter(file, list(columns))
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
 
 
 def flat_values(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

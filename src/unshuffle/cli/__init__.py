@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+import threading
 from collections.abc import Sequence
 
 from unshuffle import __version__
@@ -10,10 +11,12 @@ from unshuffle.cli import ablate, analyze, bench, doctor, embed, evaluate, expor
 from unshuffle.cli.parsing import HELP, overview
 from unshuffle.errors import ReportedElsewhere, UserError
 from unshuffle.lazy import find_entry
-from unshuffle.stopping import explain_bus_errors
+from unshuffle.stopping import explain_bus_errors, join
+from unshuffle.wording import printable
 
 SUMMARY = "Learn visual features without labels by putting image tiles and video frames back in order."
-
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it; other signals have higher ones."""
 
 COMMANDS = {
     "pretrain": (pretrain.main, pretrain.PretrainCommand.__doc__),
@@ -37,7 +40,14 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names need not be valid text
     explain_bus_errors()
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    if code >= INTERRUPTED and not join([thread for thread in others if not thread.daemon]):
+        # Python would wait for threads that are inside a decoder or a slow connection, and ignore Ctrl-C meanwhile.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(args: Sequence[str]) -> int:
@@ -56,7 +66,7 @@ def run(args: Sequence[str]) -> int:
         return 2
     except KeyboardInterrupt:
         print("unshuffle: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -69,5 +79,5 @@ def run(args: Sequence[str]) -> int:
         print("unshuffle: out of GPU memory: lower the batch size or permutations.per_sample", file=sys.stderr)
         return 2
     except (UserError, OSError) as error:  # no permission, disk full ...: the system's message says it
-        print(f"unshuffle: {error}", file=sys.stderr)
+        print(f"unshuffle: {printable(str(error))}", file=sys.stderr)
         return 2

@@ -11,6 +11,7 @@ from annotated_types import Ge
 from unshuffle.cli.parsing import ConfigCommand, parse_config_command, write_json
 from unshuffle.options import read_yaml
 from unshuffle.stopping import Stopped, stopping_at_once
+from unshuffle.wording import printable
 
 
 @dataclass(frozen=True)
@@ -76,5 +77,5 @@ def main(args: Sequence[str]) -> int:
     for warning in filter(None, (job.run.metrics_warning for job in plan.jobs)):
         print(f"warning: {warning}", file=sys.stderr)
     for job, problem in outcome.failures.items():
-        print(f"unshuffle: {job} failed: {problem}", file=sys.stderr)
+        print(f"unshuffle: {printable(f'{job} failed: {problem}')}", file=sys.stderr)
     return 1 if outcome.failures else 0

@@ -1,7 +1,7 @@
 """`unshuffle embed`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,6 +9,7 @@ from annotated_types import Ge
 
 from unshuffle.cli.pack import print_skipped
 from unshuffle.cli.parsing import POSITIONAL, parse, write_json
+from unshuffle.config import LimitsConfig
 from unshuffle.options import to_dict
 from unshuffle.wording import counted
 
@@ -40,6 +41,7 @@ class EmbedCommand:
     """Seed of random weights."""
     json: Path | None = None
     """Write the number of rows and features and the skipped files to this JSON file."""
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
 
 
 def main(args: Sequence[str]) -> int:
@@ -54,7 +56,14 @@ def main(args: Sequence[str]) -> int:
     backbone, out = find_backbone(command.weights, command.seed), command.out.expanduser()
     size, device = command.size or backbone.eval_size, choose_device(command.device)
     check_short_side(size)
-    data = open_dataset(command.data, kind=command.kind, labelled=False, square=Square(size), frames=command.frames)
+    data = open_dataset(
+        command.data,
+        kind=command.kind,
+        labelled=False,
+        square=Square(size),
+        frames=command.frames,
+        limits=command.limits,
+    )
     embedded = embedding.embed(backbone, data, out, device=device, batch=command.batch, workers=command.workers)
     rows, skipped = counted(embedded.rows, data.kind), counted(len(embedded.skipped), "files")
     print(f"{rows}, {embedded.dimensions} features each, in {out}; {skipped} skipped")

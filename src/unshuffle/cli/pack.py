@@ -1,14 +1,15 @@
 """`unshuffle pack`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Interval
 
 from unshuffle.cli.parsing import POSITIONAL, parse
-from unshuffle.wording import counted
+from unshuffle.config import LimitsConfig
+from unshuffle.wording import counted, printable
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class PackCommand:
     """Keep every n-th frame of a video."""
     workers: Annotated[int, Ge(1)] | None = None
     """Files decoded in parallel; by default one per CPU core."""
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
 
 
 def main(args: Sequence[str]) -> int:
@@ -47,9 +49,10 @@ def main(args: Sequence[str]) -> int:
         quality=command.quality,
         every=command.every,
         workers=command.workers,
+        limits=command.limits,
     )
     packed, skipped = counted(len(store), command.kind), counted(len(store.skipped), "files")
-    print(f"{packed} in {command.out}, {skipped} skipped")
+    print(f"{packed} in {printable(str(command.out))}, {skipped} skipped")
     print_skipped(store.skipped, command.out / "skipped.jsonl")
     return 0
 
@@ -57,6 +60,6 @@ def main(args: Sequence[str]) -> int:
 def print_skipped(skipped: Sequence[tuple[str, str]], file: Path) -> None:
     """Print the first files that could not be used, with the reasons, and the file that lists all."""
     for name, reason in skipped[:10]:
-        print(f"  skipped {name}: {reason}")
+        print(f"  skipped {printable(name)}: {printable(reason)}")
     if len(skipped) > 10:
         print(f"  and {len(skipped) - 10} more, listed in {file}")

@@ -8,7 +8,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -24,6 +24,7 @@ from unshuffle.data.source import Items, Source
 from unshuffle.data.squares import WHOLE, RankSlice, Resident, Squares, Windows
 from unshuffle.errors import UserError
 from unshuffle.randomness import numpy_rng
+from unshuffle.stopping import worker_pool
 
 T = TypeVar("T")
 Batch = Mapping[str, "Squares | EncodedSquares"]
@@ -204,17 +205,13 @@ class Prefetcher(Generic[T]):
 
     def __iter__(self) -> Generator[T]:
         pending: deque[Future[T]] = deque()
-        with ThreadPoolExecutor(self.workers, thread_name_prefix="batch") as pool:
-            try:
-                for step in range(self.start, self.stop):
-                    pending.append(pool.submit(self.make, step))
-                    if len(pending) > 2 * self.workers:
-                        yield self._wait(pending.popleft())
-                while pending:
+        with worker_pool(self.workers, "batch") as pool:
+            for step in range(self.start, self.stop):
+                pending.append(pool.submit(self.make, step))
+                if len(pending) > 2 * self.workers:
                     yield self._wait(pending.popleft())
-            finally:
-                for future in pending:
-                    future.cancel()
+            while pending:
+                yield self._wait(pending.popleft())
 
     def _wait(self, future: "Future[T]") -> T:
         begin = time.perf_counter()

@@ -20,14 +20,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from unshuffle.config import LimitsConfig
 from unshuffle.data.batches import spaced_frames
 from unshuffle.data.media import (
+    DEFAULT_LIMITS,
     MIN_SIDE,
     VIDEO_SUFFIXES,
     BadMedia,
     check_sides,
     find_images,
     find_videos,
+    image_suffixes,
     read_frames,
     read_image,
     resize_short_side,
@@ -99,6 +102,8 @@ class FileSource:
     """The box of each object."""
     short_side: int | None = None
     """Short side at which image files are decoded, which is faster than resizing them afterwards."""
+    limits: LimitsConfig = DEFAULT_LIMITS
+    """What decoding one file may take."""
 
     @cached_property
     def names(self) -> Sequence[str]:
@@ -113,7 +118,10 @@ class FileSource:
 
     def num_frames(self, item: int) -> int:
         """Return the number of frames: 1 for an image; a video is decoded, as the headers are often wrong."""
-        return sum(1 for _ in read_frames(self.paths[item], MIN_SIDE)) if self.kind == "videos" else 1
+        return self._count_frames(item) if self.kind == "videos" else 1
+
+    def _count_frames(self, item: int) -> int:
+        return sum(1 for _ in read_frames(self.paths[item], MIN_SIDE, limits=self.limits))
 
     def size(self, item: int) -> tuple[int, int]:
         """Return the height and width of an item's frames."""
@@ -127,11 +135,12 @@ class FileSource:
         """
         path = self.paths[item]
         if self.kind == "videos":
-            chosen = {number: frame for number, frame in enumerate(read_frames(path)) if number in frames}
+            decoded = enumerate(read_frames(path, limits=self.limits))
+            chosen = {number: frame for number, frame in decoded if number in frames}
             return np.stack([chosen[frame] for frame in frames])
         if self.boxes:
-            return _cut_out(read_image(path), self.boxes[item])[None]
-        return read_image(path, self.short_side)[None]
+            return _cut_out(read_image(path, limits=self.limits), self.boxes[item])[None]
+        return read_image(path, self.short_side, self.limits)[None]
 
     def stamp(self, item: int) -> str:
         """Return text that changes when the file, or the box in it, does."""
@@ -207,7 +216,7 @@ class LabelledDataset:
         if isinstance(self.source, ShardSource) and self.source.encoded:
             # A damaged image is skipped here; the source itself would replace it by grey, as training needs.
             encoded = self.source.read_encoded(item, frames)
-            return [read_image(image.data, self.square.short_side) for image in encoded]
+            return [read_image(image.data, self.square.short_side, limits=None) for image in encoded]
         return list(self.source.read(item, frames))
 
     def with_square(self, square: Square) -> "LabelledDataset":
@@ -239,7 +248,8 @@ class LabelledDataset:
 
     def identity(self) -> str:
         """Return a digest of the items and of how they are read; it changes when a file or an option does."""
-        how = (self.kind, self.square, self.frames, *self.classes)
+        limits = self.source.limits if isinstance(self.source, FileSource) else None
+        how = (self.kind, self.square, self.frames, limits, *self.classes)
         version = _version(self.source)
         rows = (
             f"{path} {self.source.stamp(item) if isinstance(self.source, FileSource) else version} {label}"
@@ -322,6 +332,7 @@ def open_dataset(
     square: Square | None = None,
     frames: int = 10,
     cache: Path = CACHE,
+    limits: LimitsConfig = DEFAULT_LIMITS,
 ) -> LabelledDataset:
     """Open a dataset by its address.
 
@@ -330,7 +341,7 @@ def open_dataset(
     set of a VOC devkit (VOC2007/ImageSets/Main/NAME.txt), which stands for its objects, or
     `synthetic:images:COUNT:SEED` or `synthetic:videos:COUNT:SEED`. The classes of a store are the first folders of its
     names; those of shards stand in .cls or .txt members, or are folders. `classes` are those of the training side,
-    which number the classes of this one; others are refused.
+    which number the classes of this one; others are refused. Files beyond the `limits` are skipped.
     """
     if frames < 1:
         raise UserError(f"{frames} frames of a video were asked for: give 1 or more")
@@ -343,11 +354,13 @@ def open_dataset(
     elif (split := find_split_list(folder)) is not None:
         opened = _open_split(split)
     elif is_shards(text) or ":/" in text:
-        opened = _open_shards(text, kind, square, cache.expanduser(), labelled)
+        opened = _open_shards(text, kind, square, cache.expanduser(), labelled, limits)
     elif Store.is_store(folder):
         opened = _open_store(Store(folder))
     else:
         opened = _open_folder(folder, kind, labelled)
+    if isinstance(opened.source, FileSource):
+        opened = opened._replace(source=replace(opened.source, limits=limits))
     if kind not in ("auto", opened.kind):
         raise UserError(f"{address} holds {opened.kind}, but {kind} are needed")
     return replace(_as_dataset(text, opened, labelled, classes), frames=frames).with_square(square)
@@ -431,9 +444,9 @@ def _find(folder: Path, kind: Literal["auto", "images", "videos"]) -> tuple[Lite
     images = find_images(folder) if kind != "videos" else []
     videos = find_videos(folder) if kind != "images" else []
     if kind == "auto" and images and videos:
-        # A GIF may be meant as either; the other files tell.
-        stills = [path for path in images if path.suffix.lower() != ".gif"]
-        if stills and any(path.suffix.lower() != ".gif" for path in videos):
+        # A GIF may be meant as either, and a folder that cannot be read is listed with both; the other files tell.
+        stills = [path for path in images if path.suffix.lower() in image_suffixes() - VIDEO_SUFFIXES]
+        if stills and any(path.suffix.lower() in VIDEO_SUFFIXES - image_suffixes() for path in videos):
             raise UserError(
                 f"{folder} holds images and videos: give a folder of one kind, or --kind if the command has it"
             )
@@ -494,13 +507,18 @@ def _first_folder(name: str) -> str | None:
 
 
 def _open_shards(
-    address: str, kind: Literal["auto", "images", "videos"], square: Square, cache: Path, labelled: bool
+    address: str,
+    kind: Literal["auto", "images", "videos"],
+    square: Square,
+    cache: Path,
+    labelled: bool,
+    limits: LimitsConfig,
 ) -> _Opened:
     if "://" not in address and ":/" in address:
         raise UserError(f"{address} has lost a slash: give the address of shards as text, such as s3://bucket/name.tar")
     if kind == "auto":
         kind = _kind_of_shards(address)
-    options = ShardOptions(kind, square.short_side or square.side, cache_gb=0)
+    options = ShardOptions(kind, square.short_side or square.side, cache_gb=0, limits=limits)
     source = open_shards(address, options, cache, progress=False)
     class_of = _shard_labels(source, cache) if labelled else [None] * len(source)
     classes = sorted({name for name in class_of if name is not None})
@@ -625,7 +643,7 @@ def digest(values: Iterable[object]) -> str:
 
 def file_stamp(path: Path) -> str:
     """Return the size and the time of a file, as text: they change when the file does."""
-    status = path.stat()
+    status = path.stat() if path.exists() else path.lstat()  # a broken link is listed as skipped
     return f"{status.st_size} {status.st_mtime_ns}"
 
 

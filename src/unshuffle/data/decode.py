@@ -14,6 +14,7 @@ from torch.nn import functional
 from unshuffle.data.media import BadMedia, read_image
 from unshuffle.data.source import EncodedImage, Pixels
 from unshuffle.data.squares import Squares, Windows
+from unshuffle.wording import printable
 
 GREY = 127
 
@@ -48,9 +49,10 @@ def decode(encoded: EncodedImage) -> Pixels:
     as a resumed run needs the same samples.
     """
     try:
-        pixels = read_image(encoded.data, min(encoded.height, encoded.width))
+        # The limits were checked when the shard was indexed.
+        pixels = read_image(encoded.data, min(encoded.height, encoded.width), limits=None)
     except BadMedia as problem:
-        warnings.warn(f"{encoded.name} is damaged and replaced by grey: {problem}", stacklevel=2)
+        warnings.warn(f"{printable(encoded.name)} is damaged and replaced by grey: {problem}", stacklevel=2)
         return np.full((encoded.height, encoded.width, 3), GREY, np.uint8)
     if pixels.shape[:2] == (encoded.height, encoded.width):
         return pixels

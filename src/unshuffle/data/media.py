@@ -1,27 +1,56 @@
-"""Image and video files: finding them in a folder and reading them as RGB pixels, whatever their format."""
+"""Image and video files: finding them in a folder and reading them as RGB pixels, whatever their format.
+
+The files are not trusted: only known formats are decoded, within limits of size, time and memory, and no decoder opens
+anything but the file itself.
+"""
 
 import io
 import os
-from collections.abc import Collection, Iterator
+import stat
+import threading
+import time
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from unshuffle.config import LimitsConfig
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
+from unshuffle.stopping import check_stopped
 
 MIN_SIDE = 16
 MAX_ASPECT_RATIO = 100  # a thinner strip would grow without bound when its short side is scaled up
 MIN_FRAMES = 2
 VIDEO_SUFFIXES = frozenset({".mp4", ".avi", ".mov", ".mkv", ".webm", ".mpg", ".mpeg", ".m4v", ".gif"})
 
-_WITHOUT_DECODER = {"BUFR", "GRIB", "HDF5", "MPEG"}  # Pillow recognises these formats but cannot read them
+DEFAULT_LIMITS = LimitsConfig()
+
+_IMAGE_FORMATS = (  # Pillow's names; not all that it knows, as EPS for example is a program that Ghostscript runs
+    *("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF", "JPEG2000", "MPO", "PPM", "TGA"),
+    *("DDS", "DIB", "ICO", "PCX", "QOI", "SGI"),
+)
+_CONTAINERS = (  # FFmpeg's names of the formats that are videos; not of playlists, which name further files
+    "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,gif,flv,asf,ogg,dv,ivf,mjpeg,mxf"
+)
+_FFMPEG_OPTIONS = {"protocol_whitelist": "file", "format_whitelist": _CONTAINERS}
+_IMAGE_BYTES = 16  # memory per pixel of an image while it is decoded and converted, in any mode
+_PROGRESSIVE_BYTES = 6  # and per pixel of the whole image for the coefficients of a progressive JPEG
+_FRAME_BYTES = 24  # the same per pixel of a video: the decoder keeps several frames
+_STRIP_PIXELS = 1 << 22  # large images are converted in strips, as whole copies would take several times the memory
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
 _DEEP_MODES = ("I", "F")  # prefixes of the Pillow modes with more than 8 bits per channel
 _TRANSPOSED = {5, 6, 7, 8}  # values of the EXIF orientation that swap height and width
 
@@ -30,13 +59,93 @@ class BadMedia(Exception):
     """A file that cannot be used; the text says why."""
 
 
+class _Memory:
+    """The memory of all files that are being decoded; a file waits until there is room for it, or until it is alone."""
+
+    def __init__(self) -> None:
+        self._used = 0
+        self._freed = threading.Condition()
+        self._turn = threading.Lock()  # first come, first served: small files must not keep a large one waiting
+
+    @contextmanager
+    def reserve(self, size: int, limit: float) -> Iterator[None]:
+        """Wait until `size` bytes more are within the limit, and hold them for the block."""
+        while not self._turn.acquire(timeout=0.2):
+            check_stopped()
+        try:
+            with self._freed:
+                while self._used and self._used + size > limit:
+                    self._freed.wait(timeout=0.2)
+                    check_stopped()
+                self._used += size
+        finally:
+            self._turn.release()
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._used -= size
+                self._freed.notify_all()
+
+
+_MEMORY = _Memory()
+
+
+class _Stopwatch:
+    """The time that decoding one file has taken, without the time for which its frames were used elsewhere."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit, self._before, self._begin = limit, 0.0, time.monotonic()
+
+    def pause(self) -> None:
+        """Stop counting."""
+        self._before += time.monotonic() - self._begin
+
+    def resume(self) -> None:
+        """Count again."""
+        self._begin = time.monotonic()
+
+    def check(self) -> None:
+        """Raise `BadMedia` if the time is used up, and end the thread if its work is no longer needed."""
+        check_stopped()
+        if self._before + time.monotonic() - self._begin > self.limit:
+            raise BadMedia(f"decoding it takes more than {self.limit:g} seconds (limits.max_seconds)")
+
+
+class _WatchedFile(io.FileIO):
+    """A file that checks the time whenever a decoder reads on."""
+
+    watch: _Stopwatch
+
+    def read(self, size: int | None = -1, /) -> Any:
+        """Read up to `size` bytes."""
+        self.watch.check()
+        return super().read(size)
+
+
+class _WatchedBytes(io.BytesIO):
+    """Bytes that check the time whenever a decoder reads on."""
+
+    watch: _Stopwatch
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read up to `size` bytes."""
+        self.watch.check()
+        return super().read(size)
+
+
+@cache
+def image_formats() -> tuple[str, ...]:
+    """Pillow's names of the formats that are read, as far as the installed Pillow has them."""
+    Image.init()
+    return tuple(name for name in _IMAGE_FORMATS if name in Image.OPEN)
+
+
 @cache
 def image_suffixes() -> frozenset[str]:
-    """Lower-case suffixes of every image format that the installed Pillow can read."""
-    formats = Image.registered_extensions()
-    return frozenset(
-        suffix.lower() for suffix, name in formats.items() if name in Image.OPEN and name not in _WITHOUT_DECODER
-    )
+    """Lower-case suffixes of the image formats that are read."""
+    formats = image_formats()
+    return frozenset(suffix.lower() for suffix, name in Image.registered_extensions().items() if name in formats)
 
 
 def find_images(folder: Path) -> list[Path]:
@@ -50,21 +159,54 @@ def find_videos(folder: Path) -> list[Path]:
 
 
 def find_files(folder: Path, suffixes: Collection[str]) -> list[Path]:
-    """Visible files under a folder with one of the lower-case suffixes, sorted by relative POSIX path."""
+    """Visible entries under a folder with one of the lower-case suffixes, sorted by relative POSIX path.
+
+    What cannot be read is among them, so that it is listed as skipped: broken links, named pipes, subfolders without
+    permission, and folders with the name of a file and no files below them.
+    """
     if not folder.exists():
         raise UserError(f"{folder} does not exist: check the path")
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: give the folder that contains the files")
-    visible: list[Path] = []
+    matching: list[Path] = []
+    named_folders: list[Path] = []
+    unreadable: list[Path] = []
     visited: set[str] = set()
-    for parent, folders, files in os.walk(folder, followlinks=True):  # through links too, but no folder twice
+    walk = os.walk(folder, followlinks=True, onerror=lambda error: unreadable.append(Path(error.filename)))
+    for parent, folders, files in walk:  # through links too, but no folder twice
+        check_stopped()
         visited.add(os.path.realpath(parent))
         folders[:] = sorted(
             name for name in folders if not name.startswith(".") and os.path.realpath(Path(parent, name)) not in visited
         )
-        visible += [Path(parent, name) for name in files if not name.startswith(".")]
-    matching = [path for path in visible if path.suffix.lower() in suffixes and path.is_file()]
+        paths = [Path(parent, name) for name in files if not name.startswith(".")]
+        matching += [path for path in paths if path.suffix.lower() in suffixes]
+        named_folders += [path for name in folders if (path := Path(parent, name)).suffix.lower() in suffixes]
+    if folder in unreadable:
+        raise UserError(f"{folder} cannot be read: check its permissions")
+    used = {parent for path in matching for parent in path.parents}
+    matching += unreadable + [path for path in named_folders if path not in used and path not in unreadable]
     return sorted(matching, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def check_regular(path: Path) -> None:
+    """Raise `BadMedia` for what is not a file: reading a named pipe, for example, would wait for ever."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise BadMedia("it is a link to a file that does not exist") from None
+        raise
+    if stat.S_ISDIR(mode) and not os.access(path, os.R_OK | os.X_OK):
+        raise BadMedia("it is a folder that cannot be read: permission denied")
+    if not stat.S_ISREG(mode):
+        raise BadMedia(f"it is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, not a file")
+
+
+def check_pixels(width: int, height: int, limits: LimitsConfig) -> None:
+    """Raise `BadMedia` for an image or a frame that is too large to decode."""
+    if width * height > limits.max_pixels:
+        raise BadMedia(f"{width} x {height} pixels are more than {limits.max_pixels} (limits.max_pixels)")
 
 
 def check_not_empty(file: Path | bytes) -> None:
@@ -105,33 +247,77 @@ def scaled_size(size: tuple[int, int], short_side: int) -> tuple[int, int]:
     return round(size[0] * scale), round(size[1] * scale)
 
 
-def read_image(file: Path | bytes, short_side: int | None = None) -> Pixels:
+def read_image(
+    file: Path | bytes, short_side: int | None = None, limits: LimitsConfig | None = DEFAULT_LIMITS
+) -> Pixels:
     """Read one image, from a path or from bytes, as (height, width, 3) RGB with its short side at `short_side`.
 
     The EXIF orientation is applied, transparency is composited on white, deep grayscale is scaled to 8 bits, and of
-    an animation the first frame is returned. Raises `BadMedia` for a file that is empty, truncated, tiny or no image.
+    an animation the first frame is returned. The content decides about the format, not the name. Raises `BadMedia` for
+    a file that is empty, truncated, tiny, no image or beyond the limits; None: it was within them earlier.
     """
-    with _image_errors_explained():
-        check_not_empty(file)
-        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
-            check_sides(*image.size)
-            if short_side is not None:
-                _draft(image, short_side)
+    with _image_errors_explained(), _watched(file, limits) as stream, _open_image(stream, limits) as image:
+        size = image.size
+        if short_side is not None:
+            _draft(image, short_side)
+        with _MEMORY.reserve(_memory_of(image, size), (limits or DEFAULT_LIMITS).memory_gb * 1e9):
+            stream.watch.resume()  # the wait does not count
             return np.array(resize_short_side(upright_rgb(image), short_side))
 
 
-def read_image_header(file: BinaryIO, short_side: int) -> tuple[int, int, bool]:
+def read_image_header(data: bytes, short_side: int, limits: LimitsConfig = DEFAULT_LIMITS) -> tuple[int, int, bool]:
     """Read the height and width at which `read_image` returns an image, and whether it is plain (`EncodedImage`).
 
-    Raises `BadMedia` if the header suffices to refuse it.
+    Raises `BadMedia` for an image that `read_image` would refuse. It is decoded for that, except for a JPEG with its
+    end marker: whatever is damaged before that, Pillow reads nearly all of them.
     """
-    with _image_errors_explained(), Image.open(file) as image:
-        check_sides(*image.size)
-        orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1))
-        plain = image.format == "JPEG" and image.mode in ("RGB", "L") and orientation == 1
+    with _image_errors_explained(), _watched(data, limits) as stream, _open_image(stream, limits) as image:
+        size = image.size
         _draft(image, short_side)
+        # Before the EXIF data, for which Pillow decodes the whole of a PNG.
+        with _MEMORY.reserve(_memory_of(image, size), limits.memory_gb * 1e9):
+            stream.watch.resume()
+            orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1))
+            if image.format != "JPEG" or not _has_end_marker(data):
+                image.load()
+        plain = image.format == "JPEG" and image.mode in ("RGB", "L") and orientation == 1
         width, height = scaled_size(image.size, short_side)
         return *((width, height) if orientation in _TRANSPOSED else (height, width)), plain
+
+
+def _has_end_marker(data: bytes) -> bool:
+    """Whether the end marker of a JPEG follows its pixels; those of embedded thumbnails come before them."""
+    position = 2
+    while data[position : position + 1] == b"\xff":
+        if data[position + 1 : position + 2] == b"\xda":  # start of scan
+            return data.find(b"\xff\xd9", position) >= 0
+        position += 2 + int.from_bytes(data[position + 2 : position + 4])
+    return False
+
+
+@contextmanager
+def _watched(file: Path | bytes, limits: LimitsConfig | None) -> Iterator[_WatchedFile | _WatchedBytes]:
+    """Open a file whose reading is limited in time."""
+    if isinstance(file, Path):
+        check_regular(file)
+    check_not_empty(file)
+    with _WatchedBytes(file) if isinstance(file, bytes) else _WatchedFile(file) as stream:
+        stream.watch = _Stopwatch(float("inf") if limits is None else limits.max_seconds)
+        yield stream
+
+
+def _open_image(stream: _WatchedFile | _WatchedBytes, limits: LimitsConfig | None) -> Image.Image:
+    image = Image.open(stream, formats=image_formats())
+    check_sides(*image.size)
+    if limits is not None:
+        check_pixels(*image.size, limits)
+    return image
+
+
+def _memory_of(image: Image.Image, size: tuple[int, int]) -> int:
+    """Estimate the bytes that decoding takes; `size` is that of the file, before `_draft`."""
+    progressive = _PROGRESSIVE_BYTES * size[0] * size[1] if image.info.get("progressive") else 0
+    return _IMAGE_BYTES * image.width * image.height + progressive
 
 
 def encode_jpeg(pixels: Pixels, quality: int, optimize: bool = False) -> bytes:
@@ -143,7 +329,7 @@ def encode_jpeg(pixels: Pixels, quality: int, optimize: bool = False) -> bytes:
 
 def decode_jpeg(data: bytes | memoryview) -> Pixels:
     """Decode what `encode_jpeg` returned to (height, width, 3)."""
-    with Image.open(io.BytesIO(data)) as image:
+    with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
         return np.asarray(image)
 
 
@@ -155,7 +341,7 @@ def _image_errors_explained() -> Iterator[None]:
     except BadMedia:
         raise
     except UnidentifiedImageError as error:
-        raise BadMedia("not an image in any format that Pillow reads") from error
+        raise BadMedia("not an image in any format that is read") from error
     except Exception as error:  # a damaged file makes decoders raise almost anything
         raise BadMedia(f"cannot be read as an image: {explain(error)}") from error
 
@@ -166,49 +352,71 @@ def _draft(image: Image.Image, short_side: int) -> None:
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:
-    """Apply the EXIF orientation and convert to RGB."""
-    image = ImageOps.exif_transpose(image)
+    """Apply the EXIF orientation and convert to RGB; an upright RGB image is returned as it is, without a copy."""
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith(_DEEP_MODES):
         return Image.fromarray(_to_8_bits(np.asarray(image))).convert("RGB")
     if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa"):
-        layer = image.convert("RGBA")
+        return _on_white(image)
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    flat = Image.new("RGB", image.size)
+    rows = max(1, _STRIP_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        check_stopped()
+        layer = image.crop((0, top, image.width, min(top + rows, image.height))).convert("RGBA")
         white = Image.new("RGBA", layer.size, "white")
-        return Image.alpha_composite(white, layer).convert("RGB")
-    return image.convert("RGB")
+        flat.paste(Image.alpha_composite(white, layer).convert("RGB"), (0, top))
+    return flat
 
 
 def _to_8_bits(values: npt.NDArray[np.number]) -> Pixels:
     """Scale by the usual range of the number type, or by the range of the values if they exceed it."""
     scales = (1, 255, 65535) if np.issubdtype(values.dtype, np.floating) else (65535,)
-    finite = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0)
-    low, high = float(finite.min()), float(finite.max())
+    strips = np.array_split(values, max(1, values.size // _STRIP_PIXELS))
+    finite = [(float(strip.min()), float(strip.max())) for strip in map(_finite, strips)]
+    low, high = min(least for least, _ in finite), max(most for _, most in finite)
     fitting = [scale for scale in scales if low >= 0 and high <= scale]
     if fitting:
         low, high = 0.0, float(fitting[0])
     span = (high - low) or 1.0
-    return np.rint((finite - low) * (255 / span)).astype(np.uint8)
+    return np.concatenate([np.rint((_finite(strip) - low) * (255 / span)).astype(np.uint8) for strip in strips])
 
 
-def read_frames(path: Path, short_side: int | None = None, every: int = 1) -> Iterator[Pixels]:
+def _finite(values: npt.NDArray[np.number]) -> npt.NDArray[np.float64]:
+    return np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0)
+
+
+def read_frames(
+    path: Path, short_side: int | None = None, every: int = 1, limits: LimitsConfig | None = DEFAULT_LIMITS
+) -> Generator[Pixels]:
     """Iterate over every `every`-th frame of a clip as (height, width, 3) RGB, all of the first frame's size.
 
     Frames come in the decoder's order: timestamps and the header's frame count are often wrong and are ignored, as
-    are rotation tags. A truncated clip keeps its readable frames if there are two or more; with fewer, or for a file
-    that is no video, `BadMedia` is raised.
+    are rotation tags. A truncated clip keeps its readable frames if there are two or more; with fewer, for a file that
+    is no video and for one beyond the limits, `BadMedia` is raised. None: it was within the limits earlier.
     """
     size: tuple[int, int] | None = None
-    for frame in _readable_frames(path, every):
+    watch = _Stopwatch(float("inf") if limits is None else limits.max_seconds)
+    for frame in _readable_frames(path, every, limits, watch):
         check_sides(*frame.size)
         resized = resize_short_side(frame, short_side)
         size = size or resized.size
-        yield np.array(resized if resized.size == size else resized.resize(size))
+        pixels = np.array(resized if resized.size == size else resized.resize(size))
+        watch.pause()
+        yield pixels
+        watch.resume()
 
 
-def _readable_frames(path: Path, every: int) -> Iterator[Image.Image]:
+def _readable_frames(path: Path, every: int, limits: LimitsConfig | None, watch: _Stopwatch) -> Iterator[Image.Image]:
     count = 0
     try:
+        check_regular(path)
         check_not_empty(path)
-        for frame in islice(_decode_video(path), 0, None, every):
+        for frame in islice(_limited(path, limits, watch), 0, None, every):
             count += 1
             yield Image.fromarray(frame)
     except (BadMedia, UserError):
@@ -220,41 +428,74 @@ def _readable_frames(path: Path, every: int) -> Iterator[Image.Image]:
         raise BadMedia(f"a clip needs at least {MIN_FRAMES} frames and this one gives {count}")
 
 
-def _decode_video(path: Path) -> Iterator[Pixels]:
+def _limited(path: Path, limits: LimitsConfig | None, watch: _Stopwatch) -> Iterator[Pixels]:
+    """Decode the frames of a clip within the limits."""
+    for number, frame in enumerate(_decode_video(path, limits, watch)):
+        watch.check()
+        if limits is not None and number >= limits.max_frames:
+            raise BadMedia(f"it has more than {limits.max_frames} frames (limits.max_frames)")
+        yield frame
+
+
+@contextmanager
+def _memory_for_frames(width: int, height: int, limits: LimitsConfig | None, watch: _Stopwatch) -> Iterator[None]:
+    """Check the size of a video's frames, and hold the memory for them."""
+    if limits is not None:
+        check_pixels(width, height, limits)
+    watch.pause()
+    with _MEMORY.reserve(_FRAME_BYTES * width * height, (limits or DEFAULT_LIMITS).memory_gb * 1e9):
+        watch.resume()
+        yield
+
+
+def _decode_video(path: Path, limits: LimitsConfig | None, watch: _Stopwatch) -> Iterator[Pixels]:
     try:
         import av
     except ImportError:
-        yield from _decode_opencv(path)
+        yield from _decode_opencv(path, limits, watch)
         return
-    with av.open(str(path)) as container:
+    # By its absolute path: FFmpeg takes a name such as http:/host/x.mp4 for an address. Titles need not be UTF-8.
+    # Not by `options`, which go to the streams too: of a format that finds streams later (.mpg) PyAV frees too many.
+    with av.open(str(path.absolute()), container_options=_FFMPEG_OPTIONS, metadata_errors="replace") as container:
         if not container.streams.video:
             raise BadMedia("there is no video in the file")
         stream = container.streams.video[0]
         # Files are decoded in parallel already: more threads inside each one would only compete.
         stream.thread_type = "NONE"
         stream.codec_context.thread_count = 1
+        if limits is not None:  # in case that later frames are larger; FFmpeg counts the padding of its buffers too
+            stream.codec_context.options = {"max_pixels": str(2 * limits.max_pixels + 65536)}
         reformatter = av.video.reformatter.VideoReformatter()  # one for all frames: it is slow to set up
-        for frame in container.decode(stream):
-            try:
-                rgb = reformatter.reformat(frame, format="rgb24", threads=1)
-            except TypeError:  # an older PyAV, which has no such option and always uses one thread
-                rgb = reformatter.reformat(frame, format="rgb24")
-            yield np.asarray(rgb.to_ndarray(), np.uint8)
+        with _memory_for_frames(stream.width, stream.height, limits, watch):
+            for packet in container.demux(stream):
+                watch.check()  # here too, as packets need not give frames
+                for frame in packet.decode():
+                    if limits is not None:  # frames may be larger than the header says
+                        check_pixels(frame.width, frame.height, limits)
+                    try:
+                        rgb = reformatter.reformat(frame, format="rgb24", threads=1)
+                    except TypeError:  # an older PyAV, which has no such option and always uses one thread
+                        rgb = reformatter.reformat(frame, format="rgb24")
+                    yield np.asarray(rgb.to_ndarray(), np.uint8)
 
 
-def _decode_opencv(path: Path) -> Iterator[Pixels]:
+def _decode_opencv(path: Path, limits: LimitsConfig | None, watch: _Stopwatch) -> Iterator[Pixels]:
     try:
         import cv2
     except ImportError as error:
         raise UserError("reading videos needs PyAV or OpenCV: pip install av") from error
 
-    capture = cv2.VideoCapture(str(path))
+    # The only way to give FFmpeg options through OpenCV.
+    os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = "|".join(f"{name};{value}" for name, value in _FFMPEG_OPTIONS.items())
+    capture = cv2.VideoCapture(str(path.absolute()), cv2.CAP_FFMPEG)
     capture.set(cv2.CAP_PROP_ORIENTATION_AUTO, 0)
     try:
-        while True:
-            decoded, frame = capture.read()
-            if not decoded:
-                return
-            yield np.asarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB), np.uint8)
+        width, height = (int(capture.get(side)) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
+        with _memory_for_frames(width, height, limits, watch):
+            while True:
+                decoded, frame = capture.read()
+                if not decoded:
+                    return
+                yield np.asarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB), np.uint8)
     finally:
         capture.release()

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections import deque
 from collections.abc import Collection, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,8 +15,10 @@ from typing import TypedDict, Unpack
 from rich.console import Console
 from rich.filesize import decimal
 
+from unshuffle.config import LimitsConfig
 from unshuffle.console import progress as progress_bar
 from unshuffle.data.media import (
+    DEFAULT_LIMITS,
     VIDEO_SUFFIXES,
     BadMedia,
     check_short_side,
@@ -30,6 +32,7 @@ from unshuffle.data.shard_files import is_shards
 from unshuffle.data.store import DATA, HEADER, INDEX, SKIPPED, Encoding, Header, Kind, Record, Store, Writer
 from unshuffle.errors import UserError
 from unshuffle.files import DRAFT_SUFFIX, locked
+from unshuffle.stopping import worker_pool
 from unshuffle.wording import counted
 
 DEFAULT_SHORT_SIDE: dict[Kind, int] = {"images": 256, "videos": 128}
@@ -49,6 +52,8 @@ class PackOptions(TypedDict, total=False):
     """Keep every n-th frame of a video; default: 1."""
     only: Collection[str] | None
     """Names of the files to pack, relative to the folder; default: all."""
+    limits: LimitsConfig
+    """What decoding one file may take; files that need more are skipped."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class _Job:
     weights: dict[str, int]
     """Expected size of each file in the store, relative to the others."""
     header: Header
+    limits: LimitsConfig
     cached: bool
     """Whether the store goes into the cache of a run, not into the output folder of `unshuffle pack`."""
 
@@ -114,6 +120,7 @@ def _plan(
     quality: int = 90,
     every: int = 1,
     only: Collection[str] | None = None,
+    limits: LimitsConfig = DEFAULT_LIMITS,
 ) -> _Job:
     short_side = DEFAULT_SHORT_SIDE[kind] if short_side is None else short_side
     check_short_side(short_side)
@@ -122,7 +129,7 @@ def _plan(
     if every < 1:
         raise UserError(f"keeping every n-th frame needs n of at least 1, not {every}")
     files = {name: path for name, path in _find(kind, src, cached).items() if only is None or name in only}
-    statuses = {name: path.stat() for name, path in files.items()}
+    statuses = {name: _status(path) for name, path in files.items()}
     fingerprint = hashlib.sha256()
     for name, status in statuses.items():
         fingerprint.update(os.fsencode(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"))
@@ -134,16 +141,26 @@ def _plan(
         short_side=short_side,
         every=every if kind == "videos" else 1,
         source=fingerprint.hexdigest(),
+        max_pixels=limits.max_pixels,
+        max_frames=limits.max_frames if kind == "videos" else None,
+        max_seconds=limits.max_seconds,
     )
     # Packed images are of about equal size; the length of a video is about proportional to its file size.
     weights = {name: status.st_size if kind == "videos" else 1 for name, status in statuses.items()}
-    return _Job(src, files, weights, header, cached)
+    return _Job(src, files, weights, header, limits, cached)
+
+
+def _status(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError:  # a broken link, which is listed as skipped
+        return path.lstat()
 
 
 def _find(kind: Kind, src: Path, cached: bool) -> dict[str, Path]:
     paths = find_images(src) if kind == "images" else find_videos(src)
     if not paths:
-        looked_for, other = ".jpg, .png, .webp and all other formats of Pillow", "videos"
+        looked_for, other = ".jpg, .png, .webp and other common formats", "videos"
         if kind == "videos":
             looked_for, other = ", ".join(sorted(VIDEO_SUFFIXES)), "images"
         command = "--" if cached else "pack "
@@ -200,7 +217,8 @@ def _is_complete(job: _Job, out: Path) -> bool:
         return False
     existing, expected = asdict(Header.load(out)), asdict(job.header)
     complete = bool(existing.pop("complete"))
-    differing = [name for name in existing if existing[name] != expected[name]]
+    unlimited = {name for name in ("max_pixels", "max_frames", "max_seconds") if existing[name] is None}
+    differing = [name for name in existing if existing[name] != expected[name] and name not in unlimited]
     if not differing:
         return complete
     cause = f"from other files than those now in {job.folder}"
@@ -220,7 +238,7 @@ def _fill(job: _Job, out: Path, workers: int, console: Console) -> None:
         forecast = _SizeForecast(job, out, writer)
         remaining = {name: path for name, path in job.files.items() if name not in writer.done}
         # Closed at once on an error, or its threads would continue to decode for as long as the traceback lives.
-        with closing(_encode_all(remaining, job.header, out, workers)) as results:
+        with closing(_encode_all(remaining, job, out, workers)) as results:
             for name, result in results:
                 if isinstance(result, BadMedia):
                     writer.skip(name, str(result))
@@ -270,31 +288,26 @@ class _SizeForecast:
         return self._writer.size + shutil.disk_usage(self._out).free
 
 
-def _encode_all(
-    files: dict[str, Path], header: Header, out: Path, workers: int
-) -> Generator[tuple[str, Record | BadMedia]]:
+def _encode_all(files: dict[str, Path], job: _Job, out: Path, workers: int) -> Generator[tuple[str, Record | BadMedia]]:
     """Results in the order of the files; only a few are in progress at a time, so that memory stays bounded."""
-    pool = ThreadPoolExecutor(workers)
     pending: deque[Future[tuple[str, Record | BadMedia]]] = deque()
-    try:
+    with worker_pool(workers, "pack") as pool:
         for name, path in files.items():
-            pending.append(pool.submit(_encode_file, name, path, header, out))
+            pending.append(pool.submit(_encode_file, name, path, job, out))
             if len(pending) >= 2 * workers:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
-def _encode_file(name: str, path: Path, header: Header, out: Path) -> tuple[str, Record | BadMedia]:
+def _encode_file(name: str, path: Path, job: _Job, out: Path) -> tuple[str, Record | BadMedia]:
     """Return the name with all frames of a file, or with the problem if the file cannot be used."""
-    record = Record(out)
+    record, header = Record(out), job.header
     try:
         if header.kind == "images":
-            frames = iter([read_image(path, header.short_side)])
+            frames = iter([read_image(path, header.short_side, job.limits)])
         else:
-            frames = read_frames(path, header.short_side, header.every)
+            frames = read_frames(path, header.short_side, header.every, job.limits)
         for frame in frames:
             record.append(frame, frame.tobytes() if header.quality is None else encode_jpeg(frame, header.quality))
     except BaseException as problem:

@@ -1,6 +1,8 @@
 """Tar shards as files: finding them on this machine or in remote storage (fsspec), reading and caching them."""
 
 import hashlib
+import itertools
+import math
 import os
 import re
 import tarfile
@@ -23,6 +25,9 @@ from unshuffle.files import atomic_write
 T = TypeVar("T")
 RETRY_SECONDS = (1.0, 10.0)  # pauses before a failed request to the storage is repeated
 CONNECTIONS = 4  # shards that are downloaded at the same time
+MAX_SHARDS = 100_000  # addresses that braces may stand for
+PROTOCOLS = ("file", "http", "https", "s3", "gs", "gcs", "az", "abfs", "hf")
+"""Storage that addresses may name. Others of fsspec's run code, start programs or wrap further addresses."""
 STALE_SECONDS = 3600  # age at which the unfinished copy of a killed process is deleted
 
 # Keys of a file's information that change with its content; every storage service reports some of them.
@@ -40,7 +45,7 @@ _VERSION_KEYS = (
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _TAR = re.compile(r"\.tar(\?[^/]*)?$")  # a signed web address continues after a question mark
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
 
 
 @dataclass(frozen=True)
@@ -78,12 +83,25 @@ def is_shards(address: str) -> bool:
 
 def find_shards(address: str) -> list[tuple[Any, str]]:
     """File system and path of every shard that an address means, without duplicates."""
+    check_address(address)
     patterns = expand_braces(address)
     shards = {fs.unstrip_protocol(path): (fs, path) for pattern in patterns for fs, path in _find(pattern)}
     for name in shards:
         if name.endswith(_COMPRESSED):
             raise UserError(f"{name} is compressed, which rules out reading single items: decompress it to .tar")
     return list(shards.values())
+
+
+def check_address(address: str) -> None:
+    """Raise a UserError for an address that fsspec would interpret in unforeseen ways."""
+    if "::" in address:
+        raise UserError(f"{address} chains addresses by ::, which is not supported: give the address of the tar files")
+    protocol, separator, _ = address.partition("://")
+    if separator and protocol not in PROTOCOLS:
+        raise UserError(
+            f"{address} is not at an address that is supported ({'://, '.join(PROTOCOLS)}://): copy the shards to one, "
+            "or to this machine"
+        )
 
 
 def stat_shard(fs: Any, path: str) -> ShardFile:
@@ -102,12 +120,11 @@ def stat_shard(fs: Any, path: str) -> ShardFile:
 
 def expand_braces(pattern: str) -> list[str]:
     """Expand `a-{00..02}.{x,y}` to every combination, as a shell does; numbers keep their leading zeros."""
-    match = _BRACES.search(pattern)
-    if match is None:
-        return [pattern]
-    heads = [pattern[: match.start()] + choice for choice in _choices(match[1])]
-    tails = expand_braces(pattern[match.end() :])
-    return [head + tail for head in heads for tail in tails]
+    texts = _BRACES.split(pattern)  # the text between braces, and what each of them holds, in turn
+    choices = [[text] if number % 2 == 0 else _choices(text) for number, text in enumerate(texts)]
+    if math.prod(map(len, choices)) > MAX_SHARDS:
+        raise UserError(f"{pattern} stands for more than {MAX_SHARDS} shards: check the numbers in its braces")
+    return ["".join(parts) for parts in itertools.product(*choices)]
 
 
 def _choices(braced: str) -> list[str]:
@@ -115,6 +132,8 @@ def _choices(braced: str) -> list[str]:
     if numbers is None:
         return braced.split(",")
     first, last = int(numbers[1]), int(numbers[2])
+    if abs(last - first) >= MAX_SHARDS:
+        raise UserError(f"{{{braced}}} stands for more than {MAX_SHARDS} shards: check the numbers in the braces")
     step = 1 if first <= last else -1
     return [str(number).zfill(len(numbers[1])) for number in range(first, last + step, step)]
 

@@ -9,26 +9,26 @@ import re
 import tarfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from tempfile import NamedTemporaryFile
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from rich.console import Console
 from rich.filesize import decimal
 
 from unshuffle.accelerator import local_world_size
+from unshuffle.config import LimitsConfig
 from unshuffle.console import progress as progress_bar
 from unshuffle.data.decode import decode
 from unshuffle.data.media import (
+    DEFAULT_LIMITS,
     MIN_FRAMES,
     VIDEO_SUFFIXES,
     BadMedia,
-    check_not_empty,
     check_short_side,
     image_suffixes,
     read_frames,
@@ -41,9 +41,10 @@ from unshuffle.data.store import Kind
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
 from unshuffle.randomness import numpy_rng
+from unshuffle.stopping import check_stopped, worker_pool
 from unshuffle.wording import counted
 
-FORMAT = 1  # of the index; a cached index of another format is ignored
+FORMAT = 2  # of the index; a cached index of another format is ignored
 PREFETCHED = 2  # shards that are downloaded before their turn
 
 
@@ -59,6 +60,8 @@ class ShardOptions:
     """Number of shards that are mixed at any time of an epoch."""
     cache_gb: float = 20.0
     """Disk space for copies of remote shards, in GB; 0: no copies, each item is requested by itself."""
+    limits: LimitsConfig = DEFAULT_LIMITS
+    """What decoding one member may take; members that need more are skipped."""
 
     def __post_init__(self) -> None:
         check_short_side(self.short_side)
@@ -90,14 +93,13 @@ def open_shards(address: str, options: ShardOptions, cache: Path, progress: bool
     locations = find_shards(address)
     indexed: list[tuple[ShardFile, Index]] = []
     console = Console(stderr=True, quiet=not progress)
-    pool = ThreadPoolExecutor(thread_name_prefix="index")
-    try:
-        with progress_bar(console, "indexing shards", len(locations)) as advance:
-            for file_and_index in pool.map(lambda location: _cached_index(location, options, cache), locations):
-                indexed.append(file_and_index)
-                advance(len(indexed))
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with (
+        worker_pool(name="index") as pool,
+        progress_bar(console, "indexing shards", len(locations)) as advance,
+    ):
+        for file_and_index in pool.map(lambda location: _cached_index(location, options, cache), locations):
+            indexed.append(file_and_index)
+            advance(len(indexed))
     source = ShardSource(indexed, options, cache)
     if not len(source):
         reason = " (first problem: {}: {})".format(*source.skipped[0]) if source.skipped else ""
@@ -181,8 +183,11 @@ class ShardSource(IndexedSource):
     def _read_video(self, item: int, frames: Sequence[int]) -> Pixels:
         name = self.names[item]
         try:
-            with _temporary_file(self._bytes(item), name) as path:
-                decoded = islice(read_frames(path, self.options.short_side, self.options.every), max(frames) + 1)
+            with (
+                _temporary_file(self._bytes(item), name) as path,
+                closing(read_frames(path, self.options.short_side, self.options.every, limits=None)) as clip,
+            ):
+                decoded = islice(clip, max(frames) + 1)
                 chosen = {number: frame for number, frame in enumerate(decoded) if number in frames}
             return np.stack([chosen[frame] for frame in frames])
         except (BadMedia, KeyError) as problem:
@@ -250,7 +255,11 @@ def _labels(files: Sequence[ShardFile]) -> list[str]:
 def _cached_index(location: tuple[Any, str], options: ShardOptions, cache: Path) -> tuple[ShardFile, Index]:
     """Read the index of a shard from the cache, or build it and write it there."""
     file = stat_shard(*location)
-    path = cache / "shards" / f"{file.digest}-{options.kind}-{options.short_side}-{options.every}-{FORMAT}.json"
+    limits = options.limits
+    within = f"{limits.max_pixels}-{limits.max_frames}-{limits.max_seconds:g}"
+    path = (
+        cache / "shards" / f"{file.digest}-{options.kind}-{options.short_side}-{options.every}-{within}-{FORMAT}.json"
+    )
     try:
         rows = json.loads(path.read_bytes())
         return file, Index([Entry(*row) for row in rows["entries"]], [(name, why) for name, why in rows["skipped"]])
@@ -269,6 +278,7 @@ def index_shard(file: ShardFile, options: ShardOptions) -> Index:
     suffixes = image_suffixes() | (VIDEO_SUFFIXES if options.kind == "videos" else frozenset())
     with storage_errors_explained(file.address), file.fs.open(file.path, "rb") as raw:
         for tar, member in _members(raw):
+            check_stopped()
             name = str(PurePosixPath(member.name))
             if _suffix(name) not in suffixes:
                 continue
@@ -306,16 +316,16 @@ def _entry(name: str, tar: tarfile.TarFile, member: tarfile.TarInfo, options: Sh
         if options.kind == "videos" and _suffix(name) in VIDEO_SUFFIXES:
             height, width, frames = _read_video_header(content.read(), name, options)
         else:
-            check_not_empty(content.read(1))
-            content.seek(0)
-            height, width, plain = read_image_header(cast(BinaryIO, content), options.short_side)
+            if member.size > options.limits.memory_gb * 1e9:
+                raise BadMedia(f"its {decimal(member.size)} are more than limits.memory_gb allows")
+            height, width, plain = read_image_header(content.read(), options.short_side, options.limits)
     return Entry(name, height, width, frames, plain, [member.offset_data], [member.size])
 
 
 def _read_video_header(data: bytes, name: str, options: ShardOptions) -> tuple[int, int, int]:
     """Height, width and number of frames; all frames are decoded to count them, as headers are often wrong."""
     with _temporary_file(data, name) as path:
-        frames = read_frames(path, every=options.every)
+        frames = read_frames(path, every=options.every, limits=options.limits)
         height, width, _ = next(frames).shape
         return *scaled_size((height, width), options.short_side), 1 + sum(1 for _ in frames)
 

@@ -107,7 +107,9 @@ class Media:
         source: Store | ShardSource
         details: dict[str, Any]
         if is_shards(address):
-            options = ShardOptions(medium, short_side, data.frame_every, data.shard_window, data.shard_cache_gb)
+            options = ShardOptions(
+                medium, short_side, data.frame_every, data.shard_window, data.shard_cache_gb, data.limits
+            )
             source = open_shards(address, options, data.cache.expanduser(), self.progress)
             details = {"storage": "shards", "short_side": short_side, "shards": len(source.files)}
         else:
@@ -131,6 +133,7 @@ class Media:
             encoding=data.encoding,
             every=data.frame_every,
             only=None if split is None else split.names,
+            limits=data.limits,
             progress=self.progress,
         )
 

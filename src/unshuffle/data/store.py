@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -47,6 +47,11 @@ class Header:
     short_side: int
     every: int
     source: str
+    max_pixels: int | None = None
+    """Limits of the packing (`LimitsConfig`), which decide about the files that are skipped; None where they have no
+    effect, and in the stores of versions without limits."""
+    max_frames: int | None = None
+    max_seconds: float | None = None
     complete: bool = False
     format: int = FORMAT
 
@@ -66,7 +71,8 @@ class Header:
             values = json.loads((folder / HEADER).read_bytes())
             version = values["format"]
             if version == FORMAT:
-                header = cls(**{entry.name: values[entry.name] for entry in fields(cls)})
+                known = [entry.name for entry in fields(cls) if entry.name in values or entry.default is MISSING]
+                header = cls(**{name: values[name] for name in known})
                 _check_files(folder, header, values.get(CHECKSUMS, {}))
                 return header
         except UserError:

@@ -203,7 +203,7 @@ def read_mask(file: Path) -> Mask:
     if not file.is_file():
         raise BadFile("the mask is missing")
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=("PNG", "BMP", "GIF", "TIFF")) as image:
             if image.mode not in ("P", "L"):
                 raise BadFile("the mask holds colours instead of labels")
             labels: Mask = np.array(image, np.uint8)

@@ -20,7 +20,7 @@ from unshuffle.data.media import check_short_side
 from unshuffle.data.source import Skipped
 from unshuffle.errors import UserError
 from unshuffle.evaluation.features import BATCH, WORKERS, FeatureCache, extract_features, pool5, weights_digest
-from unshuffle.files import check_new_file
+from unshuffle.files import check_new_file, csv_cell
 from unshuffle.models import Backbone
 from unshuffle.models.registry import backbone_features
 
@@ -117,11 +117,11 @@ def skipped_file(out: Path) -> Path:
 
 
 def write_table(file: Path, header: list[str], rows: Iterable[Iterable[str]]) -> None:
-    """Write a CSV file."""
+    """Write a CSV file, in which no name of a file is a formula."""
     with file.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerow(header)
-        writer.writerows(rows)
+        writer.writerows(map(csv_cell, row) for row in rows)
 
 
 def _write_npy(out: Path, parts: Parts, rows: int, dimensions: int) -> None:

@@ -16,6 +16,7 @@ from unshuffle.analysis.cost import training_seconds
 from unshuffle.config import Config, preset_config
 from unshuffle.evaluation.features import extract, raw_pixels
 from unshuffle.evaluation.retrieval import nearest
+from unshuffle.files import csv_text
 from unshuffle.options import differences, to_dict
 from unshuffle.report.charts import task_colour_name
 from unshuffle.report.policy_summary import policy_data, summarise_policy
@@ -104,7 +105,7 @@ def _read_skipped(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {"count": 0, "rows": []}
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        rows = [row for row in csv.reader(file) if len(row) == 2][1:]
+        rows = [list(map(csv_text, row)) for row in csv.reader(file) if len(row) == 2][1:]
     return {"count": len(rows), "rows": rows[:MAX_SKIPPED]}
 
 

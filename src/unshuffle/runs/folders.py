@@ -8,6 +8,7 @@ from pathlib import Path
 
 from unshuffle.config import OrderingConfig
 from unshuffle.errors import UserError
+from unshuffle.files import csv_text
 from unshuffle.options import read_yaml
 from unshuffle.runs.run import Run
 from unshuffle.wording import plus_minus
@@ -132,7 +133,7 @@ def read_table(path: Path) -> list[list[str]]:
         figures = {name: float(text) for name, text in zip(header[2:], row[2:], strict=True) if text}
         stds = [figures.get(f"{name.removesuffix(' mean')} std") for name in columns]
         means = [plus_minus(figures.get(name), std, decimals(name)) for name, std in zip(columns, stds, strict=True)]
-        table.append([*row[:2], *means])
+        table.append([csv_text(row[0]), row[1], *means])
     return table
 
 
