@@ -74,11 +74,12 @@ def test_the_arithmetic_of_an_lstm_is_counted_for_each_permutation() -> None:
 
 
 @pytest.mark.usefixtures("small_world")
-def test_to_look_at_candidates_costs_their_heads_alone() -> None:
+def test_to_look_at_candidates_costs_products_that_they_share() -> None:
     candidates = {"grouping": "pairs", "prior_correction": False, "candidates": 3}
     pairs = merge(demo(), {**SMALL, "policy": {**SMALL["policy"], **candidates}})
     of_pairs, of_permutations = (bench.bench(config, iterations=1) for config in (pairs, merge(demo(), SMALL)))
-    forward = 4 * 3 * (9 * 128 * 512 + 4 * 128 * 512 + 2 * 512 * 5)
+    # fc7 of each part at each position, then fc8 of each candidate
+    forward = 4 * (9 * 9 + 4 * 4) * 128 * 512 + 4 * 3 * 2 * 512 * 5
     more = of_pairs["tflop_per_iteration"] - of_permutations["tflop_per_iteration"]
     assert more * 1e12 == pytest.approx(2 * forward, rel=0.02)
 

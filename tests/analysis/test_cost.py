@@ -155,6 +155,7 @@ def test_a_task_with_fewer_groups_is_validated_as_often(copied: Run) -> None:
     with copied.metrics_file.open("a") as file:
         for task, errors in (("spatial", [0.5, 0.4, 0.3]), ("temporal", [0.5, 0.4])):
             entry = {"iteration": 12, "kind": "rollouts", "task": task, "iterations": 5, "errors": errors}
+            entry |= {"advantage": [0.0] * len(errors), "probability": [1 / len(errors)] * len(errors)}
             file.write(json.dumps(entry) + "\n")
     assert [len(validations_of(copied, task).iterations) for task in ("spatial", "temporal")] == [7 + 3, 7 + 3]
     assert total_passes(copied, [12]) == [24 + 3 * 5 * 2 + 10 * 6 * (6 + 5) / 4]

@@ -109,6 +109,7 @@ def test_sources_and_splits_are_described(run: Run, tmp_path: Path) -> None:
     }
     split = {"training": 24, "validation": 6, "test": 3, "requested": 100, "source": "videos"}
     entry = {"iteration": 0, "kind": "start", "sources": [source], "splits": {"spatial": split, "temporal": split}}
+    entry |= {"versions": {}, "processes": 1}
     (copied / "metrics.jsonl").write_text(json.dumps(entry) + "\n")
     view = describe_run(*find_runs([copied]), "c0")
     assert view["sources"] == ["30 videos in clips, 1 file skipped; packed at short side 128 px in cache/clips"]

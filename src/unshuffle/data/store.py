@@ -59,8 +59,8 @@ class Header:
         """Write the header into the store's folder; that of a complete store has the checksums of the other files."""
         values = asdict(self)
         if self.complete:
-            values[CHECKSUMS] = {name: zlib.crc32((folder / name).read_bytes()) for name in (INDEX, SKIPPED)}
-            values[CHECKSUMS][HEADER] = zlib.crc32(json.dumps(asdict(self)).encode())
+            checksums = {name: zlib.crc32((folder / name).read_bytes()) for name in (INDEX, SKIPPED)}
+            values[CHECKSUMS] = {**checksums, HEADER: _values_checksum(values)}
         with atomic_write(folder / HEADER, sync=True) as draft:
             draft.write_text(json.dumps(values, indent=1))
 
@@ -72,9 +72,8 @@ class Header:
             version = values["format"]
             if version == FORMAT:
                 known = [entry.name for entry in fields(cls) if entry.name in values or entry.default is MISSING]
-                header = cls(**{name: values[name] for name in known})
-                _check_files(folder, header, values.get(CHECKSUMS, {}))
-                return header
+                _check_files(folder, values)
+                return cls(**{name: values[name] for name in known})
         except UserError:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -82,11 +81,16 @@ class Header:
         raise UserError(f"{folder} has store format {version}, but this version reads only {FORMAT}: pack it again")
 
 
-def _check_files(folder: Path, header: Header, checksums: dict[str, int]) -> None:
-    """Raise a UserError if a file has another checksum than the header states; older headers state none."""
-    for name, checksum in checksums.items():
-        content = json.dumps(asdict(header)).encode() if name == HEADER else (folder / name).read_bytes()
-        if zlib.crc32(content) != checksum:
+def _values_checksum(values: dict[str, Any]) -> int:
+    """Return the checksum of the header's own values."""
+    return zlib.crc32(json.dumps({name: value for name, value in values.items() if name != CHECKSUMS}).encode())
+
+
+def _check_files(folder: Path, values: dict[str, Any]) -> None:
+    """Raise a UserError if a file has another checksum than the header's values state; older headers state none."""
+    for name, checksum in values.get(CHECKSUMS, {}).items():
+        actual = _values_checksum(values) if name == HEADER else zlib.crc32((folder / name).read_bytes())
+        if actual != checksum:
             raise _damaged(folder, f"wrong checksum of {name}")
 
 
