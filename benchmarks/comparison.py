@@ -207,7 +207,7 @@ def read_times(file: Path) -> dict[str, float]:
 
 
 def comparison_plan(args: argparse.Namespace) -> Plan:
-    """Return the ablation of the arms of this step; those with the policy of `small` have less time to train in."""
+    """Return the ablation of the arms of this step; rollouts have fewer iterations, as each takes longer."""
     chosen, times = chosen_arms(args), read_times(times_file(args))
     for name, changes in chosen.items():
         tasks = name.removesuffix(POLICY)
@@ -314,7 +314,7 @@ def write_tables(args: argparse.Namespace) -> None:
     write_table("", rows, args.device, out=args.results / f"comparison_{args.device}.csv")
     points = [point for job in jobs for point in curves(job, times)]
     write_table("", points, args.device, out=args.results / f"comparison_curves_{args.device}.csv")
-    for name, compared in {"samplers": SAMPLERS, "tasks": PAPER_ARMS}.items():
+    for name, compared in {"samplers": SAMPLERS, "table5": PAPER_ARMS}.items():
         picture = draw([point for point in points if point["arm"] in compared])
         save_figure(picture, [args.results / f"comparison_{name}_{args.device}.svg"])
     print_means(rows)

@@ -3,8 +3,9 @@
     python benchmarks/samplers.py [--seeds 5] [--processes 2]
 
 All arms have the same iterations, data and networks; runs differ in the sampler and the seed alone. `literal` is
-Algorithm 1, as in the preset `paper-literal`; `pairs` are groups of pairs and rollouts, as in the preset `small`; both
-with shorter episodes. Results go to results/samplers_demo.csv, one row per run; the table of means is printed.
+Algorithm 1, as in the preset `paper-literal`; `pairs` are groups of pairs and rollouts, with the options of the preset
+`small`; both with shorter episodes. Results go to results/samplers_demo.csv, one row per run; the table of means is
+printed.
 """
 
 import argparse

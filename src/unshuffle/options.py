@@ -105,7 +105,7 @@ def write_yaml(path: Path, values: dict[str, Any]) -> None:
 def read_yaml(path: Path, kind: str) -> dict[str, Any]:
     """Read the keys and values of a YAML file; `kind` names it in the error if it does not exist."""
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 (a safe loader)
     except FileNotFoundError:
         raise UserError(f"there is no {kind} file {path}") from None
     except RecursionError:
