@@ -2,9 +2,12 @@ import signal
 import subprocess
 import sys
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from unshuffle.errors import UserError
 from unshuffle.files import (
@@ -147,6 +150,27 @@ def test_the_checksums_of_a_zip_are_compared(tmp_path: Path) -> None:
         file.write_bytes(damaged)
         with pytest.raises(zipfile.BadZipFile):
             check_zip(file)
+
+
+def test_every_wrong_bit_in_the_directory_of_a_zip_is_a_bad_zip_or_none(tmp_path: Path) -> None:
+    file = tmp_path / "a.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("content", b"x" * 100)
+    good = file.read_bytes()
+    for position in range(good.index(b"PK\x01\x02"), len(good)):
+        for bit in range(8):
+            damaged = bytearray(good)
+            damaged[position] ^= 1 << bit
+            file.write_bytes(damaged)
+            with suppress(zipfile.BadZipFile):  # offsets beyond the file make zipfile raise OSError
+                check_zip(file)
+
+
+@given(st.text(alphabet="'=+-@a\t5"))
+def test_a_cell_becomes_the_text_that_it_was(text: str) -> None:
+    cell = csv_cell(text)
+    assert csv_text(cell) == text
+    assert not cell.startswith(("=", "+", "-", "@", "\t")) or float(cell) is not None
 
 
 def test_places_that_will_do(tmp_path: Path) -> None:

@@ -544,7 +544,7 @@ def small() -> Config:
         ),
         rotation=RotationConfig(optimiser=optimiser),
         permutations=PermutationConfig(criterion="maxmin", per_sample=32),
-        # the options beside the sampler are for those who choose rollouts
+        # the other options apply only with --policy.sampler rollouts
         policy=PolicyConfig(
             sampler="uniform",
             grouping="pairs",

@@ -1,5 +1,6 @@
 """Files: checked before the work, written whole or not at all, by one process at a time, verified when read."""
 
+import errno
 import json
 import math
 import os
@@ -131,9 +132,9 @@ def check_zip(path: Path) -> None:
             # torch reads nothing from what is marked as a folder, a bit which no checksum covers
             marked = [member.filename for member in archive.infolist() if member.external_attr & 0x10]
             bad = archive.testzip() or next(iter(marked), None)
-    except OSError:
-        raise
     except Exception as error:  # a damaged directory gives errors of many kinds, from UnicodeDecodeError to zlib.error
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a damaged offset
+            raise
         raise zipfile.BadZipFile(str(error)) from error
     if bad is not None:
         raise zipfile.BadZipFile(f"wrong checksum of {bad}")
@@ -144,7 +145,7 @@ def csv_cell(value: T) -> T | str:
 
     Names of files may begin with any character. Numbers stay as they are, as text too.
     """
-    if not isinstance(value, str) or not value.startswith(_FORMULA):
+    if not isinstance(value, str) or not value.lstrip("'").startswith(_FORMULA):
         return value
     try:
         float(value)
@@ -155,7 +156,7 @@ def csv_cell(value: T) -> T | str:
 
 def csv_text(cell: str) -> str:
     """Return the text that `csv_cell` made a cell of."""
-    return cell[1:] if cell.startswith("'") and cell[1:].startswith(_FORMULA) else cell
+    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_FORMULA) else cell
 
 
 def write_measurement(path: Path, command: str, protocol: str, config: dict[str, Any], metrics: dict[str, Any]) -> None:

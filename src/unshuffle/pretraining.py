@@ -57,12 +57,11 @@ CHANGEABLE_ON_RESUME = (
     "data.cache",
     "data.shard_cache_gb",
     "data.gpu_memory_fraction",
+    "data.limits.memory_gb",
     "out",
     "images",
     "videos",
 )
-
-
 STARTING = ".starting"
 """Folder in a run folder that holds the first files until they are complete."""
 
@@ -257,7 +256,11 @@ def _restore(trainer: Trainer, run: Run, console: Console) -> dict[str, str]:
     with together(), fitting(path):
         trainer.load_state_dict(load_checkpoint(path) if checkpoint is None else checkpoint.state)
     damage = None if checkpoint is None else checkpoint.warning
-    concerns = {"damaged_checkpoint": damage, "threads": _other_threads(trainer, run)}
+    concerns = {
+        "damaged_checkpoint": damage,
+        "damaged_metrics": run.metrics_warning if is_main() else None,
+        "threads": _other_threads(trainer, run),
+    }
     warnings = {concern: sentence for concern, sentence in concerns.items() if sentence is not None}
     for sentence in warnings.values():
         say(console, sentence)

@@ -100,8 +100,10 @@ def explain_bus_errors() -> None:
     import ctypes
 
     def explain(signum: int) -> None:
-        names = ", ".join(_truncated_maps()) or "a file that is read through a memory map"
-        sentence = f"unshuffle: {names} was truncated while it was read, or its disk failed: restore it, then try again"
+        names = ", ".join(_truncated_maps())
+        cause = f"{names} was truncated while it was read, or its disk failed: restore it, then try again"
+        unknown = "a file in memory cannot be read: is a disk failing, or the shared memory (/dev/shm) full?"
+        sentence = f"unshuffle: {cause if names else unknown}"
         os.write(2, f"\n{sentence}\n".encode(errors="backslashreplace"))
         os._exit(2)
 

@@ -214,7 +214,10 @@ def test_resume_starts_a_run_where_there_is_none(tmp_path: Path, capsys: pytest.
     assert "is not empty" in capsys.readouterr().err
 
 
-def test_damaged_metrics_are_counted_by_report_and_analyze(copied: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_metrics_are_counted_by_report_and_analyze(
+    copied: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where `convergence` writes
     with copied.metrics_file.open("ab") as file:
         file.write(b'{"iteration": 12}\n\xff\n[]\n{"iteration": 12, "ki')
     total = len(copied.metrics_file.read_bytes().splitlines())

@@ -73,6 +73,7 @@ def test_only_stale_drafts_are_deleted(tmp_path: Path) -> None:
         "reference::/tmp/ref.tar",
         "simplecache::https://host/0.tar",
         "/tmp/a.tar::/tmp/b.tar",
+        "simplecache{:,}:https://host/0.tar",
     ],
 )
 def test_chained_addresses_are_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,11 +82,19 @@ def test_chained_addresses_are_refused(address: str, monkeypatch: pytest.MonkeyP
         find_shards(address)
 
 
-@pytest.mark.parametrize("protocol", ["reference", "memory", "ssh", "ftp", "github", "zip", "dask", "FILE", "cached"])
+@pytest.mark.parametrize(
+    "protocol", ["reference", "memory", "ssh", "ftp", "github", "zip", "dask", "FILE", "cached", "{memory,ftp}"]
+)
 def test_other_protocols_are_refused(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(fsspec.core, "url_to_fs")
     with pytest.raises(UserError, match=r"not at an address that is supported \(file://, http://"):
         find_shards(f"{protocol}://x/0.tar")
+
+
+def test_braces_hide_no_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(fsspec.core, "url_to_fs")
+    with pytest.raises(UserError, match=r"memory://x/0.tar is not at an address that is supported"):
+        find_shards("memory{:,:}//x/0.tar")
 
 
 def test_a_file_address_is_read(tmp_path: Path) -> None:

@@ -23,6 +23,12 @@ def test_a_run_has_the_name_of_its_folder(tmp_path: Path) -> None:
     assert default_file([tmp_path / "mine"]) == tmp_path / "mine" / "report.html"
 
 
+def test_a_run_that_was_killed_as_it_began_is_none(tmp_path: Path) -> None:
+    make_run(tmp_path / "begun" / ".starting")
+    with pytest.raises(UserError):
+        find_runs([tmp_path])
+
+
 def test_runs_of_the_same_name_get_distinct_names(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / path / "demo") for path in ("a", "b")]
     assert [named.name for named in find_runs(folders)] == ["a/demo (reinforce)", "b/demo (reinforce)"]

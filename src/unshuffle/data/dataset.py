@@ -248,7 +248,8 @@ class LabelledDataset:
 
     def identity(self) -> str:
         """Return a digest of the items and of how they are read; it changes when a file or an option does."""
-        limits = self.source.limits if isinstance(self.source, FileSource) else None
+        # how much memory the decoding may take changes nothing
+        limits = replace(self.source.limits, memory_gb=1.0) if isinstance(self.source, FileSource) else None
         how = (self.kind, self.square, self.frames, limits, *self.classes)
         version = _version(self.source)
         rows = (

@@ -496,6 +496,8 @@ def _decode_opencv(path: Path, limits: LimitsConfig | None, watch: _Stopwatch) -
                 decoded, frame = capture.read()
                 if not decoded:
                     return
+                if limits is not None:  # frames may be larger than the header says
+                    check_pixels(frame.shape[1], frame.shape[0], limits)
                 yield np.asarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB), np.uint8)
     finally:
         capture.release()

@@ -81,7 +81,8 @@ def pack(
 ) -> Store:
     """Decode every image or video of `src` into a store at `out`, or continue an interrupted packing.
 
-    The bytes depend neither on the number of workers nor on interruptions. Files that cannot be used are left out and
+    The bytes depend neither on the number of workers nor on interruptions, as long as no file takes longer than
+    `limits.max_seconds`. Files that cannot be used are left out and
     listed in `Store.skipped`. A complete store of the same files and options is returned at once.
     """
     if is_shards(str(src)) or ":/" in str(src):  # a Path has lost one slash of s3://

@@ -83,8 +83,9 @@ def is_shards(address: str) -> bool:
 
 def find_shards(address: str) -> list[tuple[Any, str]]:
     """File system and path of every shard that an address means, without duplicates."""
-    check_address(address)
     patterns = expand_braces(address)
+    for pattern in patterns:
+        check_address(pattern)
     shards = {fs.unstrip_protocol(path): (fs, path) for pattern in patterns for fs, path in _find(pattern)}
     for name in shards:
         if name.endswith(_COMPRESSED):

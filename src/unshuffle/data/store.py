@@ -88,9 +88,10 @@ def _values_checksum(values: dict[str, Any]) -> int:
 
 def _check_files(folder: Path, values: dict[str, Any]) -> None:
     """Raise a UserError if a file has another checksum than the header's values state; older headers state none."""
-    for name, checksum in values.get(CHECKSUMS, {}).items():
+    checksums = values.get(CHECKSUMS, {})
+    for name in (HEADER, INDEX, SKIPPED) if checksums else ():
         actual = _values_checksum(values) if name == HEADER else zlib.crc32((folder / name).read_bytes())
-        if actual != checksum:
+        if actual != checksums[name]:
             raise _damaged(folder, f"wrong checksum of {name}")
 
 

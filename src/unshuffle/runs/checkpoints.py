@@ -30,7 +30,7 @@ def checkpoint_iterations(folder: Path) -> list[int]:
 
 
 class DamagedCheckpoint(UserError):
-    """A checkpoint that cannot be used; the one before it can."""
+    """A checkpoint whose content is not what was written."""
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         check_zip(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (PermissionError, FileNotFoundError, MemoryError):
+    except (OSError, MemoryError):  # the file may be sound
         raise
     except Exception as error:  # of many kinds, as for the zip: KeyError, UnpicklingError, RuntimeError ...
         raise DamagedCheckpoint(f"checkpoint {path} is damaged ({_first_line(error)})") from error

@@ -98,6 +98,8 @@ def _runs_below(folder: Path) -> dict[str, Path]:
     for pattern in ("*/config.yaml", "*/*/config.yaml"):
         for path in sorted(folder.glob(pattern)):
             first, *rest = path.relative_to(folder).parts[:-1]
+            if any(name.startswith(".") for name in (first, *rest)):  # a run that was killed as it began
+                continue
             runs["/".join([arms.get(first, first), *rest])] = path.parent
     rank = {arm: position for position, arm in enumerate(arms.values())}
     return dict(sorted(runs.items(), key=lambda item: rank.get(item[0].partition("/")[0], len(rank))))

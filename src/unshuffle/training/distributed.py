@@ -22,35 +22,44 @@ from unshuffle.errors import ReportedElsewhere, UserError
 
 T = TypeVar("T")
 
-# One process may pack data or render figures for hours while the others wait; a process that dies is noticed at once.
-TIMEOUT = timedelta(days=30)
+# Control messages go through the CPU, so that they do not wait for a GPU. One process may pack data or render figures
+# for hours while the others wait, hence the long timeout; a process that dies is noticed at once in any case.
+CONTROL_TIMEOUT = timedelta(days=30)
 LAUNCHER_VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+_control: dist.ProcessGroup | None = None
 
 
 @contextmanager
 def started() -> Iterator[None]:
     """Join the process group of torchrun; do nothing without torchrun or if it has been joined already."""
+    global _control
     if dist.is_initialized() or not os.environ.keys() >= LAUNCHER_VARIABLES or os.environ["WORLD_SIZE"] == "1":
         yield
         return
     on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
-    store, own_rank, world_size = next(rendezvous("env://", timeout=TIMEOUT))
-    # The store survives a restart by `torchrun --max-restarts`, and holds the addresses of the processes before it.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    # Messages between the processes are CPU tensors, so that they do not wait for a GPU.
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_gpus else "gloo",
-        store=PrefixStore(f"attempt-{attempt}", store),
-        rank=own_rank,
-        world_size=world_size,
-        timeout=TIMEOUT,
-    )
+    store, own_rank, world_size = next(rendezvous("env://"))
+    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+    dist.init_process_group(backend, store=PrefixStore(_attempt(), store), rank=own_rank, world_size=world_size)
     if on_gpus and local_rank() < torch.cuda.device_count():
         torch.cuda.set_device(local_rank())
+    group = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
+    assert isinstance(group, dist.ProcessGroup)
+    _control = group
     try:
         yield
     finally:
+        _control = None
         dist.destroy_process_group()
+
+
+def _attempt() -> str:
+    """Return a name for this start of the processes.
+
+    After a restart by `torchrun --max-restarts` the store still holds the addresses of the processes before it. On
+    several machines the number of restarts can differ from one to the next, so there it is of no use.
+    """
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"attempt-{restarts if os.environ.get('GROUP_WORLD_SIZE') == '1' else 0}"
 
 
 def rank() -> int:
@@ -115,7 +124,7 @@ def broadcast(value: T) -> T:
     if size() == 1:
         return value
     values: list[T] = [value]
-    dist.broadcast_object_list(values, src=0)
+    dist.broadcast_object_list(values, src=0, group=_control)
     return values[0]
 
 
@@ -124,7 +133,7 @@ def gather(value: T) -> list[T]:
     if size() == 1:
         return [value]
     values: list[T] = [value] * size()
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=_control)
     return values
 
 
@@ -133,7 +142,7 @@ def largest(value: int) -> int:
     if size() == 1:
         return value
     maximum = torch.tensor(value)
-    dist.all_reduce(maximum, dist.ReduceOp.MAX)
+    dist.all_reduce(maximum, dist.ReduceOp.MAX, group=_control)
     return int(maximum)
 
 
@@ -145,7 +154,7 @@ def means(values: Sequence[float]) -> list[float]:
 def total(values: Tensor) -> Tensor:
     """Return the sum over all ranks of a CPU tensor, on every rank."""
     if size() > 1:
-        dist.all_reduce(values)
+        dist.all_reduce(values, group=_control)
     return values
 
 
