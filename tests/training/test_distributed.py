@@ -267,7 +267,7 @@ def workers(launcher: int) -> dict[str, int]:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in /proc")
 def test_torchrun_restarts_after_a_killed_rank_with_the_same_result(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    options = [*TINY, "--resume", "--optim.iterations", "40", "--log.checkpoint_every", "4"]
+    options = [*TINY, "--resume", "--optim.iterations", "20", "--log.checkpoint_every", "4"]
 
     def start(out: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
