@@ -70,9 +70,7 @@ class Convergence(Analysis):
 
     def _checkpoint_scores(self, run: Run, console: Console) -> list[Scores]:
         """Return the retrieval of every checkpoint on the given folders, as the monitor would have logged it."""
-        files, problems = usable_checkpoints(run.checkpoints)
-        for problem in problems:
-            say(console, problem)
+        files = usable_checkpoints(run.checkpoints, console)
         if not files:
             raise UserError(f"{run.folder} has no checkpoint to evaluate yet")
         folders = replace(run.config.monitor, gallery=self.gallery, queries=self.queries, limit=self.limit)

@@ -43,7 +43,8 @@ class Selection(Analysis):
         """Train three branches from each checkpoint; finished ones that exist already are not trained again."""
         run = open_run(self.run)
         choose_tasks(run, None)  # raises if the run has no ordering task
-        checkpoints = self.checkpoints or self._all_checkpoints(run, console)
+        files = () if self.checkpoints else usable_checkpoints(run.checkpoints, console)
+        checkpoints = self.checkpoints or tuple(int(file.stem) for file in files)
         if not checkpoints:
             raise UserError(f"{self.run} has no checkpoint to start from yet")
         if self.iterations < 1:
@@ -62,14 +63,6 @@ class Selection(Analysis):
         )
         metrics = {"relative_accuracy_percent": summary, "iterations": self.iterations, "checkpoints": used}
         return AnalysisResult("selection", statement, metrics, rows, lambda: draw(rows, summary), _table(summary))
-
-    @staticmethod
-    def _all_checkpoints(run: Run, console: Console) -> tuple[int, ...]:
-        """Return the iterations of all checkpoints that are not damaged."""
-        files, problems = usable_checkpoints(run.checkpoints)
-        for problem in problems:
-            say(console, problem)
-        return tuple(int(file.stem) for file in files)
 
     def _train_branches(self, trainer: BranchTrainer, checkpoint: int, console: Console) -> list[dict[str, Any]]:
         accuracies: dict[str, dict[str, float]] = {}

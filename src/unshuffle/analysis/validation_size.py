@@ -16,7 +16,7 @@ from torch import Tensor
 from unshuffle.accelerator import choose_device
 from unshuffle.analysis.analysis import Analysis, AnalysisResult
 from unshuffle.analysis.figures import COLOURS, QUIET, name_axes, panels, styled, thousands
-from unshuffle.console import progress, say
+from unshuffle.console import progress
 from unshuffle.data.squares import Squares
 from unshuffle.errors import UserError
 from unshuffle.models import build_backbone
@@ -104,9 +104,7 @@ class ValidationSize(Analysis):
         if not self.sizes or min(self.sizes) < 1 or self.sets < 2:
             raise UserError("sizes must be 1 or more, and sets 2 or more")
         run = open_run(self.run)
-        checkpoints, problems = usable_checkpoints(run.checkpoints)
-        for problem in problems:
-            say(console, problem)
+        checkpoints = usable_checkpoints(run.checkpoints, console)
         if not checkpoints:
             raise UserError(f"{run.folder} has no checkpoint")
         tasks = choose_tasks(run, None)

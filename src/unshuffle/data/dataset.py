@@ -28,6 +28,7 @@ from unshuffle.data.media import (
     VIDEO_SUFFIXES,
     BadMedia,
     check_sides,
+    file_status,
     find_images,
     find_videos,
     image_suffixes,
@@ -248,9 +249,10 @@ class LabelledDataset:
 
     def identity(self) -> str:
         """Return a digest of the items and of how they are read; it changes when a file or an option does."""
-        # how much memory the decoding may take changes nothing
-        limits = replace(self.source.limits, memory_gb=1.0) if isinstance(self.source, FileSource) else None
-        how = (self.kind, self.square, self.frames, limits, *self.classes)
+        how: list[object] = [self.kind, self.square, self.frames, *self.classes]
+        if isinstance(self.source, FileSource):
+            limits = self.source.limits  # without the memory, which changes nothing
+            how += [limits.max_pixels, limits.max_frames, limits.max_seconds]
         version = _version(self.source)
         rows = (
             f"{path} {self.source.stamp(item) if isinstance(self.source, FileSource) else version} {label}"
@@ -644,7 +646,7 @@ def digest(values: Iterable[object]) -> str:
 
 def file_stamp(path: Path) -> str:
     """Return the size and the time of a file, as text: they change when the file does."""
-    status = path.stat() if path.exists() else path.lstat()  # a broken link is listed as skipped
+    status = file_status(path)
     return f"{status.st_size} {status.st_mtime_ns}"
 
 

@@ -189,6 +189,11 @@ def find_files(folder: Path, suffixes: Collection[str]) -> list[Path]:
     return sorted(matching, key=lambda path: path.relative_to(folder).as_posix())
 
 
+def file_status(path: Path) -> os.stat_result:
+    """Return the status of a file, or of a link that leads nowhere, which is listed as skipped."""
+    return path.stat() if path.exists() else path.lstat()
+
+
 def check_regular(path: Path) -> None:
     """Raise `BadMedia` for what is not a file: reading a named pipe, for example, would wait for ever."""
     try:

@@ -23,6 +23,7 @@ from unshuffle.data.media import (
     BadMedia,
     check_short_side,
     encode_jpeg,
+    file_status,
     find_images,
     find_videos,
     read_frames,
@@ -82,8 +83,8 @@ def pack(
     """Decode every image or video of `src` into a store at `out`, or continue an interrupted packing.
 
     The bytes depend neither on the number of workers nor on interruptions, as long as no file takes longer than
-    `limits.max_seconds`. Files that cannot be used are left out and
-    listed in `Store.skipped`. A complete store of the same files and options is returned at once.
+    `limits.max_seconds`. Files that cannot be used are left out and listed in `Store.skipped`. A complete store of the
+    same files and options is returned at once.
     """
     if is_shards(str(src)) or ":/" in str(src):  # a Path has lost one slash of s3://
         raise UserError(f"{src} means tar shards, which only pretrain, doctor and bench read: unpack them to a folder")
@@ -130,7 +131,7 @@ def _plan(
     if every < 1:
         raise UserError(f"keeping every n-th frame needs n of at least 1, not {every}")
     files = {name: path for name, path in _find(kind, src, cached).items() if only is None or name in only}
-    statuses = {name: _status(path) for name, path in files.items()}
+    statuses = {name: file_status(path) for name, path in files.items()}
     fingerprint = hashlib.sha256()
     for name, status in statuses.items():
         fingerprint.update(os.fsencode(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"))
@@ -149,13 +150,6 @@ def _plan(
     # Packed images are of about equal size; the length of a video is about proportional to its file size.
     weights = {name: status.st_size if kind == "videos" else 1 for name, status in statuses.items()}
     return _Job(src, files, weights, header, limits, cached)
-
-
-def _status(path: Path) -> os.stat_result:
-    try:
-        return path.stat()
-    except OSError:  # a broken link, which is listed as skipped
-        return path.lstat()
 
 
 def _find(kind: Kind, src: Path, cached: bool) -> dict[str, Path]:

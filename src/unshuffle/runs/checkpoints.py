@@ -9,7 +9,9 @@ from typing import Any
 from zipfile import BadZipFile
 
 import torch
+from rich.console import Console
 
+from unshuffle.console import say
 from unshuffle.errors import UserError
 from unshuffle.files import check_zip
 
@@ -103,15 +105,14 @@ def newest_checkpoint(folder: Path) -> LoadedCheckpoint | None:
     return None
 
 
-def usable_checkpoints(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the checkpoints whose checksums are right, the oldest first, and a sentence for each damaged one."""
+def usable_checkpoints(folder: Path, console: Console) -> list[Path]:
+    """Return the checkpoints whose checksums are right, the oldest first; print a sentence for each damaged one."""
     usable: list[Path] = []
-    problems: list[str] = []
     for path in list_checkpoints(folder):
         try:
             check_zip(path)
         except BadZipFile as error:
-            problems.append(f"checkpoint {path} is damaged ({error}) and left out")
+            say(console, f"checkpoint {path} is damaged ({error}) and left out")
         else:
             usable.append(path)
-    return usable, problems
+    return usable
