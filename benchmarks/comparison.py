@@ -3,7 +3,7 @@
     python benchmarks/comparison.py time --images DATA --videos DATA [--arms S+T ...] [--device cuda]
     python benchmarks/comparison.py train --images DATA --videos DATA --test_videos DATA [--sibling_pattern PATTERN]
                                     [--monitor_gallery DATA --monitor_queries DATA]
-                                    [--arms S+T ...] [--iterations 6000] [--seeds 3] [--device cuda]
+                                    [--arms S+T ...] [--iterations 6000] [--seeds 3] [--jobs 1] [--device cuda]
     python benchmarks/comparison.py evaluate ... [--held_out_images DATA --held_out_videos DATA]
                                     [--train FOLDER --test FOLDER] [--gallery FOLDER --queries FOLDER]
                                     [--action_train FOLDER --action_test FOLDER] [--voc DEVKIT]
@@ -135,6 +135,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=6000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first_seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time; the times come from the step `time`")
     parser.add_argument("--out", type=Path, default=Path("runs/comparison"))
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the tables")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -238,7 +239,7 @@ def evaluations(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 def train(args: argparse.Namespace) -> None:
     """Train the arms."""
-    ablation = run_ablation(replace(comparison_plan(args), evaluations={}), jobs=1)
+    ablation = run_ablation(replace(comparison_plan(args), evaluations={}), jobs=args.jobs)
     for job, sentence in ablation.failures.items():
         print(f"{job}: {sentence}")
 
