@@ -16,12 +16,13 @@ chosen by it. The default of `small` is chosen by the error on --held_out_images
 part of --images and --videos, and by retrieval of --queries from --gallery, both from the training side.
 
 `time` trains each arm alone for a while, and writes its time per iteration with validations and rollouts to
-results/comparison_time_DEVICE.csv. `train` trains the arms into --out; runs that are finished are not repeated. S+P,
-T+P and S+T+P train for as many iterations as fit into the time of the same tasks without a policy; all others have
---iterations. `evaluate` takes the options of `train` too, and evaluates the runs that are finished so far, on the data
-that is given. `table` takes the options of both, writes results/comparison_DEVICE.csv (a row for each figure),
-comparison_curves_DEVICE.csv (figures over iterations and seconds) and two pictures, and prints means and differences
-from uniform sampling with the same seed, and the ablation's table.
+results/comparison_time_DEVICE.csv, where the arms that it does not time keep their rows. `train` trains the arms into
+--out; runs that are finished are not repeated. S+P, T+P and S+T+P train for as many iterations as fit into the time of
+the same tasks without a policy; all others have --iterations. `evaluate` takes the options of `train` too, and
+evaluates the runs that are finished so far, on the data that is given. `table` takes the options of both, writes
+results/comparison_DEVICE.csv (a row for each figure), comparison_curves_DEVICE.csv (figures over iterations and
+seconds) and two pictures, and prints means and differences from uniform sampling with the same seed, and the ablation's
+table.
 """
 
 import argparse
@@ -154,15 +155,15 @@ def chosen_arms(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def measure_times(args: argparse.Namespace) -> None:
     """Train each arm alone, and write its time per iteration with all validations and rollouts."""
     shared = shared_config(args)
-    configs = {name: merge(shared, changes) for name, changes in chosen_arms(args).items() if name != "S&T"}
-    if args.arms is None:
-        own = merge(small(), {key: to_dict(shared)[key] for key in ("images", "videos", "device", "data")})
-        configs |= {"small": own, "small, rollouts": merge(own, {"policy": {"sampler": "rollouts"}})}
-    rows = []
+    configs = {name: merge(shared, changes) for name, changes in arms(args.iterations).items() if name != "S&T"}
+    own = merge(small(), {key: to_dict(shared)[key] for key in ("images", "videos", "device", "data")})
+    configs |= {"small": own, "small, rollouts": merge(own, {"policy": {"sampler": "rollouts"}})}
+    rows = {row["arm"]: row for row in read_rows(times_file(args))}
     for name, config in configs.items():
-        rows.append({"arm": name} | time_of(config, args.out.with_name(f"{args.out.name}-time") / name))
-        print(rows[-1], flush=True)
-    write_table("", rows, args.device, out=times_file(args))
+        if name in (args.arms or configs):
+            rows[name] = {"arm": name} | time_of(config, args.out.with_name(f"{args.out.name}-time") / name)
+            print(rows[name], flush=True)
+    write_table("", list(rows.values()), args.device, out=times_file(args))
 
 
 def time_of(config: Config, out: Path) -> dict[str, Any]:
@@ -193,12 +194,16 @@ def times_file(args: argparse.Namespace) -> Path:
     return Path(args.results / f"comparison_time_{args.device}.csv")
 
 
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of a table; none if it does not exist."""
+    if not file.is_file():
+        return []
+    return list(csv.DictReader(line for line in file.read_text().splitlines() if not line.startswith("#")))
+
+
 def read_times(file: Path) -> dict[str, float]:
     """Return the milliseconds per iteration of each arm; none without a measurement."""
-    if not file.is_file():
-        return {}
-    lines = (line for line in file.read_text().splitlines() if not line.startswith("#"))
-    times = {row["arm"]: float(row["milliseconds"]) for row in csv.DictReader(lines)}
+    times = {row["arm"]: float(row["milliseconds"]) for row in read_rows(file)}
     if {"S", "T"} <= times.keys():
         times["S&T"] = (times["S"] + times["T"]) / 2
     return times
