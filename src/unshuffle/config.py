@@ -334,7 +334,7 @@ class PolicyConfig:
     """γ: each reward also updates earlier episodes, weighted by γ per episode; 0 updates the last episode only."""
     size_prior: bool = True
     """A new policy samples every permutation equally often; off: every group, whatever its size."""
-    start_below: NonNegative = 0.9
+    start_below: NonNegative = 0.96
     """Sample uniformly while the error exceeds this fraction of chance: groups mean nothing there. 2 starts at once."""
     prior_correction: bool = True
     """Add log q(ψ) to the training logits, so that the classifier is not biased by the sampling distribution; only
@@ -554,6 +554,7 @@ def small() -> Config:
             batches=2000,
             rollout_iterations=8,
             entropy_weight=0.5,
+            start_below=0.9,
         ),
         log=LogConfig(monitor_every=2000),
     )
@@ -581,7 +582,7 @@ def demo() -> Config:
         ),
         rotation=RotationConfig(crop_size=48, hidden=256, optimiser=optimiser),
         permutations=PermutationConfig(criterion="maxmin"),
-        policy=PolicyConfig(interval=25, batches=25, lr=0.01, entropy_weight=0.5),
+        policy=PolicyConfig(interval=25, batches=25, lr=0.01, entropy_weight=0.5, start_below=0.9),
         log=LogConfig(train_every=10, monitor_every=200, checkpoint_every=200),
     )
 
