@@ -221,7 +221,8 @@ class TemporalConfig(OrderingConfig):
     """Temporal task (T): put the shuffled frames of a clip back in order."""
 
     optimiser: OptimiserConfig = OptimiserConfig("adamw", lr=5e-4, weight_decay=0.01)
-    """Optimiser of the task's head; with the paper's SGD the LSTM stayed at chance for 3,000 iterations."""
+    """Optimiser of the task's head; with SGD and one permutation of each sample the LSTM stayed at chance for 3,000
+    iterations."""
     head: HeadConfig = HeadConfig("lstm", fc6=512, hidden=256)
     """Classifier of permutations."""
     frames: Annotated[int, Ge(2)] = 8
@@ -306,7 +307,7 @@ class PolicyConfig:
     """With pairs: permutations classified for each one trained on; more sharpen the preference and cost head time."""
     interval: Count = 500
     """Iterations from the end of one episode to the end of the next, and between validations of all tasks. A policy
-    needs some hundred episodes; the paper has 90 in 350,000 iterations, that is 3888."""
+    needs some hundred episodes, more if its reward is noisy; the paper has 90 in 350,000 iterations, that is 3888."""
     batches: Count = 500
     """K: batches of an episode, the last ones of the interval; the paper does not give it."""
     action: Literal["mixture", "batch"] = "mixture"
@@ -335,7 +336,8 @@ class PolicyConfig:
     size_prior: bool = True
     """A new policy samples every permutation equally often; off: every group, whatever its size."""
     start_below: NonNegative = 0.96
-    """Sample uniformly while the error exceeds this fraction of chance: groups mean nothing there. 2 starts at once."""
+    """Sample uniformly until the error first falls below this fraction of chance: groups mean nothing above. 2 starts at
+    once."""
     prior_correction: bool = True
     """Add log q(ψ) to the training logits, so that the classifier is not biased by the sampling distribution; only
     groups of permutations define q."""
