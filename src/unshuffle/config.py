@@ -336,8 +336,8 @@ class PolicyConfig:
     size_prior: bool = True
     """A new policy samples every permutation equally often; off: every group, whatever its size."""
     start_below: NonNegative = 0.96
-    """Sample uniformly until the error first falls below this fraction of chance: groups mean nothing above it. 2: start
-    at once."""
+    """Sample uniformly until the error first falls below this fraction of chance: groups mean nothing above it. 2:
+    start at once."""
     prior_correction: bool = True
     """Add log q(ψ) to the training logits, so that the classifier is not biased by the sampling distribution; only
     groups of permutations define q."""
