@@ -2,6 +2,7 @@ import io
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from PIL import Image
 
 from unshuffle import cli
 from unshuffle.config import Config, DataConfig, LimitsConfig, TemporalConfig
-from unshuffle.data import shard_files
+from unshuffle.data import media, shard_files
 from unshuffle.data.batches import BatchStream, Samples
-from unshuffle.data.decode import EncodedSquares
+from unshuffle.data.decode import EncodedSquares, decode_batch
 from unshuffle.data.pack import pack
 from unshuffle.data.shard_files import _last_use_and_size
 from unshuffle.data.shards import ShardOptions, ShardSource, assign_ranks, open_shards, windowed_order
@@ -555,6 +556,31 @@ def test_members_beyond_a_limit_are_skipped(
     films = {f"{frames}.avi": write_video(tmp_path / f"{frames}.avi", frames).read_bytes() for frames in (3, 9)}
     source = opened(write_tar(tmp_path / "1.tar", films), "videos", limits=LimitsConfig(max_frames=5))
     assert source.names == ["1.tar/3.avi"] and "limits.max_frames" in source.skipped[0][1]
+
+
+def test_decoding_in_training_keeps_to_the_configured_memory(
+    tmp_path: Path,
+    opened: Callable[..., ShardSource],
+    write_video: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images = write_tar(tmp_path / "0.tar", {"a.jpg": encoded(0, 40, 40), "b.png": encoded(0, 50, 50, "png")})
+    films = write_tar(tmp_path / "1.tar", {"a.avi": write_video(tmp_path / "a.avi", 3).read_bytes()})
+    limits = LimitsConfig(memory_gb=0.25)
+    sources = [opened(images, limits=limits), opened(films, "videos", limits=limits)]
+    budgets: list[float] = []
+
+    @contextmanager
+    def reserve(self: Any, size: int, limit: float) -> Iterator[None]:
+        budgets.append(limit)
+        yield
+
+    monkeypatch.setattr(media._Memory, "reserve", reserve)
+    for source in sources:
+        for item in range(len(source)):
+            source.read(item, [0])
+    decode_batch(sources[0].read_encoded(1, [0]), CPU)
+    assert budgets == [0.25e9] * 4
 
 
 @pytest.mark.usefixtures("bad_shards")

@@ -32,6 +32,7 @@ from unshuffle.data.media import (
     find_images,
     find_videos,
     image_suffixes,
+    memory_limit,
     read_frames,
     read_image,
     resize_short_side,
@@ -217,7 +218,7 @@ class LabelledDataset:
         if isinstance(self.source, ShardSource) and self.source.encoded:
             # A damaged image is skipped here; the source itself would replace it by grey, as training needs.
             encoded = self.source.read_encoded(item, frames)
-            return [read_image(image.data, self.square.short_side, limits=None) for image in encoded]
+            return [read_image(image.data, self.square.short_side, memory_limit(image.memory_gb)) for image in encoded]
         return list(self.source.read(item, frames))
 
     def with_square(self, square: Square) -> "LabelledDataset":

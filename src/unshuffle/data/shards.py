@@ -31,6 +31,7 @@ from unshuffle.data.media import (
     BadMedia,
     check_short_side,
     image_suffixes,
+    memory_limit,
     read_frames,
     read_image_header,
     scaled_size,
@@ -166,7 +167,8 @@ class ShardSource(IndexedSource):
         """Read the chosen frames of one item as they are stored in the shard, for `decode_batch`."""
         self.check_frames(item, frames)
         name, size, plain = self.names[item], self.size(item), bool(self._plain[item])
-        return [EncodedImage(name, self._bytes(item, frame), *size, plain) for frame in frames]
+        memory_gb = self.options.limits.memory_gb
+        return [EncodedImage(name, self._bytes(item, frame), *size, plain, memory_gb) for frame in frames]
 
     def order(self, items: Items, rng: np.random.Generator) -> Items:
         """Shuffle `items` for one epoch, a few shards at a time; return the positions in `items`."""
@@ -181,11 +183,11 @@ class ShardSource(IndexedSource):
         return own
 
     def _read_video(self, item: int, frames: Sequence[int]) -> Pixels:
-        name = self.names[item]
+        name, limits = self.names[item], memory_limit(self.options.limits.memory_gb)
         try:
             with (
                 _temporary_file(self._bytes(item), name) as path,
-                closing(read_frames(path, self.options.short_side, self.options.every, limits=None)) as clip,
+                closing(read_frames(path, self.options.short_side, self.options.every, limits)) as clip,
             ):
                 decoded = islice(clip, max(frames) + 1)
                 chosen = {number: frame for number, frame in enumerate(decoded) if number in frames}
