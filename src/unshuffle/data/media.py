@@ -244,7 +244,7 @@ def check_sides(width: int, height: int) -> None:
 
 def explain(error: Exception) -> str:
     """Return a decoder's message without the path that most decoders add to it."""
-    return str(getattr(error, "strerror", None) or error or type(error).__name__)
+    return str(getattr(error, "strerror", None) or error) or type(error).__name__
 
 
 def resize_short_side(image: Image.Image, short_side: int | None) -> Image.Image:
