@@ -4,7 +4,6 @@ A step whose loss or gradients are not finite is skipped: weights, optimisers an
 normalisation stay as they were. This is decided on the device, so that no step waits for the one before.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -144,9 +143,12 @@ class _CapturedStep:
 
 
 def are_finite(gradients: Iterable[Tensor | None]) -> Tensor:
-    """Return whether all gradients that there are hold finite numbers only, as a bool on their device."""
-    present = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
-    return nn.utils.get_total_norm(present, math.inf).isfinite()
+    """Return whether the norm of all gradients that there are is finite, as a bool on their device.
+
+    Numbers beyond 1e19, whose squares overflow, count as infinite: the largest number itself would take a CPU 30 times
+    as long to find.
+    """
+    return nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None]).isfinite()
 
 
 class _Statistics:
