@@ -288,7 +288,7 @@ def train(config: Config, data: Data, study: Study) -> Iterator[dict[str, Any]]:
                         "task": task,
                         "iteration": trainer.iteration,
                         "error": round(trainer.validate(task).error, 4),
-                        "training_accuracy": round(float(tally.accuracies[task]) / tally.steps[task], 4),
+                        "training_accuracy": round(float(tally.accuracies[task]) / int(tally.steps[task]), 4),
                     }
                 tally = Tally()
 

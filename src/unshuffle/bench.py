@@ -20,7 +20,7 @@ from unshuffle.errors import UserError
 from unshuffle.options import merge
 from unshuffle.tasks import TASKS
 from unshuffle.tasks.prepare import MAX_HELD_OUT, prepare
-from unshuffle.training.step import Step
+from unshuffle.training.step import Step, are_finite
 from unshuffle.training.trainer import Tally, Trainer, build_trainer
 
 WORLD = {"images": 400, "clips": 240, "clip_frames": 12}
@@ -184,7 +184,9 @@ def _parts(trainer: Trainer, iterations: int) -> dict[str, float]:
             trainer.optimisers.zero_grad()
             step.backward(outcomes)
             watch.mark("backward")
-            trainer.optimisers.step(trainer.iteration)
+            trainer.optimisers.step(
+                trainer.iteration, ~are_finite(weight.grad for weight in trainer.network.parameters())
+            )
             trainer.iteration += 1
             watch.mark("optimiser")
     return {name: total / iterations for name, total in watch.totals().items()}

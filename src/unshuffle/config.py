@@ -286,6 +286,9 @@ class OptimConfig:
     """Optimiser of the backbone; each task's section has that of its head."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """bf16: forward pass in bfloat16, with fused kernels where there are some; auto: bf16 on GPUs that support it."""
+    max_skipped_steps: Annotated[int, Ge(0)] = 20
+    """A step whose loss or gradients are not finite is skipped. Stop when more than this many are skipped in a row, or
+    more than this many and a tenth of all; 0 stops at the first one."""
 
 
 @dataclass(frozen=True)

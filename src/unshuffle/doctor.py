@@ -83,7 +83,7 @@ def overfit(config: Config, data: Data, task: str, samples: int, choices: int, s
         "accuracy": accuracy,
         "chance": 1 - trainer.tasks[task].chance,
         "steps": trainer.iteration,
-        "loss": float(tally.losses[task]),
+        "loss": float(tally.losses[task] / tally.steps[task]),  # NaN if the step was skipped
         "passed": accuracy >= EXPECTED_ACCURACY,
     }
 

@@ -48,11 +48,12 @@ from unshuffle.training.display import Display
 from unshuffle.training.distributed import is_main, together
 from unshuffle.training.log import NoLog, RunLog
 from unshuffle.training.trainer import Trainer, build_trainer, initial_backbone
-from unshuffle.wording import counted
+from unshuffle.wording import counted, skipped_sentence
 
 CHANGEABLE_ON_RESUME = (
     "device",
     "log.",
+    "optim.max_skipped_steps",
     "data.workers",
     "data.cache",
     "data.shard_cache_gb",
@@ -340,6 +341,8 @@ def _finish(trainer: Trainer, run: Run, console: Console) -> None:
     console.print(error_table(run))
     if trainer.monitor is not None:
         console.print("", retrieval_table(run), sep="\n")
+    if trainer.skipped.total:
+        say(console, skipped_sentence(trainer.skipped.total, trainer.iteration))
     say(console, "\nResults:")
     for path in (*pages, run.weights, run.metrics_file):
         say(console, f"  {path}")

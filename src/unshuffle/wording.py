@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -19,6 +19,21 @@ def printable(text: str) -> str:
     On a terminal they would move the cursor, forge lines or reverse the direction of writing.
     """
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def listed(names: Sequence[str], limit: int = 4) -> str:
+    """Return `a, b and 7 more`: the first names, and how many there are beyond the limit."""
+    shown = ", ".join(printable(name) for name in names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+def skipped_sentence(skipped: int, steps: int) -> str:
+    """Return how many of so many training steps were skipped, and why."""
+    verb = "was" if skipped == 1 else "were"
+    return (
+        f"{skipped} of {counted(steps, 'steps')} {verb} skipped because the loss or a gradient was not finite; "
+        "metrics.jsonl lists the files of their batches"
+    )
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:

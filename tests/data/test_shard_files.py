@@ -1,5 +1,6 @@
 import os
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,17 @@ from typing import Any
 import fsspec
 import pytest
 
-from unshuffle.data.shard_files import STALE_SECONDS, ShardCache, ShardFile, expand_braces, find_shards, stat_shard
+from unshuffle.data.shard_files import (
+    STALE_SECONDS,
+    Member,
+    ShardCache,
+    ShardFile,
+    expand_braces,
+    find_shards,
+    read_index,
+    stat_shard,
+    write_index,
+)
 from unshuffle.errors import UserError
 
 SIZE = 1000
@@ -23,6 +34,10 @@ def files() -> Iterator[dict[str, ShardFile]]:
     fs.rm("/", recursive=True)
 
 
+def member(text: str, offset: int = 0) -> Member:
+    return Member(offset, len(text), zlib.crc32(text.encode()))
+
+
 def cached_shards(cache: ShardCache, files: dict[str, ShardFile]) -> set[str]:
     return {name for name, file in files.items() if (cache.folder / f"{file.digest}.tar").exists()}
 
@@ -30,30 +45,30 @@ def cached_shards(cache: ShardCache, files: dict[str, ShardFile]) -> set[str]:
 def test_the_least_recently_used_copy_is_deleted_first(files: dict[str, ShardFile], tmp_path: Path) -> None:
     cache = ShardCache(tmp_path, 2 * SIZE)
     for name in "aba":
-        assert cache.read(files[name], 10, 5) == 5 * name.encode()
+        assert cache.read(files[name], member(5 * name, 10)) == 5 * name.encode()
         time.sleep(0.02)  # file systems keep time in steps
     assert cached_shards(cache, files) == {"a", "b"}
-    cache.read(files["c"], 0, 1)
+    cache.read(files["c"], member("c"))
     assert cached_shards(cache, files) == {"a", "c"}
-    assert cache.read(files["b"], SIZE - 1, 1) == b"b", "a deleted copy is downloaded again"
+    assert cache.read(files["b"], member("b", SIZE - 1)) == b"b", "a deleted copy is downloaded again"
 
 
 def test_an_existing_copy_is_reused_and_a_deleted_one_is_replaced(
     files: dict[str, ShardFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = ShardCache(tmp_path, 9 * SIZE)
-    cache.read(files["a"], 0, 1)
+    cache.read(files["a"], member("a"))
     with monkeypatch.context() as patch:
         patch.setattr(type(files["a"].fs), "get_file", None)  # nothing may be downloaded
-        assert ShardCache(tmp_path, 9 * SIZE).read(files["a"], 0, 2) == b"aa"
+        assert ShardCache(tmp_path, 9 * SIZE).read(files["a"], member("aa")) == b"aa"
     (tmp_path / f"{files['a'].digest}.tar").unlink()
-    assert cache.read(files["a"], 0, 2) == b"aa"
+    assert cache.read(files["a"], member("aa")) == b"aa"
 
 
 def test_a_copy_of_the_wrong_length_is_refused(files: dict[str, ShardFile], tmp_path: Path) -> None:
     files["a"].fs.pipe("/remote/a.tar", b"shorter")
     with pytest.raises(UserError, match=r"a\.tar has changed since it was indexed"):
-        ShardCache(tmp_path, 9 * SIZE).read(files["a"], 0, 1)
+        ShardCache(tmp_path, 9 * SIZE).read(files["a"], member("a"))
     assert not list(tmp_path.iterdir())
 
 
@@ -115,3 +130,18 @@ def test_braces() -> None:
 def test_braces_that_stand_for_too_many_shards_are_refused(pattern: str) -> None:
     with pytest.raises(UserError, match=r"stands for more than 100000 shards"):
         expand_braces(pattern)
+
+
+def test_an_index_is_whole_or_not_there(tmp_path: Path) -> None:
+    """Every wrong bit is noticed, and so are all shorter files."""
+    path, value = tmp_path / "new" / "0.index", {"entries": [["ä\ud800.jpg", 1, True, [512]]], "skipped": []}
+    assert read_index(path) is None
+    write_index(path, value)
+    assert read_index(path) == value
+    good = path.read_bytes()
+    for bit in range(8 * len(good)):
+        path.write_bytes(good[: bit // 8] + bytes([good[bit // 8] ^ 1 << bit % 8]) + good[bit // 8 + 1 :])
+        assert read_index(path) is None, bit
+    for length in range(len(good)):
+        path.write_bytes(good[:length])
+        assert read_index(path) is None, length

@@ -2,6 +2,7 @@ import io
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from PIL import Image
 
 from unshuffle import cli
 from unshuffle.config import Config, DataConfig, LimitsConfig, TemporalConfig
-from unshuffle.data import shard_files
+from unshuffle.data import media, shard_files
 from unshuffle.data.batches import BatchStream, Samples
-from unshuffle.data.decode import EncodedSquares
+from unshuffle.data.decode import EncodedSquares, decode_batch
 from unshuffle.data.pack import pack
 from unshuffle.data.shard_files import _last_use_and_size
 from unshuffle.data.shards import ShardOptions, ShardSource, assign_ranks, open_shards, windowed_order
@@ -166,7 +167,7 @@ def test_a_video_that_changed_since_it_was_indexed_is_a_user_error(
     tar = write_tar(tmp_path / "clips.tar", {"clip0.mp4": (video_folder / "clip0.mp4").read_bytes()})
     source = opened(tar, "videos")
     tar.write_bytes(bytes(tar.stat().st_size))
-    with pytest.raises(UserError, match=r"clips\.tar/clip0\.mp4 has changed since its shard was indexed"):
+    with pytest.raises(UserError, match=r"clips\.tar has changed since it was indexed"):
         source.read(0, [0])
 
 
@@ -311,7 +312,7 @@ def test_without_a_cache_each_item_is_requested_by_itself(
 def test_requests_to_storage_are_repeated_after_a_failure(
     copies: bool, remote: Callable[..., Any], memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_files, "RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(shard_files, "READING_PAUSES", (0.0, 0.0))
     _, distant = remote(cache_gb=1 if copies else 0)
     name = "get_file" if copies else "cat_file"
     original, asked = getattr(type(memory), name), []
@@ -346,7 +347,7 @@ def test_the_index_is_cached_until_the_shard_changes(
     time.sleep(0.01)
     write_tar(folder / "img-001.tar", {"new.jpg": encoded()})
     assert len(opened(folder)) == 5 and indexed == [str(folder / "img-001.tar")]
-    for index in (tmp_path / "cache" / "shards").glob("*.json"):
+    for index in (tmp_path / "cache" / "shards").glob("*.index"):
         index.write_text("{")
     assert len(opened(folder)) == 5 and len(indexed) == 4, "a damaged index is built again"
 
@@ -555,6 +556,31 @@ def test_members_beyond_a_limit_are_skipped(
     films = {f"{frames}.avi": write_video(tmp_path / f"{frames}.avi", frames).read_bytes() for frames in (3, 9)}
     source = opened(write_tar(tmp_path / "1.tar", films), "videos", limits=LimitsConfig(max_frames=5))
     assert source.names == ["1.tar/3.avi"] and "limits.max_frames" in source.skipped[0][1]
+
+
+def test_decoding_in_training_keeps_to_the_configured_memory(
+    tmp_path: Path,
+    opened: Callable[..., ShardSource],
+    write_video: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images = write_tar(tmp_path / "0.tar", {"a.jpg": encoded(0, 40, 40), "b.png": encoded(0, 50, 50, "png")})
+    films = write_tar(tmp_path / "1.tar", {"a.avi": write_video(tmp_path / "a.avi", 3).read_bytes()})
+    limits = LimitsConfig(memory_gb=0.25)
+    sources = [opened(images, limits=limits), opened(films, "videos", limits=limits)]
+    budgets: list[float] = []
+
+    @contextmanager
+    def reserve(self: Any, size: int, limit: float) -> Iterator[None]:
+        budgets.append(limit)
+        yield
+
+    monkeypatch.setattr(media._Memory, "reserve", reserve)
+    for source in sources:
+        for item in range(len(source)):
+            source.read(item, [0])
+    decode_batch(sources[0].read_encoded(1, [0]), CPU)
+    assert budgets == [0.25e9] * 4
 
 
 @pytest.mark.usefixtures("bad_shards")

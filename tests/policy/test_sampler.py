@@ -232,6 +232,7 @@ def test_what_was_trained_on_is_counted_when_it_is_reduced() -> None:
     assert counts.permutations.sum() == counts.groups.sum() == 0
     counts.reduce(lambda own: 10 * own)
     counts.add(torch.tensor([[1]]), torch.tensor([[2]]))
+    counts.add(torch.tensor([[2]]), torch.tensor([[1]]), skipped=torch.tensor(True))
     counts.reduce(lambda own: own + 100 * torch.eye(9)[0] + 1000 * torch.eye(9)[8])  # what another process counted
     assert counts.permutations.tolist() == [110, 1, 0, 30, 10, 10]
     assert counts.groups.tolist() == [10, 20, 1011] and counts.batches == 3

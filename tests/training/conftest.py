@@ -1,12 +1,19 @@
 """A run so small that a test can have several."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 
 from unshuffle.config import Config, demo
+from unshuffle.data.batches import Batch
 from unshuffle.options import merge
+from unshuffle.tasks.base import Inputs
+from unshuffle.training.trainer import Trainer
 
 
 def small_config(out: Path, **changes: Any) -> Config:
@@ -38,6 +45,26 @@ def small_config(out: Path, **changes: Any) -> Config:
         "log": {"train_every": 2, "monitor_every": 9, "checkpoint_every": 4, "pictures": False},
     }
     return merge(merge(demo(), values), changes)
+
+
+@contextmanager
+def nan_in_a_sample(*iterations: int, at_rank: int = 0) -> Iterator[None]:
+    """Training in which the first crop of one process is NaN in the steps of these iterations."""
+    inputs = Trainer.inputs
+
+    def poisoned(self: Trainer, batch: Batch) -> dict[str, Inputs]:
+        result = inputs(self, batch)
+        if self.iteration in iterations and self.part.rank == at_rank:
+            next(iter(result.values())).crops[0, 0] = torch.nan
+        return result
+
+    with mock.patch.object(Trainer, "inputs", poisoned):
+        yield
+
+
+@pytest.fixture(scope="session")
+def poisoned() -> Any:
+    return nan_in_a_sample
 
 
 @pytest.fixture(scope="session")

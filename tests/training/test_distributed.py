@@ -125,6 +125,7 @@ def test_two_processes_do_what_one_does(tmp_path: Path, monkeypatch: pytest.Monk
     the_same_permutations_and_decisions_to_the_bit(outcomes)
     what_both_trained_on_is_counted_together(outcomes)
     one_network_with_their_own_normalisation_and_dropout(outcomes)
+    a_step_that_is_not_finite_in_one_is_skipped_by_all(outcomes)
     a_signal_to_one_stops_all_after_the_same_step(outcomes)
     an_error_of_one_process_ends_all_and_is_reported_once(outcomes)
     monkeypatch.syspath_prepend(WORKER.parent)
@@ -184,6 +185,17 @@ def one_network_with_their_own_normalisation_and_dropout(outcomes: Outcomes) -> 
         assert_close(first[name], second[name], name, rtol=0, atol=0)
     with pytest.raises(AssertionError, match="conv1"):
         assert_close(first["network"], outcomes.alone["plain batch norm"]["network"])
+
+
+def a_step_that_is_not_finite_in_one_is_skipped_by_all(outcomes: Outcomes) -> None:
+    first, second = (results["not finite"] for results in outcomes.ranks)
+    assert_close(first["network"], second["network"], rtol=0, atol=0)
+    for name in ("network", "tasks", "skipped", "validations", "log"):
+        assert_close(first[name], outcomes.alone["not finite"][name], name)
+    assert first["skipped"]["total"] == second["skipped"]["total"] == 2
+    sentence, elsewhere = outcomes.ranks[0]["often not finite"]
+    assert sentence == outcomes.alone["often not finite"][0] and elsewhere == "ReportedElsewhere: rank 0 has failed"
+    assert sentence.startswith("UserError: the last 2 steps were skipped")
 
 
 def a_signal_to_one_stops_all_after_the_same_step(outcomes: Outcomes) -> None:

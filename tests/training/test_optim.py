@@ -21,6 +21,7 @@ from unshuffle.config import (
 from unshuffle.models import build_backbone
 from unshuffle.tasks import build_tasks
 from unshuffle.tasks.base import Network
+from unshuffle.training import optim
 from unshuffle.training.optim import Optimisers, lr_factor
 
 TASKS = ["spatial", "temporal"]
@@ -228,3 +229,16 @@ def test_the_state_resumes() -> None:
         optimisers.step(2)
     for name, value in weights(straight).items():
         np.testing.assert_array_equal(value, weights(resumed)[name])
+
+
+def test_fused_sgd_begins_with_a_momentum_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would leave it uninitialised if its first step were skipped; a checkpoint may have none."""
+    monkeypatch.setattr(optim, "are_fused", lambda parameters: True)
+    net = network()
+    empty = {name: optimiser.state_dict() for name, optimiser in Optimisers(net, CONFIG).optimisers.items()}
+    for resumed in (False, True):
+        optimisers = Optimisers(net, CONFIG)
+        if resumed:
+            optimisers.load_state_dict({name: {**state, "state": {}} for name, state in empty.items()})
+        momenta = [optimisers.optimisers["backbone"].state[weight] for weight in net.backbone.parameters()]
+        assert momenta and all(not state["momentum_buffer"].any() for state in momenta)

@@ -88,7 +88,7 @@ def gradients_of_a_step(trainer: Trainer, *tasks: str) -> dict[str, torch.Tensor
     """The gradients of the backbone in the first step, in evaluation mode, without an update."""
     trainer.network.eval()
     trainer.iteration = 0
-    trainer.optimisers.step = lambda iteration: None  # type: ignore[method-assign]
+    trainer.optimisers.step = lambda iteration, skipped: None  # type: ignore[method-assign]
     trainer.step({task: trainer.streams[task].batch(0).to(trainer.device) for task in tasks}, Tally())
     gradients = {name: weight.grad for name, weight in trainer.network.backbone.named_parameters()}
     return {name: gradient.clone() for name, gradient in gradients.items() if gradient is not None}
@@ -177,8 +177,9 @@ def test_a_rotation_run_trains_saves_resumes_and_writes_a_report(
 def test_the_tally_sums_the_steps_of_each_task() -> None:
     tally = Tally()
     for loss, accuracy in ((1.0, 0.5), (3.0, 1.0)):
-        tally.add("spatial", Outcome(torch.tensor(loss), torch.tensor(accuracy)))
-    tally.add("temporal", Outcome(torch.tensor(7.0), torch.tensor(0.0)))
+        tally.add("spatial", Outcome(torch.tensor(loss), torch.tensor(accuracy)), torch.tensor(False))
+    tally.add("temporal", Outcome(torch.tensor(7.0), torch.tensor(0.0)), torch.tensor(False))
+    tally.add("temporal", Outcome(torch.tensor(torch.nan), torch.tensor(0.5)), torch.tensor(True))
     assert tally.steps == {"spatial": 2, "temporal": 1}
     assert {task: float(total) for task, total in tally.losses.items()} == {"spatial": 4.0, "temporal": 7.0}
     assert {task: float(total) for task, total in tally.accuracies.items()} == {"spatial": 1.5, "temporal": 0.0}

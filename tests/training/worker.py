@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,7 +17,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from conftest import small_config
+from conftest import nan_in_a_sample, small_config
 from unshuffle.config import Config
 from unshuffle.console import ResilientConsole
 from unshuffle.data.batches import BatchStream
@@ -29,7 +30,8 @@ from unshuffle.policy.state import PermutationValidation
 from unshuffle.pretraining import run_pretraining
 from unshuffle.runs.run import Run
 from unshuffle.stopping import Stopped
-from unshuffle.tasks.base import Inputs, Network
+from unshuffle.tasks.base import Inputs, Network, Outcome
+from unshuffle.tasks.ordering import OrderingTask
 from unshuffle.tasks.prepare import prepare
 from unshuffle.training import distributed
 from unshuffle.training.display import Display
@@ -109,7 +111,7 @@ def recorded_steps() -> Iterator[list[dict[str, Tensor]]]:
     call = Step.__call__
 
     def record(self: Step, inputs: dict[str, Inputs], iteration: int) -> Any:
-        outcomes = call(self, inputs, iteration)
+        outcomes, skipped = call(self, inputs, iteration)
         tensors: dict[str, Tensor] = {}
         for task, batch in inputs.items():
             tensors[f"{task} crops"] = all_rows(batch.crops)
@@ -118,7 +120,7 @@ def recorded_steps() -> Iterator[list[dict[str, Tensor]]]:
             for name, sampled in outcomes[task].sampled.items():
                 tensors[f"{task} sampled {name}"] = all_rows(sampled)
         steps.append(tensors)
-        return outcomes
+        return outcomes, skipped
 
     with mock.patch.object(Step, "__call__", record):
         yield steps
@@ -172,6 +174,7 @@ def trained(config: Config, frozen: bool = False) -> dict[str, Any]:
         "network": state["network"],
         "tasks": state["tasks"],
         "steps": steps,
+        "skipped": state["skipped"],
         "validations": validations,
         "tests": {name: vars(trainer.test(name)) for name in trainer.tasks},
         "log": log.entries,
@@ -223,6 +226,31 @@ def reliable(config: Config) -> dict[str, Any]:
         return trained(config)
 
 
+def not_finite(config: Config) -> dict[str, Any]:
+    """A training in which the last process alone has NaN in a step, and in another an infinite loss.
+
+    The gradients of that loss are finite.
+    """
+    last, outcome = distributed.size() - 1, OrderingTask.outcome
+    calls = 0
+
+    def infinite(self: OrderingTask, *args: Any) -> Outcome:
+        nonlocal calls
+        calls += self.name == "spatial"
+        result = outcome(self, *args)
+        is_bad = self.name == "spatial" and calls == 6 and distributed.rank() == last
+        return replace(result, loss=result.loss + torch.inf) if is_bad else result
+
+    with nan_in_a_sample(2, at_rank=last), mock.patch.object(OrderingTask, "outcome", infinite):
+        return trained(config)
+
+
+def often_not_finite(config: Config) -> list[str]:
+    """Return the errors of a run whose last process has NaN in all steps."""
+    with nan_in_a_sample(*range(9), at_rank=distributed.size() - 1):
+        return ends(config)
+
+
 def everything(folder: Path) -> None:
     count = distributed.size()
     own = folder / f"by-{count}"
@@ -233,6 +261,8 @@ def everything(folder: Path) -> None:
         "in turn": trained(config(own / "in-turn", tasks="S+R&T")),
         "rollouts": reliable(config(own / "rollouts", policy=ROLLOUTS)),
         "plain batch norm": trained(config(own / "plain-batch-norm", sync_bn=False, dropout=0.2, policy=ROLLOUTS)),
+        "not finite": not_finite(config(own / "not-finite", optim={"max_skipped_steps": 2, "backbone": SGD})),
+        "often not finite": often_not_finite(config(own / "often", optim={"max_skipped_steps": 1, "backbone": SGD})),
         "stopped": stopped(config(own / "stopped")),
         "refused": ends(config(own / "refused", policy={"num_groups": 1})),
         "unreadable": unreadable(config(own / "unreadable"), 2),

@@ -168,6 +168,12 @@ class BatchStream:
         items: Items = self.samples.items[np.concatenate(chosen)]
         return items
 
+    def names(self, step: int, part: RankSlice = WHOLE) -> list[str]:
+        """Return the names of the items in one process's slice of the batch at a step."""
+        if part.world_size > 1 and isinstance(self.samples.source, ShardSource):
+            return self._of_rank(part).names(step)
+        return [self.samples.source.names[item] for item in self.items(step)[part.rows(self.batch_size)].tolist()]
+
     def batch(self, step: int, part: RankSlice = WHOLE) -> Squares | EncodedSquares:
         """Read one process's slice of the batch at a step."""
         if part.world_size > 1 and isinstance(self.samples.source, ShardSource):

@@ -4,7 +4,6 @@
 """
 
 import hashlib
-import json
 import os
 import tarfile
 from collections import Counter
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple, Unpack
+from typing import BinaryIO, Literal, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -32,12 +31,13 @@ from unshuffle.data.media import (
     find_images,
     find_videos,
     image_suffixes,
+    memory_limit,
     read_frames,
     read_image,
     resize_short_side,
 )
 from unshuffle.data.pack import PackOptions, cached_store
-from unshuffle.data.shard_files import ShardFile, find_shards, is_shards, stat_shard, storage_errors_explained
+from unshuffle.data.shard_files import ShardFile, find_shards, is_shards, read_index, stat_shard, write_index
 from unshuffle.data.shards import ShardOptions, ShardSource, open_shards
 from unshuffle.data.source import Pixels, Skipped, Source
 from unshuffle.data.splits import SplitList, find_split_list, is_split_list
@@ -45,7 +45,6 @@ from unshuffle.data.store import Store
 from unshuffle.data.synthetic import SyntheticSource, synthetic_clips, synthetic_images
 from unshuffle.data.voc import CLASSES, MIN_PIXELS, Box, Devkit, find_image_set, large_objects
 from unshuffle.errors import UserError
-from unshuffle.files import atomic_write
 
 CACHE = Path("~/.cache/unshuffle")
 LABEL_SUFFIXES = (".cls", ".txt")
@@ -217,7 +216,7 @@ class LabelledDataset:
         if isinstance(self.source, ShardSource) and self.source.encoded:
             # A damaged image is skipped here; the source itself would replace it by grey, as training needs.
             encoded = self.source.read_encoded(item, frames)
-            return [read_image(image.data, self.square.short_side, limits=None) for image in encoded]
+            return [read_image(image.data, self.square.short_side, memory_limit(image.memory_gb)) for image in encoded]
         return list(self.source.read(item, frames))
 
     def with_square(self, square: Square) -> "LabelledDataset":
@@ -558,26 +557,23 @@ def _shard_labels(source: ShardSource, cache: Path) -> list[str | None]:
 
 def _cached_texts(file: ShardFile, cache: Path) -> dict[str, str]:
     """Return the label text of each key of a shard; stored in the cache, as all headers have to be read for it."""
-    stored = cache / "shards" / f"{file.digest}-labels.json"
-    try:
-        texts: dict[str, str] = json.loads(stored.read_bytes())
-    except (OSError, ValueError):  # none yet, or an interrupted one
+    stored = cache / "shards" / f"{file.digest}-labels.index"
+    texts: dict[str, str] | None = read_index(stored)
+    if texts is None:
         texts = _text_members(file)[1]
-        stored.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(stored) as draft:
-            draft.write_text(json.dumps(texts))
+        write_index(stored, texts)
     return texts
 
 
 def _text_members(file: ShardFile) -> tuple[list[str], dict[str, str]]:
     """Return the names of all members of a shard, and the text of the label members by key."""
+    return file.scan(_read_texts)
+
+
+def _read_texts(raw: BinaryIO) -> tuple[list[str], dict[str, str]]:
     names: list[str] = []
     texts: dict[str, dict[str, str]] = {suffix: {} for suffix in LABEL_SUFFIXES}
-    with (
-        storage_errors_explained(file.address),
-        file.fs.open(file.path, "rb") as raw,
-        tarfile.open(fileobj=raw, mode="r:") as tar,
-    ):
+    with tarfile.open(fileobj=raw, mode="r:") as tar:
         for member in tar:
             name = str(PurePosixPath(member.name))
             names.append(name)

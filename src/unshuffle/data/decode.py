@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from unshuffle.data.media import BadMedia, read_image
+from unshuffle.data.media import BadMedia, memory_limit, read_image
 from unshuffle.data.source import EncodedImage, Pixels
 from unshuffle.data.squares import Squares, Windows
 from unshuffle.wording import printable
@@ -49,8 +49,9 @@ def decode(encoded: EncodedImage) -> Pixels:
     as a resumed run needs the same samples.
     """
     try:
-        # The limits were checked when the shard was indexed.
-        pixels = read_image(encoded.data, min(encoded.height, encoded.width), limits=None)
+        # The other limits were checked when the shard was indexed.
+        limits = memory_limit(encoded.memory_gb)
+        pixels = read_image(encoded.data, min(encoded.height, encoded.width), limits)
     except BadMedia as problem:
         warnings.warn(f"{printable(encoded.name)} is damaged and replaced by grey: {problem}", stacklevel=2)
         return np.full((encoded.height, encoded.width, 3), GREY, np.uint8)

@@ -5,6 +5,7 @@ anything but the file itself.
 """
 
 import io
+import math
 import os
 import stat
 import threading
@@ -31,6 +32,13 @@ MIN_FRAMES = 2
 VIDEO_SUFFIXES = frozenset({".mp4", ".avi", ".mov", ".mkv", ".webm", ".mpg", ".mpeg", ".m4v", ".gif"})
 
 DEFAULT_LIMITS = LimitsConfig()
+
+
+def memory_limit(memory_gb: float) -> LimitsConfig:
+    """Return the limits of a file that was within all others earlier: the memory that it has in common with others."""
+    # more than any file has, and no more than FFmpeg accepts
+    return LimitsConfig(max_pixels=10**9, max_frames=10**9, max_seconds=math.inf, memory_gb=memory_gb)
+
 
 _IMAGE_FORMATS = (  # Pillow's names; not all that it knows, as EPS for example is a program that Ghostscript runs
     *("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF", "JPEG2000", "MPO", "PPM", "TGA"),
@@ -236,7 +244,7 @@ def check_sides(width: int, height: int) -> None:
 
 def explain(error: Exception) -> str:
     """Return a decoder's message without the path that most decoders add to it."""
-    return str(getattr(error, "strerror", None) or error or type(error).__name__)
+    return str(getattr(error, "strerror", None) or error) or type(error).__name__
 
 
 def resize_short_side(image: Image.Image, short_side: int | None) -> Image.Image:
@@ -252,20 +260,18 @@ def scaled_size(size: tuple[int, int], short_side: int) -> tuple[int, int]:
     return round(size[0] * scale), round(size[1] * scale)
 
 
-def read_image(
-    file: Path | bytes, short_side: int | None = None, limits: LimitsConfig | None = DEFAULT_LIMITS
-) -> Pixels:
+def read_image(file: Path | bytes, short_side: int | None = None, limits: LimitsConfig = DEFAULT_LIMITS) -> Pixels:
     """Read one image, from a path or from bytes, as (height, width, 3) RGB with its short side at `short_side`.
 
     The EXIF orientation is applied, transparency is composited on white, deep grayscale is scaled to 8 bits, and of
     an animation the first frame is returned. The content decides about the format, not the name. Raises `BadMedia` for
-    a file that is empty, truncated, tiny, no image or beyond the limits; None: it was within them earlier.
+    a file that is empty, truncated, tiny, no image or beyond the limits.
     """
     with _image_errors_explained(), _watched(file, limits) as stream, _open_image(stream, limits) as image:
         size = image.size
         if short_side is not None:
             _draft(image, short_side)
-        with _MEMORY.reserve(_memory_of(image, size), (limits or DEFAULT_LIMITS).memory_gb * 1e9):
+        with _MEMORY.reserve(_memory_of(image, size), limits.memory_gb * 1e9):
             stream.watch.resume()  # the wait does not count
             return np.array(resize_short_side(upright_rgb(image), short_side))
 
@@ -301,21 +307,20 @@ def _has_end_marker(data: bytes) -> bool:
 
 
 @contextmanager
-def _watched(file: Path | bytes, limits: LimitsConfig | None) -> Iterator[_WatchedFile | _WatchedBytes]:
+def _watched(file: Path | bytes, limits: LimitsConfig) -> Iterator[_WatchedFile | _WatchedBytes]:
     """Open a file whose reading is limited in time."""
     if isinstance(file, Path):
         check_regular(file)
     check_not_empty(file)
     with _WatchedBytes(file) if isinstance(file, bytes) else _WatchedFile(file) as stream:
-        stream.watch = _Stopwatch(float("inf") if limits is None else limits.max_seconds)
+        stream.watch = _Stopwatch(limits.max_seconds)
         yield stream
 
 
-def _open_image(stream: _WatchedFile | _WatchedBytes, limits: LimitsConfig | None) -> Image.Image:
+def _open_image(stream: _WatchedFile | _WatchedBytes, limits: LimitsConfig) -> Image.Image:
     image = Image.open(stream, formats=image_formats())
     check_sides(*image.size)
-    if limits is not None:
-        check_pixels(*image.size, limits)
+    check_pixels(*image.size, limits)
     return image
 
 
@@ -396,16 +401,16 @@ def _finite(values: npt.NDArray[np.number]) -> npt.NDArray[np.float64]:
 
 
 def read_frames(
-    path: Path, short_side: int | None = None, every: int = 1, limits: LimitsConfig | None = DEFAULT_LIMITS
+    path: Path, short_side: int | None = None, every: int = 1, limits: LimitsConfig = DEFAULT_LIMITS
 ) -> Generator[Pixels]:
     """Iterate over every `every`-th frame of a clip as (height, width, 3) RGB, all of the first frame's size.
 
     Frames come in the decoder's order: timestamps and the header's frame count are often wrong and are ignored, as
     are rotation tags. A truncated clip keeps its readable frames if there are two or more; with fewer, for a file that
-    is no video and for one beyond the limits, `BadMedia` is raised. None: it was within the limits earlier.
+    is no video and for one beyond the limits, `BadMedia` is raised.
     """
     size: tuple[int, int] | None = None
-    watch = _Stopwatch(float("inf") if limits is None else limits.max_seconds)
+    watch = _Stopwatch(limits.max_seconds)
     for frame in _readable_frames(path, every, limits, watch):
         check_sides(*frame.size)
         resized = resize_short_side(frame, short_side)
@@ -416,7 +421,7 @@ def read_frames(
         watch.resume()
 
 
-def _readable_frames(path: Path, every: int, limits: LimitsConfig | None, watch: _Stopwatch) -> Iterator[Image.Image]:
+def _readable_frames(path: Path, every: int, limits: LimitsConfig, watch: _Stopwatch) -> Iterator[Image.Image]:
     count = 0
     try:
         check_regular(path)
@@ -433,27 +438,26 @@ def _readable_frames(path: Path, every: int, limits: LimitsConfig | None, watch:
         raise BadMedia(f"a clip needs at least {MIN_FRAMES} frames and this one gives {count}")
 
 
-def _limited(path: Path, limits: LimitsConfig | None, watch: _Stopwatch) -> Iterator[Pixels]:
+def _limited(path: Path, limits: LimitsConfig, watch: _Stopwatch) -> Iterator[Pixels]:
     """Decode the frames of a clip within the limits."""
     for number, frame in enumerate(_decode_video(path, limits, watch)):
         watch.check()
-        if limits is not None and number >= limits.max_frames:
+        if number >= limits.max_frames:
             raise BadMedia(f"it has more than {limits.max_frames} frames (limits.max_frames)")
         yield frame
 
 
 @contextmanager
-def _memory_for_frames(width: int, height: int, limits: LimitsConfig | None, watch: _Stopwatch) -> Iterator[None]:
+def _memory_for_frames(width: int, height: int, limits: LimitsConfig, watch: _Stopwatch) -> Iterator[None]:
     """Check the size of a video's frames, and hold the memory for them."""
-    if limits is not None:
-        check_pixels(width, height, limits)
+    check_pixels(width, height, limits)
     watch.pause()
-    with _MEMORY.reserve(_FRAME_BYTES * width * height, (limits or DEFAULT_LIMITS).memory_gb * 1e9):
+    with _MEMORY.reserve(_FRAME_BYTES * width * height, limits.memory_gb * 1e9):
         watch.resume()
         yield
 
 
-def _decode_video(path: Path, limits: LimitsConfig | None, watch: _Stopwatch) -> Iterator[Pixels]:
+def _decode_video(path: Path, limits: LimitsConfig, watch: _Stopwatch) -> Iterator[Pixels]:
     try:
         import av
     except ImportError:
@@ -468,15 +472,14 @@ def _decode_video(path: Path, limits: LimitsConfig | None, watch: _Stopwatch) ->
         # Files are decoded in parallel already: more threads inside each one would only compete.
         stream.thread_type = "NONE"
         stream.codec_context.thread_count = 1
-        if limits is not None:  # in case that later frames are larger; FFmpeg counts the padding of its buffers too
-            stream.codec_context.options = {"max_pixels": str(2 * limits.max_pixels + 65536)}
+        # in case that later frames are larger; FFmpeg counts the padding of its buffers too
+        stream.codec_context.options = {"max_pixels": str(2 * limits.max_pixels + 65536)}
         reformatter = av.video.reformatter.VideoReformatter()  # one for all frames: it is slow to set up
         with _memory_for_frames(stream.width, stream.height, limits, watch):
             for packet in container.demux(stream):
                 watch.check()  # here too, as packets need not give frames
                 for frame in packet.decode():
-                    if limits is not None:  # frames may be larger than the header says
-                        check_pixels(frame.width, frame.height, limits)
+                    check_pixels(frame.width, frame.height, limits)  # frames may be larger than the header says
                     try:
                         rgb = reformatter.reformat(frame, format="rgb24", threads=1)
                     except TypeError:  # an older PyAV, which has no such option and always uses one thread
@@ -484,7 +487,7 @@ def _decode_video(path: Path, limits: LimitsConfig | None, watch: _Stopwatch) ->
                     yield np.asarray(rgb.to_ndarray(), np.uint8)
 
 
-def _decode_opencv(path: Path, limits: LimitsConfig | None, watch: _Stopwatch) -> Iterator[Pixels]:
+def _decode_opencv(path: Path, limits: LimitsConfig, watch: _Stopwatch) -> Iterator[Pixels]:
     try:
         import cv2
     except ImportError as error:
@@ -501,8 +504,7 @@ def _decode_opencv(path: Path, limits: LimitsConfig | None, watch: _Stopwatch) -
                 decoded, frame = capture.read()
                 if not decoded:
                     return
-                if limits is not None:  # frames may be larger than the header says
-                    check_pixels(frame.shape[1], frame.shape[0], limits)
+                check_pixels(frame.shape[1], frame.shape[0], limits)  # frames may be larger than the header says
                 yield np.asarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB), np.uint8)
     finally:
         capture.release()

@@ -1,19 +1,25 @@
-"""Tar shards as files: finding them on this machine or in remote storage (fsspec), reading and caching them."""
+"""Tar shards as files: finding them on this machine or in remote storage (fsspec), reading and caching them.
+
+Remote storage is not reliable: failed requests are repeated a few times, and what arrives is compared with the size and
+the checksums of the index.
+"""
 
 import hashlib
 import itertools
+import json
 import math
 import os
 import re
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -21,27 +27,29 @@ from fsspec.implementations.local import LocalFileSystem
 from unshuffle.data.media import explain
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
+from unshuffle.stopping import check_stopped
 
 T = TypeVar("T")
-RETRY_SECONDS = (1.0, 10.0)  # pauses before a failed request to the storage is repeated
+OPENING_PAUSES = (1.0, 4.0)
+"""Seconds before a failed request is repeated while shards are found and indexed; a wrong address is noticed soon."""
+READING_PAUSES = (1.0, 4.0, 15.0, 60.0)
+"""The same for reading them: a long run outlasts short outages."""
+TIMEOUT_SECONDS = 60.0
+"""Seconds within which a web server must accept a connection, and send more bytes; other drivers have their own."""
 CONNECTIONS = 4  # shards that are downloaded at the same time
 MAX_SHARDS = 100_000  # addresses that braces may stand for
 PROTOCOLS = ("file", "http", "https", "s3", "gs", "gcs", "az", "abfs", "hf")
 """Storage that addresses may name. Others of fsspec's run code, start programs or wrap further addresses."""
 STALE_SECONDS = 3600  # age at which the unfinished copy of a killed process is deleted
 
-# Keys of a file's information that change with its content; every storage service reports some of them.
+# Keys of a file's information that change with its content, the most precise first; storage reports some of them.
+# Times are not compared where there is better: a listing of S3 has other fractions of a second than a single request.
 _VERSION_KEYS = (
-    "size",
-    "mtime",
-    "ETag",
-    "etag",
-    "LastModified",
-    "last_modified",
-    "md5Hash",
-    "updated",
-    "created",
+    ("md5Hash", "Content-MD5"),
+    ("ETag", "etag"),
+    ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created"),
 )
+_TRANSIENT_STATUS = {408, 425, 429}  # of those below 500: too late, too early, too often
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _TAR = re.compile(r"\.tar(\?[^/]*)?$")  # a signed web address continues after a question mark
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -64,12 +72,61 @@ class ShardFile:
         """Its path, if it is on this machine."""
         return Path(self.path) if isinstance(self.fs, LocalFileSystem) else None
 
-    def read_range(self, offset: int, length: int) -> bytes:
-        """Read `length` bytes from the disk or the storage."""
+    def read(self, member: "Member") -> bytes:
+        """Read a member of the tar from the disk or the storage."""
         with storage_errors_explained(self.address):
             if self.local is not None:
-                return read_range(self.local, offset, length)
-            return with_retries(lambda: bytes(self.fs.cat_file(self.path, start=offset, end=offset + length)))
+                return self.verified(read_range(self.local, member), member)
+            end = member.offset + member.length
+            return with_retries(
+                lambda: self.verified(bytes(self.fs.cat_file(self.path, start=member.offset, end=end)), member),
+                READING_PAUSES,
+            )
+
+    def verified(self, data: bytes, member: "Member") -> bytes:
+        """Return the bytes of a member if they are those that were indexed; otherwise raise an error."""
+        if len(data) == member.length and zlib.crc32(data) == member.checksum:
+            return data
+        self.check_unchanged()
+        if len(data) != member.length:
+            raise DamagedTransfer(f"{len(data)} bytes arrived instead of {member.length}")
+        raise DamagedTransfer("the bytes that arrived are not those that were indexed")
+
+    def check_unchanged(self) -> None:
+        """Raise a UserError if size or version are no longer those of this file, as far as the storage answers."""
+        self.fs.invalidate_cache(self.path)  # of listings
+        try:
+            current = stat_shard(self.fs, self.path)
+        except UserError:
+            return
+        if current.digest != self.digest:
+            raise UserError(
+                f"{self.address} has changed since it was indexed: start again, which indexes it anew; a run that is "
+                "to be resumed needs the file as it was"
+            )
+
+    def scan(self, function: Callable[[BinaryIO], T]) -> T:
+        """Return what a function makes of the whole file, which it may have to read several times."""
+
+        def attempt() -> T:
+            with self.fs.open(self.path, "rb") as raw:
+                return function(raw)
+
+        with storage_errors_explained(self.address):
+            return with_retries(attempt, OPENING_PAUSES if self.local is None else ())
+
+
+class Member(NamedTuple):
+    """The bytes of one member of a tar."""
+
+    offset: int
+    length: int
+    checksum: int
+    """CRC-32."""
+
+
+class DamagedTransfer(Exception):
+    """What arrived is not what the storage has."""
 
 
 def is_shards(address: str) -> bool:
@@ -109,12 +166,13 @@ def stat_shard(fs: Any, path: str) -> ShardFile:
     """Request size and version of a shard from its storage."""
     address = path if isinstance(fs, LocalFileSystem) else fs.unstrip_protocol(path)
     with storage_errors_explained(address):
-        info = fs.info(path)
+        info = with_retries(lambda: fs.info(path), OPENING_PAUSES)
     if info["type"] != "file":
         raise UserError(f"{address} is not a file: a shard must be a tar file")
     if info.get("size") is None:
         raise UserError(f"{address} cannot be read in parts, as its server does not report its size: download it")
-    version = {name: str(info[name]) for name in _VERSION_KEYS if name in info}
+    versions = ({name: str(info[name]) for name in names if info.get(name)} for names in _VERSION_KEYS)
+    version = {"size": str(info["size"]), **next((found for found in versions if found), {})}
     digest = hashlib.sha256(f"{fs.unstrip_protocol(path)}\n{sorted(version.items())}".encode(errors="surrogateescape"))
     return ShardFile(address, fs, path, int(info["size"]), digest.hexdigest()[:24])
 
@@ -147,6 +205,8 @@ def storage_errors_explained(address: str) -> Iterator[None]:
     except UserError:
         raise
     except FileNotFoundError as error:
+        if not _is_final(error):
+            raise UserError(f"{address} cannot be read: {_explain(error)}") from error
         raise UserError(f"{address} does not exist: check the address") from error
     except tarfile.TarError as error:
         problem = f"is not a tar file, or is damaged or truncated ({explain(error)})"
@@ -157,19 +217,42 @@ def storage_errors_explained(address: str) -> Iterator[None]:
             "installs those for S3, Google Cloud Storage and HTTP"
         ) from error
     except Exception as error:
-        raise UserError(f"{address} cannot be read: {explain(error)}") from error
+        raise UserError(f"{address} cannot be read: {_explain(error)}") from error
 
 
-def with_retries(request: Callable[[], T]) -> T:
-    """Repeat a request that fails: storage has short outages in the course of a long run."""
-    for pause in RETRY_SECONDS:
+def _explain(error: Exception) -> str:
+    return f"{explain(_cause(error))}; check the storage and the connection, then run the same command again"
+
+
+def with_retries(request: Callable[[], T], pauses: Sequence[float]) -> T:
+    """Repeat a request that fails, after pauses of so many seconds, unless it is bound to fail again."""
+    for pause in pauses:
         try:
             return request()
-        except (FileNotFoundError, PermissionError):
-            raise
-        except Exception:
-            time.sleep(pause)
+        except Exception as error:
+            if _is_final(error):
+                raise
+        deadline = time.monotonic() + pause
+        while (left := deadline - time.monotonic()) > 0:
+            check_stopped()
+            time.sleep(min(left, 0.2))
     return request()
+
+
+def _cause(error: Exception) -> Exception:
+    """Return the error behind one of fsspec's web driver, which calls a file not found whatever happened."""
+    cause = error.__cause__
+    from_web = isinstance(error, FileNotFoundError) and type(cause).__module__.startswith("aiohttp")
+    return cause if from_web and isinstance(cause, Exception) else error
+
+
+def _is_final(error: Exception) -> bool:
+    """Return whether the same request would fail again."""
+    cause = _cause(error)
+    status = getattr(cause, "status", None)
+    if isinstance(status, int):  # of an answer by HTTP
+        return status < 500 and status not in _TRANSIENT_STATUS
+    return isinstance(cause, UserError | FileNotFoundError | PermissionError | ImportError)
 
 
 def _is_tar_name(address: str) -> bool:
@@ -178,17 +261,33 @@ def _is_tar_name(address: str) -> bool:
 
 def _find(address: str) -> list[tuple[Any, str]]:
     with storage_errors_explained(address):
-        fs, path = fsspec.core.url_to_fs(address if "://" in address else str(Path(address).expanduser()))
+        fs, path = _open_storage(address)
         # only * makes a pattern: ? and [ occur in signed web addresses
         if "*" in path:
-            paths = sorted(fs.glob(path))
+            paths = sorted(with_retries(lambda: fs.glob(path), OPENING_PAUSES))
         elif _is_tar_name(path):
             paths = [path]
         else:
-            paths = sorted(name for name in fs.ls(path, detail=False) if name.endswith(".tar"))
+            names = with_retries(lambda: fs.ls(path, detail=False), OPENING_PAUSES)
+            paths = sorted(name for name in names if name.endswith(".tar"))
     if not paths:
         raise UserError(f"there are no tar files at {address}: check the address")
     return [(fs, shard) for shard in paths]
+
+
+def _open_storage(address: str) -> tuple[Any, str]:
+    """Return the file system of an address and the path in it, with nothing remembered of earlier listings."""
+    options: dict[str, Any] = {}
+    protocol, separator, _ = address.partition("://")
+    if separator and protocol in ("http", "https") and "client_kwargs" not in fsspec.config.conf.get(protocol, {}):
+        import aiohttp  # of the extra `remote`
+
+        # aiohttp's default, five minutes in all, is too short for a large shard and too long for a dead server
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_SECONDS, sock_read=TIMEOUT_SECONDS)
+        options = {"client_kwargs": {"timeout": timeout}}
+    fs, path = fsspec.core.url_to_fs(address if separator else str(Path(address).expanduser()), **options)
+    fs.invalidate_cache()
+    return fs, path
 
 
 class ShardCache:
@@ -205,15 +304,26 @@ class ShardCache:
             if time.time() - draft.stat().st_mtime > STALE_SECONDS:
                 draft.unlink(missing_ok=True)
 
-    def read(self, file: ShardFile, offset: int, length: int) -> bytes:
-        """Read `length` bytes of a shard once its copy is complete."""
+    def read(self, file: ShardFile, member: Member) -> bytes:
+        """Read a member of a shard once its copy is complete; a damaged copy is replaced once."""
+        with storage_errors_explained(f"{file.address}, copied to {self.folder},"):
+            try:
+                return file.verified(self._read(file, member), member)
+            except DamagedTransfer:
+                self._path(file).unlink(missing_ok=True)
+                return file.verified(self._read(file, member), member)
+
+    def _read(self, file: ShardFile, member: Member) -> bytes:
         while True:
             path = self.prefetch(file).result()
             try:
                 os.utime(path)
-                return read_range(path, offset, length)
+                return read_range(path, member)
             except FileNotFoundError:  # deleted by another process, to make room for its own shards
                 continue
+
+    def _path(self, file: ShardFile) -> Path:
+        return self.folder / f"{file.digest}.tar"
 
     def prefetch(self, file: ShardFile) -> "Future[Path]":
         """Start to download a shard, unless it is in the cache or on its way."""
@@ -224,21 +334,15 @@ class ShardCache:
             return download
 
     def _download(self, file: ShardFile) -> Path:
-        path = self.folder / f"{file.digest}.tar"
+        path = self._path(file)
         if path.exists():
             return path
         with self._lock:
             self._incoming_bytes += file.size
         try:
             self._make_room()
-            with atomic_write(path) as draft:
-                with storage_errors_explained(f"{file.address}, copied to {self.folder},"):
-                    with_retries(lambda: file.fs.get_file(file.path, str(draft)))
-                if draft.stat().st_size != file.size:
-                    raise UserError(
-                        f"{file.address} has changed since it was indexed, or its download was interrupted: "
-                        "run the same command again"
-                    )
+            with atomic_write(path) as draft, storage_errors_explained(f"{file.address}, copied to {self.folder},"):
+                with_retries(lambda: _copy(file, draft), READING_PAUSES)
         finally:
             with self._lock:
                 self._incoming_bytes -= file.size
@@ -255,6 +359,14 @@ class ShardCache:
                 total -= size
 
 
+def _copy(file: ShardFile, path: Path) -> None:
+    file.fs.get_file(file.path, str(path))
+    size = path.stat().st_size
+    if size != file.size:
+        file.check_unchanged()
+        raise DamagedTransfer(f"{size} bytes arrived instead of {file.size}")
+
+
 def _last_use_and_size(path: Path) -> tuple[float, int, Path]:
     try:
         status = path.stat()
@@ -263,8 +375,25 @@ def _last_use_and_size(path: Path) -> tuple[float, int, Path]:
     return status.st_mtime, status.st_size, path
 
 
-def read_range(path: Path, offset: int, length: int) -> bytes:
-    """Read `length` bytes of a local file."""
+def read_range(path: Path, member: Member) -> bytes:
+    """Read the bytes of a member in a local file."""
     with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(length)
+        file.seek(member.offset)
+        return file.read(member.length)
+
+
+def write_index(path: Path, value: Any) -> None:
+    """Write what was found in a shard as JSON, after a line with its checksum."""
+    text = json.dumps(value)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as draft:
+        draft.write_text(f"{zlib.crc32(text.encode()):08x}\n{text}", encoding="utf-8")
+
+
+def read_index(path: Path) -> Any:
+    """Return what `write_index` wrote; None if there is nothing yet, or if it is damaged."""
+    try:
+        checksum, _, text = path.read_bytes().partition(b"\n")
+        return json.loads(text) if checksum == f"{zlib.crc32(text):08x}".encode() else None
+    except (OSError, ValueError):
+        return None

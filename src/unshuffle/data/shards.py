@@ -4,9 +4,9 @@ A shard is scanned once for the offset and size of each item, and this index is 
 bytes. A clip is a video file, or frames that share a name up to its first dot (`run.000.jpg`, `run.001.jpg`).
 """
 
-import json
 import re
 import tarfile
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -31,20 +31,28 @@ from unshuffle.data.media import (
     BadMedia,
     check_short_side,
     image_suffixes,
+    memory_limit,
     read_frames,
     read_image_header,
     scaled_size,
 )
-from unshuffle.data.shard_files import ShardCache, ShardFile, find_shards, stat_shard, storage_errors_explained
+from unshuffle.data.shard_files import (
+    Member,
+    ShardCache,
+    ShardFile,
+    find_shards,
+    read_index,
+    stat_shard,
+    write_index,
+)
 from unshuffle.data.source import EncodedImage, IndexedSource, Items, Pixels
 from unshuffle.data.store import Kind
 from unshuffle.errors import UserError
-from unshuffle.files import atomic_write
 from unshuffle.randomness import numpy_rng
 from unshuffle.stopping import check_stopped, worker_pool
 from unshuffle.wording import counted
 
-FORMAT = 2  # of the index; a cached index of another format is ignored
+FORMAT = 3  # of the index; a cached index of another format is ignored
 PREFETCHED = 2  # shards that are downloaded before their turn
 
 
@@ -78,6 +86,8 @@ class Entry(NamedTuple):
     offsets: list[int]
     """Offsets of its members in the tar: one per frame, or a single one for a video file."""
     lengths: list[int]
+    checksums: list[int]
+    """CRC-32 of each."""
 
 
 class Index(NamedTuple):
@@ -129,6 +139,7 @@ class ShardSource(IndexedSource):
         self._first = np.cumsum(members) - members
         self._offsets = np.array([offset for entry in entries for offset in entry.offsets], np.int64)
         self._lengths = np.array([length for entry in entries for length in entry.lengths], np.int64)
+        self._checksums = np.array([checksum for entry in entries for checksum in entry.checksums], np.int64)
         self._cache = self._open_cache(cache)
         self._next_shard: dict[int, int] = {}
 
@@ -166,7 +177,8 @@ class ShardSource(IndexedSource):
         """Read the chosen frames of one item as they are stored in the shard, for `decode_batch`."""
         self.check_frames(item, frames)
         name, size, plain = self.names[item], self.size(item), bool(self._plain[item])
-        return [EncodedImage(name, self._bytes(item, frame), *size, plain) for frame in frames]
+        memory_gb = self.options.limits.memory_gb
+        return [EncodedImage(name, self._bytes(item, frame), *size, plain, memory_gb) for frame in frames]
 
     def order(self, items: Items, rng: np.random.Generator) -> Items:
         """Shuffle `items` for one epoch, a few shards at a time; return the positions in `items`."""
@@ -181,11 +193,11 @@ class ShardSource(IndexedSource):
         return own
 
     def _read_video(self, item: int, frames: Sequence[int]) -> Pixels:
-        name = self.names[item]
+        name, limits = self.names[item], memory_limit(self.options.limits.memory_gb)
         try:
             with (
                 _temporary_file(self._bytes(item), name) as path,
-                closing(read_frames(path, self.options.short_side, self.options.every, limits=None)) as clip,
+                closing(read_frames(path, self.options.short_side, self.options.every, limits)) as clip,
             ):
                 decoded = islice(clip, max(frames) + 1)
                 chosen = {number: frame for number, frame in enumerate(decoded) if number in frames}
@@ -197,14 +209,15 @@ class ShardSource(IndexedSource):
 
     def _bytes(self, item: int, frame: int = 0) -> bytes:
         """Read a video file, or one frame of an item that consists of images."""
-        shard, member = int(self._shards[item]), self._first[item] + frame
-        file, offset, length = self.files[shard], int(self._offsets[member]), int(self._lengths[member])
+        shard, number = int(self._shards[item]), self._first[item] + frame
+        columns = (self._offsets, self._lengths, self._checksums)
+        file, member = self.files[shard], Member(*(int(column[number]) for column in columns))
         next_shard = self._next_shard.get(shard)
         if file.local is not None or self._cache is None or next_shard is None:
-            return file.read_range(offset, length)
+            return file.read(member)
         if self.files[next_shard].local is None:
             self._cache.prefetch(self.files[next_shard])
-        return self._cache.read(file, offset, length)
+        return self._cache.read(file, member)
 
 
 def windowed_order(shards: Items, window: int, rng: np.random.Generator) -> tuple[Items, Items]:
@@ -257,38 +270,38 @@ def _cached_index(location: tuple[Any, str], options: ShardOptions, cache: Path)
     file = stat_shard(*location)
     limits = options.limits
     within = f"{limits.max_pixels}-{limits.max_frames}-{limits.max_seconds:g}"
-    path = (
-        cache / "shards" / f"{file.digest}-{options.kind}-{options.short_side}-{options.every}-{within}-{FORMAT}.json"
-    )
-    try:
-        rows = json.loads(path.read_bytes())
+    name = f"{file.digest}-{options.kind}-{options.short_side}-{options.every}-{within}-{FORMAT}.index"
+    path = cache / "shards" / name
+    rows = read_index(path)
+    if rows is not None:
         return file, Index([Entry(*row) for row in rows["entries"]], [(name, why) for name, why in rows["skipped"]])
-    except (OSError, ValueError, KeyError, TypeError):  # not there yet, or damaged
-        index = index_shard(file, options)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as draft:
-        draft.write_text(json.dumps(index._asdict()))
+    index = index_shard(file, options)
+    file.check_unchanged()  # or the index would be half of one version and half of another
+    write_index(path, index._asdict())
     return file, index
 
 
 def index_shard(file: ShardFile, options: ShardOptions) -> Index:
     """Scan a shard and list its items; members of other kinds, such as labels, are ignored."""
+    return file.scan(lambda raw: _index(raw, options))
+
+
+def _index(raw: BinaryIO, options: ShardOptions) -> Index:
     good: dict[str, Entry] = {}
     bad: dict[str, str] = {}
     suffixes = image_suffixes() | (VIDEO_SUFFIXES if options.kind == "videos" else frozenset())
-    with storage_errors_explained(file.address), file.fs.open(file.path, "rb") as raw:
-        for tar, member in _members(raw):
-            check_stopped()
-            name = str(PurePosixPath(member.name))
-            if _suffix(name) not in suffixes:
-                continue
-            # of two members with one name the later counts, as when a tar is unpacked
-            good.pop(name, None)
-            bad.pop(name, None)
-            try:
-                good[name] = _entry(name, tar, member, options)
-            except BadMedia as problem:
-                bad[name] = str(problem)
+    for tar, member in _members(raw):
+        check_stopped()
+        name = str(PurePosixPath(member.name))
+        if _suffix(name) not in suffixes:
+            continue
+        # of two members with one name the later counts, as when a tar is unpacked
+        good.pop(name, None)
+        bad.pop(name, None)
+        try:
+            good[name] = _entry(name, tar, member, options)
+        except BadMedia as problem:
+            bad[name] = str(problem)
     if options.kind == "videos":
         good, bad = _join_frames(good, bad, options.every)
     return Index([good[name] for name in sorted(good)], sorted(bad.items()))
@@ -313,13 +326,15 @@ def _entry(name: str, tar: tarfile.TarFile, member: tarfile.TarInfo, options: Sh
         raise BadMedia("it is a link or a sparse file in the tar, and not all the bytes of a file")
     frames, plain = 1, False
     with content:
-        if options.kind == "videos" and _suffix(name) in VIDEO_SUFFIXES:
-            height, width, frames = _read_video_header(content.read(), name, options)
-        else:
-            if member.size > options.limits.memory_gb * 1e9:
-                raise BadMedia(f"its {decimal(member.size)} are more than limits.memory_gb allows")
-            height, width, plain = read_image_header(content.read(), options.short_side, options.limits)
-    return Entry(name, height, width, frames, plain, [member.offset_data], [member.size])
+        is_video = options.kind == "videos" and _suffix(name) in VIDEO_SUFFIXES
+        if not is_video and member.size > options.limits.memory_gb * 1e9:
+            raise BadMedia(f"its {decimal(member.size)} are more than limits.memory_gb allows")
+        data = content.read()
+    if is_video:
+        height, width, frames = _read_video_header(data, name, options)
+    else:
+        height, width, plain = read_image_header(data, options.short_side, options.limits)
+    return Entry(name, height, width, frames, plain, [member.offset_data], [member.size], [zlib.crc32(data)])
 
 
 def _read_video_header(data: bytes, name: str, options: ShardOptions) -> tuple[int, int, int]:
@@ -353,6 +368,7 @@ def _join_frames(good: dict[str, Entry], bad: dict[str, str], every: int) -> tup
                 plain=all(frame.plain for frame in frames),
                 offsets=[frame.offsets[0] for frame in frames],
                 lengths=[frame.lengths[0] for frame in frames],
+                checksums=[frame.checksums[0] for frame in frames],
             )
     return joined, problems
 

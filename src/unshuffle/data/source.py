@@ -7,6 +7,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from unshuffle.config import LimitsConfig
+
 Pixels = npt.NDArray[np.uint8]
 Items = npt.NDArray[np.int64]
 Skipped = tuple[str, str]
@@ -85,3 +87,5 @@ class EncodedImage:
     width: int
     plain: bool
     """Whether it is an upright JPEG in RGB or grayscale, which any JPEG decoder reads as Pillow does."""
+    memory_gb: float = LimitsConfig.memory_gb
+    """Memory in GB for all files that are decoded at the same time."""

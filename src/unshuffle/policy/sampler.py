@@ -75,20 +75,24 @@ class SampleCounts:
         self.groups = torch.zeros(num_groups)
         """Counted for groups of pairs only: other groups follow from the permutations."""
         self.batches = 0
-        self._unreduced = torch.zeros(num_permutations + num_groups)
+        self._unreduced = torch.zeros(num_permutations + num_groups + 1)
+        """What was counted since the last `reduce`; the last cell counts batches."""
 
-    def add(self, permutations: Tensor, groups: Tensor | None = None) -> None:
-        """Count this process's slice of a batch, (B, M) permutations and their groups."""
+    def add(self, permutations: Tensor, groups: Tensor | None = None, *, skipped: Tensor | None = None) -> None:
+        """Count this process's slice of a batch, (B, M) permutations and their groups, unless its step was skipped."""
         cells = permutations.flatten()
         if groups is not None:
             cells = torch.cat([cells, groups.flatten() + len(self.permutations)])
         self._unreduced = self._unreduced.to(cells.device)
-        self._unreduced.index_add_(0, cells, torch.ones(len(cells), device=cells.device))
-        self.batches += 1
+        one = torch.ones((), device=cells.device) if skipped is None else (~skipped).float()
+        self._unreduced.index_add_(0, cells, one.expand(len(cells)))
+        self._unreduced[-1] += one
 
     def reduce(self, total: Callable[[Tensor], Tensor]) -> None:
-        """Add what was counted since the last call, summed over processes by `total`."""
-        permutations, groups = total(self._unreduced.cpu().clone()).split([len(self.permutations), len(self.groups)])
+        """Add what was counted since the last call, summed over processes by `total`; all had the same batches."""
+        own = self._unreduced.cpu().clone()
+        self.batches += int(own[-1])
+        permutations, groups = total(own[:-1]).split([len(self.permutations), len(self.groups)])
         self.permutations += permutations
         self.groups += groups
         self._unreduced.zero_()

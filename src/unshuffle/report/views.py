@@ -27,7 +27,7 @@ from unshuffle.runs.folders import NamedRun
 from unshuffle.runs.history import evenly_spaced, ordering_tasks, read_sampling_states, tasks_of
 from unshuffle.runs.run import Run
 from unshuffle.tasks import TASKS
-from unshuffle.wording import source_sentence, split_sentence
+from unshuffle.wording import skipped_sentence, source_sentence, split_sentence
 
 THUMBNAIL_SIDE = 96
 MAX_SKIPPED = 20  # names that are listed
@@ -61,7 +61,7 @@ def describe_run(named: NamedRun, colour: str) -> View:
         "start": start,
         "sources": [source_sentence(source) for source in start.get("sources", [])],
         "splits": start.get("splits", {}),
-        "remarks": _split_remarks(start.get("splits", {})),
+        "remarks": [*_split_remarks(start.get("splits", {})), *_skipped_remarks(entries)],
         "config": flat_values(values),
         "yaml": yaml.safe_dump(values, sort_keys=False, allow_unicode=True),
         "command": repeat_command(config),
@@ -99,6 +99,11 @@ def _seconds(run: Run) -> float | None:
 def _split_remarks(splits: Mapping[str, Mapping[str, Any]]) -> list[str]:
     remarks = (split_sentence(task, split, TASKS[task].medium) for task, split in splits.items())
     return [remark for remark in remarks if remark is not None]
+
+
+def _skipped_remarks(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    skipped = sum(entry["kind"] == "skipped" for entry in entries)
+    return [skipped_sentence(skipped, max(entry["iteration"] for entry in entries))] if skipped else []
 
 
 def _read_skipped(path: Path) -> dict[str, Any]:

@@ -138,6 +138,7 @@ _REQUIRED: dict[str, _Checks] = {
     "train": {"loss": _are_numbers_by_name, "accuracy": _are_numbers_by_name, "samples_per_second": _is_positive},
     "validation": _ERROR,
     "test": _ERROR,
+    "skipped": {"step": _is_count, "files": _is_dict},
     "cost": {"duration": _is_number},
     "monitor": {"top1": _is_number},
     "baseline": {"name": _is_text, "top1": _is_number},

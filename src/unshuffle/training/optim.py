@@ -1,10 +1,10 @@
 """The optimisers of the backbone and of each head, under one learning-rate schedule for each stage."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unshuffle.config import Config, OptimiserConfig
 from unshuffle.tasks.base import Network
@@ -30,18 +30,28 @@ class Optimisers:
             name: build_optimiser(module.parameters(), group) for name, (module, group) in groups.items()
         }
         self.base_lrs = {name: group.lr for name, (_, group) in groups.items()}
+        self._initialise_momentum()
 
     def zero_grad(self) -> None:
         """Discard all gradients."""
         for optimiser in self.optimisers.values():
             optimiser.zero_grad(set_to_none=True)
 
-    def step(self, iteration: int) -> None:
-        """Update all parameters that have a gradient, with the learning rates of this iteration."""
+    def step(self, iteration: int, skipped: Tensor | None = None) -> None:
+        """Update all parameters that have a gradient, with the learning rates of this iteration.
+
+        If `skipped`, a bool on the device, is true, parameters and states stay as they are. Fused optimisers read it on
+        the device, as they do with a gradient scaler; the others are those of a CPU, where reading it takes no time.
+        """
         factor = lr_factor(self.config, iteration)
+        found_inf = None if skipped is None else skipped.float()
         for name, optimiser in self.optimisers.items():
             for group in optimiser.param_groups:
                 group["lr"] = self.base_lrs[name] * factor
+            if optimiser.defaults["fused"]:
+                optimiser.found_inf = found_inf  # type: ignore[attr-defined]
+            elif found_inf is not None and bool(found_inf):
+                continue
             optimiser.step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -52,12 +62,27 @@ class Optimisers:
         """Restore the state of all optimisers."""
         for name, optimiser in self.optimisers.items():
             optimiser.load_state_dict(state[name])
+        self._initialise_momentum()
+
+    def _initialise_momentum(self) -> None:
+        """Begin with a momentum of zero where fused SGD would leave it uninitialised if its first step were skipped."""
+        for optimiser in self.optimisers.values():
+            if not isinstance(optimiser, torch.optim.SGD) or not optimiser.defaults["fused"]:
+                continue
+            for group in optimiser.param_groups:
+                for parameter in group["params"] if group["momentum"] else ():
+                    optimiser.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+
+
+def are_fused(parameters: Sequence[nn.Parameter]) -> bool:
+    """Return whether one kernel updates all parameters: on a GPU."""
+    return all(parameter.is_cuda for parameter in parameters)
 
 
 def build_optimiser(parameters: Iterable[nn.Parameter], config: OptimiserConfig) -> torch.optim.Optimizer:
     """Return the configured optimiser of a group of parameters."""
     parameters = list(parameters)
-    fused = all(parameter.is_cuda for parameter in parameters)
+    fused = are_fused(parameters)
     if config.kind == "sgd":
         return torch.optim.SGD(
             parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused

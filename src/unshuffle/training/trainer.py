@@ -23,6 +23,7 @@ from unshuffle.models.batch_norm import synchronise
 from unshuffle.models.weights import load_into
 from unshuffle.policy.rollouts import run_rollouts
 from unshuffle.randomness import seed_everything, stream_seed, torch_generator
+from unshuffle.runs.checkpoints import checkpoint_iterations
 from unshuffle.runs.run import Run
 from unshuffle.stopping import Stopped, stop_requests
 from unshuffle.tasks import PermutationSets, build_tasks
@@ -35,8 +36,9 @@ from unshuffle.training.display import Display, TaskStatus
 from unshuffle.training.distributed import together
 from unshuffle.training.log import RunLog
 from unshuffle.training.optim import Optimisers
+from unshuffle.training.skipped import SkippedSteps
 from unshuffle.training.step import GraphedStep, Step
-from unshuffle.wording import describe_concern
+from unshuffle.wording import describe_concern, listed, skipped_sentence
 
 Monitor = Callable[[Backbone], dict[str, float]]
 VALIDATION_CHUNK = 100  # samples that pass the backbone together
@@ -48,7 +50,10 @@ class Tally:
 
     losses: dict[str, Tensor] = field(default_factory=dict)
     accuracies: dict[str, Tensor] = field(default_factory=dict)
-    steps: dict[str, int] = field(default_factory=dict)
+    steps: dict[str, Tensor] = field(default_factory=dict)
+    """Steps of each task that were not skipped: the sums are those of these."""
+    skipped: dict[int, Tensor] = field(default_factory=dict)
+    """Whether the step of an iteration was skipped."""
     samples: int = 0
     crops: int = 0
     begin: float = field(default_factory=time.perf_counter)
@@ -61,11 +66,12 @@ class Tally:
         yield
         self.begin += time.perf_counter() - begin
 
-    def add(self, task: str, outcome: Outcome) -> None:
-        """Count one step of a task."""
-        self.losses[task] = self.losses.get(task, torch.zeros_like(outcome.loss)) + outcome.loss
-        self.accuracies[task] = self.accuracies.get(task, torch.zeros_like(outcome.accuracy)) + outcome.accuracy
-        self.steps[task] = self.steps.get(task, 0) + 1
+    def add(self, task: str, outcome: Outcome, skipped: Tensor) -> None:
+        """Count one step of a task, unless it was skipped."""
+        zero = torch.zeros_like(outcome.loss)
+        self.losses[task] = self.losses.get(task, zero) + torch.where(skipped, zero, outcome.loss)
+        self.accuracies[task] = self.accuracies.get(task, zero) + torch.where(skipped, zero, outcome.accuracy)
+        self.steps[task] = self.steps.get(task, zero.int()) + ~skipped
 
 
 class Trainer:
@@ -104,6 +110,7 @@ class Trainer:
         """Where `train` begins, with a validation of the network as it is, and where it ends."""
         self.keeps_samplers = False
         """Whether the samplers are those of a checkpoint at `first`: then they do not learn from that validation."""
+        self.skipped = SkippedSteps()
         self._concerned: set[str] = set()
 
     def _build_streams(self, data: Data) -> dict[str, BatchStream]:
@@ -150,14 +157,14 @@ class Trainer:
                 self._monitor(log, display)
                 self._validate(log, display, learns=not self.keeps_samplers)
                 display.update(self.iteration)
-            tally = Tally()
+            tally, display.skipped = Tally(), self.skipped.total
             while self.iteration < self.last:
                 with together():
                     batch = next(upcoming)
                 self.step(batch, tally)
                 stop = distributed.largest(request.signum or 0)
                 if self._due(self.config.log.train_every):
-                    tally = self._log_training(log, display, tally, batches.seconds_waited)
+                    tally = self._log_training(run, log, display, tally, batches.seconds_waited)
                 self._between_steps(run, log, display, tally, stopping=stop > 0)
                 if self._due(self.config.log.train_every):
                     with tally.paused():
@@ -184,7 +191,11 @@ class Trainer:
             if monitors:
                 self._monitor(log, display)
             if saves:
-                self.save(run)
+                self.skipped.count(tally.skipped)
+                self._check_skipped(run)
+                # amid skipped steps the weights may be useless, and their checkpoint would replace a good one
+                if stopping or self.iteration == self.last or not self.skipped.in_a_row:
+                    self.save(run)
 
     def step(self, batch: Batch, tally: Tally) -> None:
         """Train on this process's slice of a batch of each active task."""
@@ -196,10 +207,12 @@ class Trainer:
         if self.part.world_size > 1:  # other dropout masks on every process, the same ones in a resumed run
             stream = ("dropout", self.part.rank, self.iteration)
             seed_everything(int(stream_seed(self.config.seed, *stream).generate_state(1)[0]))
-        for name, outcome in self.learn(inputs, self.iteration).items():
-            tally.add(name, outcome)
+        outcomes, skipped = self.learn(inputs, self.iteration)
+        tally.skipped[self.iteration] = skipped.clone()  # a captured step writes into the same tensor again
+        for name, outcome in outcomes.items():
+            tally.add(name, outcome, skipped)
             if name in self.ordering_tasks:
-                self.ordering_tasks[name].sampled.add(**outcome.sampled)
+                self.ordering_tasks[name].sampled.add(**outcome.sampled, skipped=skipped)
         self.iteration += 1
 
     def inputs(self, batch: Batch) -> dict[str, Inputs]:
@@ -243,6 +256,7 @@ class Trainer:
             "network": self.network.state_dict(),
             "optimisers": self.optimisers.state_dict(),
             "tasks": {name: task.state_dict() for name, task in self.tasks.items()},
+            "skipped": self.skipped.state_dict(),
             "random": random_state(),
             "data": self.data_digests,
         }
@@ -256,6 +270,7 @@ class Trainer:
         self.optimisers.load_state_dict(state["optimisers"])
         for name, task in self.tasks.items():
             task.load_state_dict(state["tasks"][name])
+        self.skipped.load_state_dict(state.get("skipped", {}))  # older versions have none
         restore_random_state(state["random"])
 
     def save(self, run: Run) -> None:
@@ -290,11 +305,11 @@ class Trainer:
     def _due(self, every: int) -> bool:
         return self.iteration % every == 0 or self.iteration == self.last
 
-    def _log_training(self, log: RunLog, display: Display, tally: Tally, waited: float) -> Tally:
+    def _log_training(self, run: Run, log: RunLog, display: Display, tally: Tally, waited: float) -> Tally:
         loss, accuracy = self._averages(tally.losses, tally), self._averages(tally.accuracies, tally)
         seconds = time.perf_counter() - tally.begin  # after the averages, which wait for the GPU
-        if not torch.tensor(list(loss.values())).isfinite().all():
-            raise UserError(self._overflow())
+        self.skipped.count(tally.skipped)
+        skipped = self._log_skipped(log, display)
         display.samples_per_second, display.crops_per_second = tally.samples / seconds, tally.crops / seconds
         display.waiting = (waited - tally.waited_before) / seconds
         for name in loss:
@@ -308,13 +323,49 @@ class Trainer:
                 samples_per_second=display.samples_per_second,
                 crops_per_second=display.crops_per_second,
                 waiting_for_data=display.waiting,
+                skipped=skipped,
             )
+        self._check_skipped(run)
         return Tally(waited_before=waited)
 
     def _averages(self, sums: Mapping[str, Tensor], tally: Tally) -> dict[str, float]:
-        """Return means over the steps of a tally and over all processes."""
-        own = [float(total) / tally.steps[name] for name, total in sums.items()]
-        return dict(zip(sums, distributed.means(own), strict=True))
+        """Return means over the steps of a tally that were not skipped, and over all processes."""
+        own = {name: float(sums[name]) / int(steps) for name, steps in tally.steps.items() if steps}
+        return dict(zip(own, distributed.means(list(own.values())), strict=True))
+
+    def _log_skipped(self, log: RunLog, display: Display) -> int:
+        """Log the steps that were skipped since the last line, with the files of their batches; return their number."""
+        skipped, self.skipped.unlogged = self.skipped.unlogged, []
+        for iteration in skipped:
+            files = self.files(iteration)
+            with together():
+                log.write("skipped", self.iteration, step=iteration + 1, files=files)
+        if skipped and not display.skipped:
+            say(display.console, skipped_sentence(self.skipped.total, self.iteration))
+        display.skipped = self.skipped.total
+        return len(skipped)
+
+    def files(self, iteration: int) -> dict[str, list[str]]:
+        """Return the names of the samples in the batch of an iteration, of all processes, for each of its tasks."""
+        own = {name: self.streams[name].names(iteration, self.part) for name in self.active_tasks(iteration)}
+        slices = distributed.gather(own)
+        return {name: [file for files in slices for file in files[name]] for name in own}
+
+    def _check_skipped(self, run: Run) -> None:
+        """Raise a UserError if too many steps were skipped; all processes have the same counts."""
+        excess = self.skipped.excess(self.config.optim.max_skipped_steps, self.iteration)
+        if excess is None:
+            return
+        last = self.skipped.last
+        files = "; ".join(f"{listed(files)} ({name})" for name, files in self.files(last).items())
+        saved = checkpoint_iterations(run.checkpoints)
+        checkpoint = f"the checkpoint of iteration {saved[-1]} is kept" if saved else "there is no checkpoint yet"
+        with together():
+            raise UserError(
+                f"{excess} were skipped because their loss or gradients were not finite, the last one step {last + 1} "
+                f"with {files}; {checkpoint}: lower the learning rates (optim.backbone.lr, TASK.optimiser.lr) or raise "
+                "optim.warmup, and start again; if it is always the same files, remove them"
+            )
 
     def _overflow(self) -> str:
         return (
