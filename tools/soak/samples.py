@@ -54,7 +54,8 @@ def texture(rng: np.random.Generator, height: int, width: int, shift: int = 0) -
     """Return stripes with noise, moved by `shift` pixels."""
     row, column = np.mgrid[:height, :width]
     stripes = ((row + 2 * column + shift) // 7 % 2)[:, :, None] * np.array([150, 90, 60])
-    return np.clip(stripes + rng.integers(0, 90, (height, width, 3)), 0, 255).astype(np.uint8)
+    pixels: Pixels = np.clip(stripes + rng.integers(0, 90, (height, width, 3)), 0, 255).astype(np.uint8)
+    return pixels
 
 
 def write_images(folder: Path, count: int, seed: int = 0) -> None:
@@ -78,7 +79,8 @@ def write_video(path: Path, frames: list[Pixels], container: str | None = None, 
     pixel_format = {"gif": "rgb8", "mjpeg": "yuvj420p"}.get(codec, "yuv420p")
     # bitexact: without dates, versions and random numbers
     with av.open(str(path), "w", format=container, container_options={"fflags": "+bitexact"}) as file:
-        stream: Any = file.add_stream(codec, rate=25, options={"flags": "+bitexact"})
+        quiet = {"x265-params": "log-level=none"} if codec == "libx265" else {}
+        stream: Any = file.add_stream(codec, rate=25, options={"flags": "+bitexact", **quiet})
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt = pixel_format
         for number, pixels in enumerate(frames):
