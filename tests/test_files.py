@@ -20,6 +20,8 @@ from unshuffle.files import (
     csv_text,
     locked,
     locked_folder,
+    read_checked_json,
+    write_checked_json,
 )
 from unshuffle.stopping import Stopped, stopping_at_once
 
@@ -164,6 +166,37 @@ def test_every_wrong_bit_in_the_directory_of_a_zip_is_a_bad_zip_or_none(tmp_path
             file.write_bytes(damaged)
             with suppress(zipfile.BadZipFile):  # offsets beyond the file make zipfile raise OSError
                 check_zip(file)
+
+
+def test_a_directory_that_hides_members_is_a_bad_zip(tmp_path: Path) -> None:
+    file = tmp_path / "a.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        for number in range(8):
+            archive.writestr(f"{number}{'x' * 81}", b"content")  # entries of 128 bytes
+    damaged = bytearray(file.read_bytes())
+    damaged[damaged.index(b"PK\x01\x02") + 33] = 1  # the first has a comment of 256 bytes: further entries
+    file.write_bytes(damaged)
+    with zipfile.ZipFile(file) as archive:
+        assert archive.testzip() is None and len(archive.namelist()) < 8
+    with pytest.raises(zipfile.BadZipFile, match="of 8 members"):
+        check_zip(file)
+
+
+def test_json_is_read_as_it_was_written_or_not_at_all(tmp_path: Path) -> None:
+    file, value = tmp_path / "a.json", {"names": ["ä", "b"], "sizes": [[1, 2.5], [3, None]]}
+    write_checked_json(file, value)
+    assert read_checked_json(file) == value
+    good = file.read_bytes()
+    for position in range(8 * len(good)):
+        damaged = bytearray(good)
+        damaged[position // 8] ^= 1 << position % 8
+        file.write_bytes(damaged)
+        with suppress(ValueError):
+            assert read_checked_json(file) == value  # white space, or another way to write a character
+    for content in (b"[]", b"3", b"{}", b'{"value": 1}'):
+        file.write_bytes(content)
+        with pytest.raises(ValueError):
+            read_checked_json(file)
 
 
 @given(st.text(alphabet="'=+-@a\t5"))

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+SHOWN = 20
+"""Losses of a line that are printed."""
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -68,6 +71,8 @@ class Campaign:
         row.seconds = time.monotonic() - begin
         self.rows.append(row)
         print(f"| {row.part} | {row.tried} | {row.count} | {row.result} | {len(row.lost)} | {row.seconds:.0f} s |")
-        for sentence in row.lost:
+        for sentence in row.lost[:SHOWN]:
             print(f"    LOST: {sentence}")
+        if len(row.lost) > SHOWN:
+            print(f"    and {len(row.lost) - SHOWN} more")
         print(end="", flush=True)

@@ -134,8 +134,11 @@ def same(one: Any, other: Any) -> bool:
 def _states(run: Run) -> dict[str, dict[str, Any]]:
     states: dict[str, dict[str, Any]] = {}
     for file in sorted(run.states.glob("*.npz")):
-        with np.load(file) as arrays:
-            states[file.name] = dict(arrays)
+        try:
+            with np.load(file) as arrays:
+                states[file.name] = dict(arrays)
+        except Exception as error:  # a damaged archive makes numpy raise almost anything
+            states[file.name] = {"problem": str(error)}
     return states
 
 

@@ -4,7 +4,6 @@
 """
 
 import hashlib
-import json
 import os
 import tarfile
 from collections import Counter
@@ -45,7 +44,7 @@ from unshuffle.data.store import Store
 from unshuffle.data.synthetic import SyntheticSource, synthetic_clips, synthetic_images
 from unshuffle.data.voc import CLASSES, MIN_PIXELS, Box, Devkit, find_image_set, large_objects
 from unshuffle.errors import UserError
-from unshuffle.files import atomic_write
+from unshuffle.files import read_checked_json, write_checked_json
 
 CACHE = Path("~/.cache/unshuffle")
 LABEL_SUFFIXES = (".cls", ".txt")
@@ -560,12 +559,11 @@ def _cached_texts(file: ShardFile, cache: Path) -> dict[str, str]:
     """Return the label text of each key of a shard; stored in the cache, as all headers have to be read for it."""
     stored = cache / "shards" / f"{file.digest}-labels.json"
     try:
-        texts: dict[str, str] = json.loads(stored.read_bytes())
-    except (OSError, ValueError):  # none yet, or an interrupted one
+        texts: dict[str, str] = read_checked_json(stored)
+    except (OSError, ValueError, RecursionError):  # none yet, or damaged
         texts = _text_members(file)[1]
         stored.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(stored) as draft:
-            draft.write_text(json.dumps(texts))
+        write_checked_json(stored, texts)
     return texts
 
 

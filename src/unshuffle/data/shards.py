@@ -4,7 +4,6 @@ A shard is scanned once for the offset and size of each item, and this index is 
 bytes. A clip is a video file, or frames that share a name up to its first dot (`run.000.jpg`, `run.001.jpg`).
 """
 
-import json
 import re
 import tarfile
 from collections import defaultdict
@@ -39,12 +38,12 @@ from unshuffle.data.shard_files import ShardCache, ShardFile, find_shards, stat_
 from unshuffle.data.source import EncodedImage, IndexedSource, Items, Pixels
 from unshuffle.data.store import Kind
 from unshuffle.errors import UserError
-from unshuffle.files import atomic_write
+from unshuffle.files import read_checked_json, write_checked_json
 from unshuffle.randomness import numpy_rng
 from unshuffle.stopping import check_stopped, worker_pool
 from unshuffle.wording import counted
 
-FORMAT = 2  # of the index; a cached index of another format is ignored
+FORMAT = 3  # of the index; a cached index of another format is ignored
 PREFETCHED = 2  # shards that are downloaded before their turn
 
 
@@ -261,13 +260,12 @@ def _cached_index(location: tuple[Any, str], options: ShardOptions, cache: Path)
         cache / "shards" / f"{file.digest}-{options.kind}-{options.short_side}-{options.every}-{within}-{FORMAT}.json"
     )
     try:
-        rows = json.loads(path.read_bytes())
+        rows = read_checked_json(path)
         return file, Index([Entry(*row) for row in rows["entries"]], [(name, why) for name, why in rows["skipped"]])
-    except (OSError, ValueError, KeyError, TypeError):  # not there yet, or damaged
+    except (OSError, ValueError, RecursionError):  # not there yet, or damaged
         index = index_shard(file, options)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as draft:
-        draft.write_text(json.dumps(index._asdict()))
+    write_checked_json(path, index._asdict())
     return file, index
 
 
