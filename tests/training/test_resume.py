@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -213,6 +214,29 @@ def test_a_signal_saves_and_leaves(
         with pytest.raises(Stopped) as stop:
             run_pretraining(config)
     assert stop.value.iteration == 6
+    assert [path.stem for path in list_checkpoints(Run(config.out).checkpoints)] == ["00000004", "00000006"]
+    assert_same(final_state(run_pretraining(config, resume=True)), final_state(uninterrupted))
+
+
+def test_a_signal_while_a_data_worker_hangs_saves_and_leaves(
+    small: Any, tmp_path: Path, uninterrupted: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, ready = Trainer.load, threading.Event()
+
+    def hanging_load(self: Trainer, iteration: int) -> Any:
+        if iteration == 6:
+            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+            ready.wait(60)  # far longer than the test may take
+        return load(self, iteration)
+
+    config = small(tmp_path / "stopped")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "load", hanging_load)
+        patch.setattr("unshuffle.stopping.GRACE_SECONDS", 0.1)
+        with pytest.raises(Stopped) as stop:
+            run_pretraining(config)
+    assert not ready.is_set() and stop.value.iteration == 6
+    ready.set()
     assert [path.stem for path in list_checkpoints(Run(config.out).checkpoints)] == ["00000004", "00000006"]
     assert_same(final_state(run_pretraining(config, resume=True)), final_state(uninterrupted))
 

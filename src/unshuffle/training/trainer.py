@@ -2,8 +2,8 @@
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor
 from unshuffle.accelerator import choose_device, choose_precision, has_kernels, prefer_speed, wait_for
 from unshuffle.config import Config
 from unshuffle.console import say
-from unshuffle.data.batches import Batch, BatchStream, Prefetcher, on_device
+from unshuffle.data.batches import Batch, BatchStream, Prefetcher, WaitingStopped, on_device
 from unshuffle.data.squares import RankSlice, Squares, make_resident
 from unshuffle.errors import UserError
 from unshuffle.models import Backbone, build_backbone
@@ -142,18 +142,25 @@ class Trainer:
 
     def train(self, run: Run, log: RunLog, display: Display) -> None:
         """Train from the current iteration to the last, saving into the run folder."""
-        batches = Prefetcher(self.load, self.iteration, self.last, self.config.data.workers)
+        alone = self.part.world_size == 1
         # with several processes, the system and torchrun may each send the signal
-        requests = stop_requests(patient=self.part.world_size > 1)
-        with display, requests as request, closing(on_device(batches, self.device)) as upcoming:
+        with display, stop_requests(patient=not alone) as request, ExitStack() as stack:
+            # several processes stop after the same step, or not at all
+            stops = lambda: alone and request.signum is not None  # noqa: E731
+            batches = Prefetcher(self.load, self.iteration, self.last, self.config.data.workers, stops)
+            upcoming = stack.enter_context(closing(on_device(batches, self.device)))
             if self.iteration == self.first:
                 self._monitor(log, display)
                 self._validate(log, display, learns=not self.keeps_samplers)
                 display.update(self.iteration)
             tally = Tally()
             while self.iteration < self.last:
-                with together():
-                    batch = next(upcoming)
+                try:
+                    with together():
+                        batch = next(upcoming)
+                except WaitingStopped:
+                    self.save(run)
+                    raise self._stopped(request.signum or 0, run.folder) from None
                 self.step(batch, tally)
                 stop = distributed.largest(request.signum or 0)
                 if self._due(self.config.log.train_every):
@@ -173,18 +180,24 @@ class Trainer:
     def _between_steps(self, run: Run, log: RunLog, display: Display, tally: Tally, *, stopping: bool) -> None:
         validates = self._episode_ends or self._episode_begins or self.iteration == self.last
         monitors = self._due(self.config.log.monitor_every)
-        saves = self._due(self.config.log.checkpoint_every) or stopping
-        if not (validates or monitors or saves):
+        saves = self._due(self.config.log.checkpoint_every)
+        if not (validates or monitors or saves or stopping):
             return
         wait_for(self.device)  # pending steps count as training time
         with tally.paused():
+            # an uninterrupted run would not average them here, which rounds: a resumed one continues with its own
+            own_buffers = [] if validates or monitors or saves else distributed.gather(self._buffers())
             distributed.average_buffers(self.network)
             if validates:
                 self._validate(log, display)
             if monitors:
                 self._monitor(log, display)
-            if saves:
-                self.save(run)
+            if saves or stopping:
+                self.save(run, own_buffers)
+
+    def _buffers(self) -> dict[str, Tensor]:
+        """Return copies of this process's buffers, BN's running statistics among them, on the CPU."""
+        return {name: buffer.to("cpu", copy=True) for name, buffer in self.network.named_buffers()}
 
     def step(self, batch: Batch, tally: Tally) -> None:
         """Train on this process's slice of a batch of each active task."""
@@ -254,19 +267,22 @@ class Trainer:
         self.iteration = state["iteration"]
         self.network.load_state_dict(state["network"])
         self.optimisers.load_state_dict(state["optimisers"])
+        if len(state.get("buffers", ())) == self.part.world_size:
+            self.network.load_state_dict(state["buffers"][self.part.rank], strict=False)
         for name, task in self.tasks.items():
             task.load_state_dict(state["tasks"][name])
         restore_random_state(state["random"])
 
-    def save(self, run: Run) -> None:
-        """Write a checkpoint, unless the weights are not finite."""
+    def save(self, run: Run, buffers: Sequence[dict[str, Tensor]] = ()) -> None:
+        """Write a checkpoint, unless the weights are not finite; with the buffers of each process if they differ."""
         for task in self.ordering_tasks.values():
             task.sampled.reduce(distributed.total)
         with together():
             if not all(bool(value.isfinite().all()) for value in self.network.state_dict().values()):
                 raise UserError(self._overflow())
             if distributed.is_main():
-                save_checkpoint(run.checkpoints, self.iteration, self.state_dict(), self.config.log.keep_checkpoints)
+                state = self.state_dict() | ({"buffers": list(buffers)} if len(buffers) > 1 else {})
+                save_checkpoint(run.checkpoints, self.iteration, state, self.config.log.keep_checkpoints)
 
     def statuses(self) -> dict[str, TaskStatus]:
         """Return empty figures for the display."""
