@@ -1,4 +1,5 @@
 import io
+import os
 import re
 import tarfile
 import time
@@ -165,8 +166,9 @@ def test_a_video_that_changed_since_it_was_indexed_is_a_user_error(
     video_folder: Path, tmp_path: Path, opened: Callable[..., ShardSource]
 ) -> None:
     tar = write_tar(tmp_path / "clips.tar", {"clip0.mp4": (video_folder / "clip0.mp4").read_bytes()})
-    source = opened(tar, "videos")
+    source, written = opened(tar, "videos"), tar.stat().st_mtime_ns
     tar.write_bytes(bytes(tar.stat().st_size))
+    os.utime(tar, ns=(written, written))  # by a tool that keeps the time
     with pytest.raises(UserError, match=r"clips\.tar/clip0\.mp4 has changed since its shard was indexed"):
         source.read(0, [0])
 
@@ -365,6 +367,20 @@ def test_a_wrong_value_in_a_cached_index_is_noticed(
         again = opened(folder)
         assert again.names == right.names and np.array_equal(again.sizes, right.sizes)
         assert all(np.array_equal(again.read(item, [0]), right.read(item, [0])) for item in range(3))
+
+
+def test_a_shard_that_is_replaced_while_it_is_read_is_noticed(
+    tmp_path: Path, opened: Callable[..., ShardSource]
+) -> None:
+    folder = write_shards(tmp_path / "shards", 1, 3)
+    (shard,) = folder.iterdir()
+    source = opened(folder)
+    source.read(0, [0])
+    time.sleep(0.01)
+    write_tar(tmp_path / "other.tar", {name: encoded() for name in "cba"})
+    (tmp_path / "other.tar").replace(shard)
+    with pytest.raises(UserError, match="has changed since it was indexed"):
+        source.read(0, [0])
 
 
 layouts = st.lists(st.integers(1, 12), min_size=1, max_size=20)  # samples of each shard

@@ -22,10 +22,12 @@ class Counts:
     """Damaged files that whole commands are given, beside those that only the reading functions are given."""
     rounds: int = 3
     """Repetitions of each fault of processes and of storage."""
+    torchrun: int = 3
+    """Repetitions of each fault of several processes."""
 
 
-SHORT = Counts(kills=8, media=300, damaged=300, commands=12, rounds=1)
-"""The form that CI runs."""
+SHORT = Counts(kills=8, media=600, damaged=600, commands=8, rounds=1, torchrun=0)
+"""The form that CI runs; its tests restart torchrun already."""
 
 
 @dataclass

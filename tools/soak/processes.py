@@ -13,7 +13,7 @@ from random import Random
 
 from soak.campaign import Campaign, Row
 from soak.commands import SECONDS, Child, Ended, run, start
-from soak.samples import differences, training_options, write_images, write_videos
+from soak.samples import NO_PICTURES, differences, training_options, write_images, write_videos
 from unshuffle.data.batches import BatchStream
 from unshuffle.data.squares import WHOLE, RankSlice
 from unshuffle.runs.checkpoints import list_checkpoints
@@ -28,7 +28,7 @@ STOP_SECONDS = 2 * GRACE_SECONDS + 5
 
 def command(out: str) -> list[object]:
     """Return the command that starts or resumes a run."""
-    return ["pretrain", "--resume", "--out", out, *training_options(ITERATIONS)]
+    return ["pretrain", "--resume", "--out", out, *training_options(ITERATIONS), *NO_PICTURES]
 
 
 def check(campaign: Campaign) -> None:
@@ -45,7 +45,9 @@ def check(campaign: Campaign) -> None:
     run(command("whole"), folder)
     for tried, disturb in faults.items():
         with campaign.row("b", tried) as row:
-            _repeat(campaign, row, folder, disturb, Run(folder / "whole"))
+            _repeat(campaign, row, folder, disturb, Run(folder / "whole"), campaign.counts.rounds)
+    if not campaign.counts.torchrun:
+        return
     with _torchrun(folder, "whole-2") as whole:
         code = whole.wait(SECONDS)
     ranks: dict[str, Callable[[Path, str, Random], Sequence[str]]] = {
@@ -58,7 +60,7 @@ def check(campaign: Campaign) -> None:
             if code:
                 row.lost.append(f"undisturbed, torchrun ended with code {code}")
                 continue
-            _repeat(campaign, row, folder, disturb, Run(folder / "whole-2"))
+            _repeat(campaign, row, folder, disturb, Run(folder / "whole-2"), campaign.counts.torchrun)
 
 
 def _repeat(
@@ -67,10 +69,11 @@ def _repeat(
     folder: Path,
     disturb: Callable[[Path, str, Random], Sequence[str]],
     whole: Run,
+    count: int,
 ) -> None:
     """Disturb several runs and compare each with the whole one."""
     outcomes: list[str] = []
-    for number in range(campaign.counts.rounds):
+    for number in range(count):
         out = f"{disturb.__name__.strip('_')}-{number}"
         rng = campaign.rng("processes", out)
         problems = [*disturb(folder, out, rng)]

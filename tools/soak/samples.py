@@ -17,6 +17,8 @@ from unshuffle.runs.run import Run
 
 TIMES = {"seconds", "duration", "samples_per_second", "crops_per_second", "waiting_for_data"}
 """What metrics say about the clock, in which two runs may differ."""
+NO_PICTURES = ("--log.pictures", "false")
+"""Option of runs whose report is of no interest."""
 
 
 def training_options(iterations: int) -> list[object]:
@@ -111,7 +113,13 @@ def differences(run: Run, reference: Run, *, averages: bool = True) -> Iterator[
         yield "the states differ"
     if _metrics(run, averages) != _metrics(reference, averages):
         yield "the metrics differ"
-    if not run.report.is_file() or not run.report.read_text(encoding="utf-8").rstrip().endswith("</html>"):
+    pictures = run.config_file.is_file() and run.config.log.pictures
+    if (
+        pictures
+        and not run.report.is_file()
+        or run.report.is_file()
+        and not run.report.read_text(encoding="utf-8").rstrip().endswith("</html>")
+    ):
         yield "the report is not complete"
     if drafts := sorted(path.name for path in run.folder.glob("checkpoints/*.tmp")):
         yield f"drafts of checkpoints are left: {drafts}"

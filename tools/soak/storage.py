@@ -15,7 +15,7 @@ from random import Random
 
 from soak.campaign import Campaign, Row
 from soak.commands import Child, Ended, run, start
-from soak.samples import differences, training_options, write_images, write_videos
+from soak.samples import NO_PICTURES, differences, training_options, write_images, write_videos
 from unshuffle.data.store import DATA
 from unshuffle.runs.checkpoints import list_checkpoints
 from unshuffle.runs.run import Run
@@ -27,7 +27,7 @@ RESULTS = ("run", "cache", "store")
 
 def train(out: str = "run", *options: object) -> list[object]:
     """Return the command that starts or resumes a run."""
-    return ["pretrain", "--resume", "--out", out, *training_options(ITERATIONS), *options]
+    return ["pretrain", "--resume", "--out", out, *training_options(ITERATIONS), *NO_PICTURES, *options]
 
 
 def check(campaign: Campaign) -> None:
@@ -133,20 +133,14 @@ def _full_disk(folder: Path, whole: Path, rng: Random) -> Sequence[str]:
 
 
 def _check_read_only(campaign: Campaign, folder: Path, whole: Path, row: Row) -> None:
+    elsewhere: list[object] = ["pretrain", "--out", campaign.folder / "elsewhere", *training_options(ITERATIONS)]
     commands: list[list[object]] = [
         ["pack", "images", campaign.folder / "originals" / "images", folder / "store"],
         train(str(folder / "run")),
         train(str(folder / "other")),
         ["report", folder / "run"],
-        ["export", folder / "run", "--format", "torchvision", "--out", folder / "x.pth"],
-        [
-            "pretrain",
-            "--out",
-            campaign.folder / "elsewhere",
-            *training_options(ITERATIONS),
-            "--data.cache",
-            folder / "c",
-        ],
+        ["export", folder / "backbone.safetensors", "--format", "torchvision", "--out", folder / "x.pth"],
+        [*elsewhere, "--data.cache", folder / "c"],
     ]
     _clear(folder)
     with _small_disk(folder, 300) as mounted:
@@ -287,11 +281,10 @@ def _two_at_once(folder: Path, whole: Path, rng: Random) -> Sequence[str]:
     _clear(folder)
     problems: list[str] = []
     pack: list[object] = ["pack", "images", "images", "store"]
-    pairs: list[tuple[list[object], list[object]]] = [(pack, pack), (train(), train()), (["report", "run"],) * 2]
-    for one, other in pairs:
-        codes = _both(one, other, folder, rng, problems)
-        if 0 not in codes:
-            problems.append(f"{one[0]}: neither succeeded")
+    report: list[object] = ["report", "run"]
+    for command in (pack, train(), report):
+        if 0 not in _both(command, command, folder, rng, problems):
+            problems.append(f"{command[0]}: neither succeeded")
     problems += [*_store_problem(folder, whole), *differences(Run(folder / "run"), Run(whole / "run"))]
     shutil.rmtree(folder / "cache")
     if _both(train("run-2"), train("run-3"), folder, rng, problems) != [0, 0]:

@@ -58,6 +58,8 @@ class ShardFile:
     size: int
     digest: str
     """Changes when the address or the content of the file changes."""
+    modified: float | None = None
+    """When a file on this machine was last written."""
 
     @property
     def local(self) -> Path | None:
@@ -68,8 +70,18 @@ class ShardFile:
         """Read `length` bytes from the disk or the storage."""
         with storage_errors_explained(self.address):
             if self.local is not None:
+                self._check_unchanged(self.local)
                 return read_range(self.local, offset, length)
             return with_retries(lambda: bytes(self.fs.cat_file(self.path, start=offset, end=offset + length)))
+
+    def _check_unchanged(self, path: Path) -> None:
+        """Raise a UserError if the file was replaced or written to: the offsets would be those of other bytes."""
+        status = path.stat()
+        if (status.st_size, status.st_mtime) != (self.size, self.modified):
+            raise UserError(
+                f"{self.address} has changed since it was indexed: restore it and run the same command with --resume, "
+                "or start again, which indexes it anew"
+            )
 
 
 def is_shards(address: str) -> bool:
@@ -116,7 +128,8 @@ def stat_shard(fs: Any, path: str) -> ShardFile:
         raise UserError(f"{address} cannot be read in parts, as its server does not report its size: download it")
     version = {name: str(info[name]) for name in _VERSION_KEYS if name in info}
     digest = hashlib.sha256(f"{fs.unstrip_protocol(path)}\n{sorted(version.items())}".encode(errors="surrogateescape"))
-    return ShardFile(address, fs, path, int(info["size"]), digest.hexdigest()[:24])
+    modified = info["mtime"] if isinstance(fs, LocalFileSystem) else None
+    return ShardFile(address, fs, path, int(info["size"]), digest.hexdigest()[:24], modified)
 
 
 def expand_braces(pattern: str) -> list[str]:
