@@ -114,6 +114,13 @@ def run(args: Sequence[object], folder: Path, sabotage: Callable[[], object] | N
     return start(args, folder, sabotage).wait()
 
 
+def succeed(args: Sequence[object], folder: Path) -> None:
+    """Run `unshuffle ARGS`, undisturbed; nothing can be compared if it fails."""
+    ended = run(args, folder)
+    if ended.code:
+        raise RuntimeError(f"undisturbed, {args[0]} failed: {ended.errors}")
+
+
 def fork(work: Callable[[], object], log: Path) -> int:
     """Run a function in a new process that ends with it, its errors in a file; return the process's number."""
     sys.stdout.flush()

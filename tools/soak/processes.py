@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from soak.campaign import Campaign, Row
-from soak.commands import SECONDS, Child, Ended, run, start
+from soak.commands import SECONDS, Child, Ended, run, start, succeed
 from soak.samples import NO_PICTURES, differences, training_options, write_images, write_videos
 from unshuffle.data.batches import BatchStream
 from unshuffle.data.squares import WHOLE, RankSlice
@@ -42,7 +42,7 @@ def check(campaign: Campaign) -> None:
         "a data worker that dies (input/output error), then --resume": _dying_worker,
         "a data worker that hangs, SIGTERM, then --resume": _hanging_worker,
     }
-    run(command("whole"), folder)
+    succeed(command("whole"), folder)
     for tried, disturb in faults.items():
         with campaign.row("b", tried) as row:
             _repeat(campaign, row, folder, disturb, Run(folder / "whole"), campaign.counts.rounds)

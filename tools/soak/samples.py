@@ -17,7 +17,7 @@ from unshuffle.runs.run import Run
 
 TIMES = {"seconds", "duration", "samples_per_second", "crops_per_second", "waiting_for_data"}
 """What metrics say about the clock, in which two runs may differ."""
-NO_PICTURES = ("--log.pictures", "false")
+NO_PICTURES = ("--no-log.pictures",)
 """Option of runs whose report is of no interest."""
 
 
@@ -113,13 +113,7 @@ def differences(run: Run, reference: Run, *, averages: bool = True) -> Iterator[
         yield "the states differ"
     if _metrics(run, averages) != _metrics(reference, averages):
         yield "the metrics differ"
-    pictures = run.config_file.is_file() and run.config.log.pictures
-    if (
-        pictures
-        and not run.report.is_file()
-        or run.report.is_file()
-        and not run.report.read_text(encoding="utf-8").rstrip().endswith("</html>")
-    ):
+    if reference.report.is_file() and not _is_page(run.report):
         yield "the report is not complete"
     if drafts := sorted(path.name for path in run.folder.glob("checkpoints/*.tmp")):
         yield f"drafts of checkpoints are left: {drafts}"
@@ -137,6 +131,10 @@ def same(one: Any, other: Any) -> bool:
         alike = isinstance(other, np.ndarray) and one.shape == other.shape and one.dtype == other.dtype
         return alike and one.tobytes() == other.tobytes()
     return bool(type(one) is type(other) and one == other)
+
+
+def _is_page(file: Path) -> bool:
+    return file.is_file() and file.read_text(encoding="utf-8").rstrip().endswith("</html>")
 
 
 def _states(run: Run) -> dict[str, dict[str, Any]]:

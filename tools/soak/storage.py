@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 from soak.campaign import Campaign, Row
-from soak.commands import Child, Ended, run, start
+from soak.commands import Child, Ended, run, start, succeed
 from soak.samples import NO_PICTURES, differences, training_options, write_images, write_videos
 from unshuffle.data.store import DATA
 from unshuffle.runs.checkpoints import list_checkpoints
@@ -39,8 +39,8 @@ def check(campaign: Campaign) -> None:
         tar.add(folder / "images", "images")
     shutil.copytree(folder, campaign.folder / "originals")
     whole = campaign.new_folder("storage-whole")
-    run(train(), folder)
-    run(["pack", "images", "images", "store"], folder)
+    succeed(train(), folder)
+    succeed(["pack", "images", "images", "store"], folder)
     for name in RESULTS:  # all runs have the same paths, which are part of a store's name
         (folder / name).rename(whole / name)
     with campaign.row("e", "full disk: pack, pretrain, then room and the same commands") as row:
@@ -240,7 +240,7 @@ def _check_shards(campaign: Campaign, folder: Path) -> None:
     options = ("--images", "images.tar")
     original = campaign.folder / "originals" / "images.tar"
     _clear(folder)
-    run(train("run", *options), folder)
+    succeed(train("run", *options), folder)
     whole = campaign.new_folder("shards-whole")
     (folder / "run").rename(whole / "run")
     (folder / "cache").rename(whole / "cache")
