@@ -17,7 +17,7 @@ from unshuffle.runs.run import Run
 
 TIMES = {"seconds", "duration", "samples_per_second", "crops_per_second", "waiting_for_data"}
 """What metrics say about the clock, in which two runs may differ."""
-NO_PICTURES = ("--no-log.pictures",)
+NO_PICTURES = ("--log.no_pictures",)
 """Option of runs whose report is of no interest."""
 
 
