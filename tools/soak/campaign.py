@@ -15,18 +15,18 @@ SHOWN = 20
 class Counts:
     """How often each part tries; the defaults are those of the full campaign."""
 
-    kills: int = 100
-    media: int = 5000
-    damaged: int = 2000
-    commands: int = 120
+    kills: int = 60
+    media: int = 10000
+    damaged: int = 4000
+    commands: int = 60
     """Damaged files that whole commands are given, beside those that only the reading functions are given."""
     rounds: int = 3
     """Repetitions of each fault of processes and of storage."""
-    torchrun: int = 3
+    torchrun: int = 2
     """Repetitions of each fault of several processes."""
 
 
-SHORT = Counts(kills=8, media=600, damaged=600, commands=8, rounds=1, torchrun=0)
+SHORT = Counts(kills=8, media=600, damaged=600, commands=6, rounds=1, torchrun=0)
 """The form that CI runs; its tests restart torchrun already."""
 
 
@@ -41,6 +41,8 @@ class Row:
     """What became of the tries, in words and numbers."""
     lost: list[str] = field(default_factory=list)
     """A sentence for each try after which something was lost, with what is needed to repeat it."""
+    noticed: int = 0
+    """Commands that ended with one sentence."""
     seconds: float = 0.0
 
 

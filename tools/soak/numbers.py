@@ -90,4 +90,4 @@ def _use_weights(campaign: Campaign, value: float, command: str) -> str | None:
     ended = run(COMMANDS[command](weights), folder)
     if ended.problem:
         return ended.problem
-    return None if ended.sentence else f"exit code {ended.code}"
+    return None if "not finite" in ended.sentence else f"exit code {ended.code}: {ended.sentence}"

@@ -20,7 +20,7 @@ from unshuffle.runs.checkpoints import list_checkpoints
 from unshuffle.runs.run import Run
 from unshuffle.stopping import GRACE_SECONDS
 
-ITERATIONS = 30
+ITERATIONS = 40
 LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--max-restarts", "2")
 STOP_SECONDS = 2 * GRACE_SECONDS + 5
 """A process that is asked to stop must end within this time, even if a data worker hangs."""
