@@ -97,7 +97,10 @@ class Child:
 
 def start(args: Sequence[object], folder: Path, sabotage: Callable[[], object] | None = None) -> Child:
     """Start `unshuffle ARGS` in a folder; `sabotage` runs first in the new process and may change anything there."""
-    log = folder / f"{time.monotonic_ns()}.stderr"
+    logs = folder.parent / "logs"  # not in the folder, whose disk may be full
+    logs.mkdir(exist_ok=True)
+    log = logs / f"{time.monotonic_ns()}.stderr"
+    log.touch()  # the process may be killed before it opens it
 
     def command() -> None:
         os.chdir(folder)
