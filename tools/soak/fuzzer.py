@@ -383,7 +383,7 @@ def nest(chunks: list[Chunk], rng: Random, donor: list[Chunk]) -> None:
     outer = [chunk for chunk in _all_chunks(chunks) if isinstance(chunk.body, list)]
     if outer:
         chunk = rng.choice(outer)
-        for _ in range(rng.choice((1, 3, 30, 200))):
+        for _ in range(rng.choice((1, 3, 30))):
             chunk.body = [Chunk(chunk.tag, chunk.body)]
 
 

@@ -3,7 +3,7 @@
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from unshuffle.models.weights import load_into
 from unshuffle.policy.rollouts import run_rollouts
 from unshuffle.randomness import seed_everything, stream_seed, torch_generator
 from unshuffle.runs.run import Run
-from unshuffle.stopping import Stopped, stop_requests
+from unshuffle.stopping import Stopped, StopRequest, stop_requests
 from unshuffle.tasks import PermutationSets, build_tasks
 from unshuffle.tasks.base import Inputs, Network, Outcome, Task, Validation
 from unshuffle.tasks.ordering import OrderingTask
@@ -105,6 +105,7 @@ class Trainer:
         self.keeps_samplers = False
         """Whether the samplers are those of a checkpoint at `first`: then they do not learn from that validation."""
         self._concerned: set[str] = set()
+        self._request = StopRequest()
 
     def _build_streams(self, data: Data) -> dict[str, BatchStream]:
         sources = {id(samples.source): samples.source for samples in data.training.values()}
@@ -142,13 +143,10 @@ class Trainer:
 
     def train(self, run: Run, log: RunLog, display: Display) -> None:
         """Train from the current iteration to the last, saving into the run folder."""
-        alone = self.part.world_size == 1
+        batches = Prefetcher(self.load, self.iteration, self.last, self.config.data.workers, self._stops)
         # with several processes, the system and torchrun may each send the signal
-        with display, stop_requests(patient=not alone) as request, ExitStack() as stack:
-            # several processes stop after the same step, or not at all
-            stops = lambda: alone and request.signum is not None  # noqa: E731
-            batches = Prefetcher(self.load, self.iteration, self.last, self.config.data.workers, stops)
-            upcoming = stack.enter_context(closing(on_device(batches, self.device)))
+        requests = stop_requests(patient=self.part.world_size > 1)
+        with display, requests as self._request, closing(on_device(batches, self.device)) as upcoming:
             if self.iteration == self.first:
                 self._monitor(log, display)
                 self._validate(log, display, learns=not self.keeps_samplers)
@@ -160,9 +158,9 @@ class Trainer:
                         batch = next(upcoming)
                 except WaitingStopped:
                     self.save(run)
-                    raise self._stopped(request.signum or 0, run.folder) from None
+                    raise self._stopped(run.folder) from None
                 self.step(batch, tally)
-                stop = distributed.largest(request.signum or 0)
+                stop = distributed.largest(self._request.signum or 0)
                 if self._due(self.config.log.train_every):
                     tally = self._log_training(log, display, tally, batches.seconds_waited)
                 self._between_steps(run, log, display, tally, stopping=stop > 0)
@@ -170,12 +168,16 @@ class Trainer:
                     with tally.paused():
                         display.update(self.iteration)  # with the validation of this iteration
                 if stop:
-                    raise self._stopped(stop, run.folder)
+                    raise self._stopped(run.folder, stop)
 
-    def _stopped(self, signum: int, folder: Path) -> Stopped:
+    def _stops(self) -> bool:
+        """Return whether to stop without waiting for data; several processes only stop after the same step."""
+        return self.part.world_size == 1 and self._request.signum is not None
+
+    def _stopped(self, folder: Path, signum: int | None = None, saved: str = "a checkpoint is saved") -> Stopped:
         resume = f"{distributed.launcher()} pretrain --out {shlex.quote(str(folder))} --resume"
-        text = f"stopped at iteration {self.iteration}; a checkpoint is saved. Continue with: {resume}"
-        return Stopped(signum, text, self.iteration)
+        text = f"stopped at iteration {self.iteration}; {saved}. Continue with: {resume}"
+        return Stopped(signum or self._request.signum or 0, text, self.iteration)
 
     def _between_steps(self, run: Run, log: RunLog, display: Display, tally: Tally, *, stopping: bool) -> None:
         validates = self._episode_ends or self._episode_begins or self.iteration == self.last
@@ -371,7 +373,11 @@ class Trainer:
         """Run the rollouts of the tasks that are trained now and whose samplers learn from them."""
         active = self.active_tasks(self.iteration)
         samplers = {name: task.sampler for name, task in self.ordering_tasks.items() if name in active}
-        for name, entry in run_rollouts(self, samplers, self.config.policy.rollout_iterations).items():
+        try:
+            entries = run_rollouts(self, samplers, self.config.policy.rollout_iterations)
+        except WaitingStopped:  # with the weights of a rollout, which must not be saved
+            raise self._stopped(log.run.folder, saved="the last checkpoint is kept") from None
+        for name, entry in entries.items():
             self._synchronise(self.ordering_tasks[name])
             with together():
                 log.write("rollouts", self.iteration, task=name, **entry)
@@ -379,7 +385,8 @@ class Trainer:
     def train_iterations(self, count: int) -> None:
         """Train on the next batches without logging, validating or saving."""
         tally = Tally()
-        batches = Prefetcher(self.load, self.iteration, self.iteration + count, self.config.data.workers)
+        last = self.iteration + count
+        batches = Prefetcher(self.load, self.iteration, last, self.config.data.workers, self._stops)
         with closing(on_device(batches, self.device)) as upcoming:
             for _ in range(count):
                 with together():
