@@ -1,12 +1,14 @@
 # make demo: learned features from nothing, in minutes.   make test: all tests.   make check: before a commit.
 # make mutants: deliberate bugs in the numerics, each of which a test must find; some 15 minutes.
+# make soak: kills, faults, damaged and hostile files, after which nothing may be lost; some 30 minutes.
 # make gallery: the pictures of docs/gallery.md, from a new demo run; needs chromium.
 # make architecture: the picture and the table of docs/architecture.md.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+SOAK ?=  # options of the campaign, such as SOAK=--short
 
-.PHONY: demo test check format mutants gallery architecture clean
+.PHONY: demo test check format mutants soak gallery architecture clean
 
 demo: $(READY)
 	$(BIN)/unshuffle pretrain --preset demo
@@ -27,6 +29,9 @@ format: $(READY)
 
 mutants: $(READY)
 	$(BIN)/python tools/mutants.py
+
+soak: $(READY)
+	PYTHONPATH=tools $(BIN)/python -m soak $(SOAK)
 
 gallery: $(READY)
 	$(BIN)/python tools/gallery.py

@@ -166,6 +166,20 @@ def test_every_wrong_bit_in_the_directory_of_a_zip_is_a_bad_zip_or_none(tmp_path
                 check_zip(file)
 
 
+def test_a_directory_that_hides_members_is_a_bad_zip(tmp_path: Path) -> None:
+    file = tmp_path / "a.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        for number in range(8):
+            archive.writestr(f"{number}{'x' * 81}", b"content")  # entries of 128 bytes
+    damaged = bytearray(file.read_bytes())
+    damaged[damaged.index(b"PK\x01\x02") + 33] = 1  # the first has a comment of 256 bytes: further entries
+    file.write_bytes(damaged)
+    with zipfile.ZipFile(file) as archive:
+        assert archive.testzip() is None and len(archive.namelist()) < 8
+    with pytest.raises(zipfile.BadZipFile, match="of 8 members"):
+        check_zip(file)
+
+
 @given(st.text(alphabet="'=+-@a\t5"))
 def test_a_cell_becomes_the_text_that_it_was(text: str) -> None:
     cell = csv_cell(text)

@@ -276,6 +276,11 @@ def write_huge_shape(path: Path):
         np.lib.format.write_array_header_1_0(file, header)
 
 
+def write_open_bracket(path: Path):
+    header = b"{'descr': ("
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+
+
 @pytest.mark.parametrize(
     "write",
     [
@@ -286,6 +291,7 @@ def write_huge_shape(path: Path):
         write_objects,
         write_archive,
         write_huge_shape,
+        write_open_bracket,
     ],
 )
 def test_unreadable_files_are_user_errors(tmp_path, write):

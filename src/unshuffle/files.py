@@ -132,12 +132,23 @@ def check_zip(path: Path) -> None:
             # torch reads nothing from what is marked as a folder, a bit which no checksum covers
             marked = [member.filename for member in archive.infolist() if member.external_attr & 0x10]
             bad = archive.testzip() or next(iter(marked), None)
+            listed, stated = len(archive.infolist()), _stated_members(path, archive)
     except Exception as error:  # a damaged directory gives errors of many kinds, from UnicodeDecodeError to zlib.error
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a damaged offset
             raise
         raise zipfile.BadZipFile(str(error)) from error
     if bad is not None:
         raise zipfile.BadZipFile(f"wrong checksum of {bad}")
+    if listed != stated:  # a wrong length in the directory makes zipfile take further entries for a comment
+        raise zipfile.BadZipFile(f"the directory lists {listed} of {stated} members")
+
+
+def _stated_members(path: Path, archive: zipfile.ZipFile) -> int:
+    """Return how many members the end of a zip archive states; beyond 65,534 it does not say, and all are right."""
+    with path.open("rb") as file:
+        file.seek(-22 - len(archive.comment), os.SEEK_END)
+        stated = int.from_bytes(file.read(12)[10:], "little")
+    return stated if stated < 0xFFFF else len(archive.infolist())
 
 
 def csv_cell(value: T) -> T | str:

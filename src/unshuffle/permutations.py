@@ -115,7 +115,7 @@ def load_permutations(path: str | Path) -> npt.NDArray[np.int64]:
             rows = np.lib.format.read_array(file, allow_pickle=False)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError, EOFError, SyntaxError, MemoryError, OverflowError) as error:
+    except Exception as error:  # a damaged header makes numpy raise almost anything, such as tokenize.TokenError
         raise UserError(
             f"{path} is not a readable .npy file of numbers: create it with unshuffle permutations"
         ) from error

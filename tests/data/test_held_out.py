@@ -1,3 +1,5 @@
+import zipfile
+
 import numpy as np
 import pytest
 import torch
@@ -37,6 +39,16 @@ def test_a_damaged_file_is_one_sentence(tmp_path) -> None:
     path = tmp_path / "held_out.npz"
     save_held_out(path, {"spatial": HeldOut(smooth(2, 1, 16), ["a", "b"])})
     path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(UserError, match=r"held_out\.npz is damaged"):
+        load_held_out(path)
+
+
+def test_a_header_that_numpy_cannot_parse_is_one_sentence(tmp_path) -> None:
+    path = tmp_path / "held_out.npz"
+    header = b"{'descr': ("
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("names", "jpeg", "ends"):
+            archive.writestr(f"spatial_{name}.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
     with pytest.raises(UserError, match=r"held_out\.npz is damaged"):
         load_held_out(path)
 

@@ -1,4 +1,5 @@
 import io
+import re
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -350,6 +351,35 @@ def test_the_index_is_cached_until_the_shard_changes(
     for index in (tmp_path / "cache" / "shards").glob("*.index"):
         index.write_text("{")
     assert len(opened(folder)) == 5 and len(indexed) == 4, "a damaged index is built again"
+
+
+@pytest.mark.parametrize("old, new", [("img", "IMG"), ("0", "1"), (", 1, ", ", null, "), ("[", "{"), ('": ', '": 9')])
+def test_a_wrong_value_in_a_cached_index_is_noticed(
+    tmp_path: Path, opened: Callable[..., ShardSource], old: str, new: str
+) -> None:
+    folder = write_shards(tmp_path / "shards", 1, 3)
+    right = opened(folder)
+    (index,) = (tmp_path / "cache" / "shards").glob("*.index")
+    text = index.read_text()
+    for position in [match.start() for match in re.finditer(re.escape(old), text)]:
+        index.write_text(text[:position] + new + text[position + len(old) :])
+        again = opened(folder)
+        assert again.names == right.names and np.array_equal(again.sizes, right.sizes)
+        assert all(np.array_equal(again.read(item, [0]), right.read(item, [0])) for item in range(3))
+
+
+def test_a_shard_that_is_replaced_while_it_is_read_is_noticed(
+    tmp_path: Path, opened: Callable[..., ShardSource]
+) -> None:
+    folder = write_shards(tmp_path / "shards", 1, 3)
+    (shard,) = folder.iterdir()
+    source = opened(folder)
+    source.read(0, [0])
+    time.sleep(0.01)
+    write_tar(tmp_path / "other.tar", {f"{name}.jpg": encoded(9) for name in "cba"})
+    (tmp_path / "other.tar").replace(shard)
+    with pytest.raises(UserError, match="has changed since it was indexed"):
+        source.read(0, [0])
 
 
 layouts = st.lists(st.integers(1, 12), min_size=1, max_size=20)  # samples of each shard

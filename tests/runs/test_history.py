@@ -1,6 +1,7 @@
 """What happened in a run, against slow and obvious counts."""
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,6 +63,33 @@ def test_no_wrong_bit_in_a_state_is_more_than_a_file_left_out(copied: Run) -> No
         damaged[position // 8] ^= 1 << position % 8
         file.write_bytes(damaged)
         assert len(list(read_states(copied, "spatial", ("permutation_errors", "sampled")))) in (whole - 1, whole)
+
+
+def test_a_state_with_a_damaged_directory_is_left_out_as_a_whole(copied: Run) -> None:
+    file = state_files(copied, "spatial")[1]
+    good, whole = file.read_bytes(), len(state_files(copied, "spatial"))
+    first = good.index(b"PK\x01\x02")
+    others = good.index(b"PK\x05\x06") - good.index(b"PK\x01\x02", first + 1)
+    hidden = bytearray(good)
+    hidden[first + 32 : first + 34] = others.to_bytes(2, "little")  # all other entries are its comment
+    unnamed = bytearray(good)
+    unnamed[good.rindex(b"permutation_errors")] ^= 1
+    for damaged in (hidden, unnamed):
+        file.write_bytes(damaged)
+        states = list(read_states(copied, "spatial", ("permutation_errors", "sampled")))
+        assert len(states) == whole - 1 and all(
+            "sampled" in state and "permutation_errors" in state for state in states
+        )
+
+
+def test_an_array_with_an_unreadable_header_is_left_out(copied: Run) -> None:
+    file = state_files(copied, "spatial")[1]
+    whole = len(state_files(copied, "spatial"))
+    header = b"{'descr': ("
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in ("iteration", "permutation_errors"):
+            archive.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    assert len(list(read_states(copied, "spatial", ("permutation_errors",)))) == whole - 1
 
 
 def test_incomplete_files_of_a_killed_run_are_left_out(copied: Run) -> None:

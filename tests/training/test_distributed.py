@@ -127,6 +127,7 @@ def test_two_processes_do_what_one_does(tmp_path: Path, monkeypatch: pytest.Monk
     one_network_with_their_own_normalisation_and_dropout(outcomes)
     a_step_that_is_not_finite_in_one_is_skipped_by_all(outcomes)
     a_signal_to_one_stops_all_after_the_same_step(outcomes)
+    a_run_stopped_by_a_signal_resumes_to_the_bit(outcomes)
     an_error_of_one_process_ends_all_and_is_reported_once(outcomes)
     monkeypatch.syspath_prepend(WORKER.parent)
     a_run_continues_with_another_number_of_processes(outcomes)
@@ -200,6 +201,14 @@ def a_step_that_is_not_finite_in_one_is_skipped_by_all(outcomes: Outcomes) -> No
 
 def a_signal_to_one_stops_all_after_the_same_step(outcomes: Outcomes) -> None:
     assert [results["stopped"] for results in outcomes.ranks] == [5, 5]
+
+
+def a_run_stopped_by_a_signal_resumes_to_the_bit(outcomes: Outcomes) -> None:
+    """With running statistics of their own, which an uninterrupted run does not average where it was stopped."""
+    for count in (1, 2):
+        folders = [outcomes.folder / f"by-{count}" / name for name in ("own-statistics", "own-statistics-resumed")]
+        whole, resumed = (load_checkpoint(list_checkpoints(Run(folder).checkpoints)[-1]) for folder in folders)
+        assert_close(resumed, whole, rtol=0, atol=0)
 
 
 def an_error_of_one_process_ends_all_and_is_reported_once(outcomes: Outcomes) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -215,6 +216,59 @@ def test_a_signal_saves_and_leaves(
     assert stop.value.iteration == 6
     assert [path.stem for path in list_checkpoints(Run(config.out).checkpoints)] == ["00000004", "00000006"]
     assert_same(final_state(run_pretraining(config, resume=True)), final_state(uninterrupted))
+
+
+def test_a_signal_while_a_data_worker_hangs_saves_and_leaves(
+    small: Any, tmp_path: Path, uninterrupted: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, ready = Trainer.load, threading.Event()
+
+    def hanging_load(self: Trainer, iteration: int) -> Any:
+        if iteration == 6:
+            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+            ready.wait(60)  # far longer than the test may take
+        return load(self, iteration)
+
+    config = small(tmp_path / "stopped")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "load", hanging_load)
+        patch.setattr("unshuffle.stopping.GRACE_SECONDS", 0.1)
+        with pytest.raises(Stopped) as stop:
+            run_pretraining(config)
+    assert not ready.is_set() and stop.value.iteration == 6
+    ready.set()
+    assert [path.stem for path in list_checkpoints(Run(config.out).checkpoints)] == ["00000004", "00000006"]
+    assert_same(final_state(run_pretraining(config, resume=True)), final_state(uninterrupted))
+
+
+def test_a_signal_while_a_data_worker_hangs_in_a_rollout_leaves(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted_with_rollouts: Run
+) -> None:
+    load, train, ready, inside = Trainer.load, Trainer.train_iterations, threading.Event(), threading.Event()
+
+    def hanging_load(self: Trainer, iteration: int) -> Any:
+        if inside.is_set():
+            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+            ready.wait(60)  # far longer than the test may take
+        return load(self, iteration)
+
+    def train_iterations(self: Trainer, count: int) -> None:
+        if self.iteration == 6:
+            inside.set()
+        train(self, count)
+
+    config = small(tmp_path / "stopped", **ROLLOUTS)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "load", hanging_load)
+        patch.setattr(Trainer, "train_iterations", train_iterations)
+        patch.setattr("unshuffle.stopping.GRACE_SECONDS", 0.1)
+        with pytest.raises(Stopped, match="stopped at iteration 6; the last checkpoint is kept") as stop:
+            run_pretraining(config)
+    assert not ready.is_set() and stop.value.signum == signal.SIGTERM
+    ready.set()
+    assert [path.stem for path in list_checkpoints(Run(config.out).checkpoints)] == ["00000004"]
+    run = run_pretraining(config, resume=True)
+    assert_same(final_state(run), final_state(uninterrupted_with_rollouts))
 
 
 @pytest.mark.slow

@@ -198,6 +198,15 @@ def stopped(config: Config) -> int:
     raise AssertionError("the run did not stop")
 
 
+def with_own_statistics(folder: Path) -> None:
+    """Train with running statistics of each process: once as a whole, once stopped between checkpoints and resumed."""
+    own = folder / f"by-{distributed.size()}"
+    run_pretraining(config(own / "own-statistics", sync_bn=False))
+    interrupted = config(own / "own-statistics-resumed", sync_bn=False)
+    stopped(interrupted)
+    run_pretraining(interrupted, resume=True)
+
+
 def ends(config: Config) -> list[str]:
     """Return the error of each process of a run that fails."""
     try:
@@ -277,5 +286,7 @@ def everything(folder: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with distributed.started(), in_double():
-        everything(Path(sys.argv[1]))
+    with distributed.started():
+        with in_double():
+            everything(Path(sys.argv[1]))
+        with_own_statistics(Path(sys.argv[1]))  # in single precision, as users do

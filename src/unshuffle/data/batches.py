@@ -8,7 +8,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -202,11 +202,21 @@ class BatchStream:
         return replace(self, samples=samples, batch_size=size, task=f"{self.task} {part.rank} of {part.world_size}")
 
 
-class Prefetcher(Generic[T]):
-    """Yields `make(start)`, `make(start + 1)`, ... in order, computed ahead of their use by threads."""
+class WaitingStopped(Exception):
+    """The program was asked to stop while it waited for a batch."""
 
-    def __init__(self, make: Callable[[int], T], start: int, stop: int, workers: int) -> None:
-        self.make, self.start, self.stop, self.workers = make, start, stop, max(1, workers)
+
+class Prefetcher(Generic[T]):
+    """Yields `make(start)`, `make(start + 1)`, ... in order, computed ahead of their use by threads.
+
+    If `stops()` becomes true during a long wait, raises `WaitingStopped`: a thread may hang for ever, in a network file
+    system for example.
+    """
+
+    def __init__(
+        self, make: Callable[[int], T], start: int, stop: int, workers: int, stops: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.make, self.start, self.stop, self.workers, self.stops = make, start, stop, max(1, workers), stops
         self.seconds_waited = 0.0
 
     def __iter__(self) -> Generator[T]:
@@ -221,9 +231,11 @@ class Prefetcher(Generic[T]):
 
     def _wait(self, future: "Future[T]") -> T:
         begin = time.perf_counter()
-        result = future.result()
+        while not wait([future], timeout=1.0).done:
+            if self.stops():
+                raise WaitingStopped
         self.seconds_waited += time.perf_counter() - begin
-        return result
+        return future.result()
 
 
 def on_device(batches: Prefetcher[Batch], device: torch.device) -> Generator[dict[str, Squares]]:

@@ -1,18 +1,16 @@
 """Some held-out samples, stored with a run so that its report can show them after the data has moved."""
 
 import itertools
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from unshuffle.data.batches import Samples
-from unshuffle.data.media import decode_jpeg, encode_jpeg
+from unshuffle.data.media import decode_jpeg, encode_jpeg, explain
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
 
@@ -57,8 +55,8 @@ def load_held_out(path: Path) -> dict[str, HeldOut]:
         with np.load(path, allow_pickle=False) as stored:
             tasks = [name.removesuffix("_names") for name in stored if name.endswith("_names")]
             return {task: _decode(stored, task) for task in tasks}
-    except (BadZipFile, EOFError, OSError, ValueError, KeyError, IndexError, RuntimeError, zlib.error) as error:
-        raise UserError(f"{path} is damaged ({error}); delete it to go without these pictures") from None
+    except Exception as error:  # a damaged archive makes numpy raise almost anything, such as tokenize.TokenError
+        raise UserError(f"{path} is damaged ({explain(error)}); delete it to go without these pictures") from None
 
 
 def _decode(stored: Mapping[str, np.ndarray], task: str) -> HeldOut:

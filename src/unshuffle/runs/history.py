@@ -1,18 +1,17 @@
 """What happened in a run so far, finished or not: validations, the policy's groups, rollouts."""
 
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, TypeVar
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
 from unshuffle.config import Config
 from unshuffle.errors import UserError
+from unshuffle.files import check_zip
 from unshuffle.permutations import load_permutations
 from unshuffle.runs.run import Run
 
@@ -112,9 +111,10 @@ def read_states(run: Run, task: str, names: Sequence[str]) -> Iterator[dict[str,
     """Yield the named arrays of each validation, as far as it has them; incomplete files are left out."""
     for file in state_files(run, task):
         try:
+            check_zip(file)  # numpy compares no names, so that a damaged one would be missing without a word
             with np.load(file) as arrays:
                 state = {name: arrays[name] for name in ("iteration", *names) if name in arrays}
-        except (BadZipFile, EOFError, ValueError, OSError, KeyError, RuntimeError, zlib.error):
+        except Exception:  # noqa: S112 (a damaged archive makes numpy raise almost anything, such as TokenError)
             continue
         if "iteration" in state:
             yield state

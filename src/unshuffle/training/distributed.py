@@ -102,7 +102,10 @@ def parallel(network: nn.Module, *, some_unused: bool) -> nn.Module:
     """
     if size() == 1:
         return network
+    buffers = [buffer.clone() for buffer in network.buffers()]
     wrapped = DistributedDataParallel(network, find_unused_parameters=some_unused)
+    for buffer, own in zip(network.buffers(), buffers, strict=True):
+        buffer.copy_(own)  # the wrapper has replaced them by those of rank 0
     # training does not read BN's running statistics, so `average_buffers` is enough for them; set as an attribute
     # because the name of the argument depends on the version of torch
     wrapped.broadcast_buffers = False

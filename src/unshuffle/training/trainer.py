@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,7 +15,7 @@ from torch import Tensor
 from unshuffle.accelerator import choose_device, choose_precision, has_kernels, prefer_speed, wait_for
 from unshuffle.config import Config
 from unshuffle.console import say
-from unshuffle.data.batches import Batch, BatchStream, Prefetcher, on_device
+from unshuffle.data.batches import Batch, BatchStream, Prefetcher, WaitingStopped, on_device
 from unshuffle.data.squares import RankSlice, Squares, make_resident
 from unshuffle.errors import UserError
 from unshuffle.models import Backbone, build_backbone
@@ -25,7 +25,7 @@ from unshuffle.policy.rollouts import run_rollouts
 from unshuffle.randomness import seed_everything, stream_seed, torch_generator
 from unshuffle.runs.checkpoints import checkpoint_iterations
 from unshuffle.runs.run import Run
-from unshuffle.stopping import Stopped, stop_requests
+from unshuffle.stopping import Stopped, StopRequest, stop_requests
 from unshuffle.tasks import PermutationSets, build_tasks
 from unshuffle.tasks.base import Inputs, Network, Outcome, Task, Validation
 from unshuffle.tasks.ordering import OrderingTask
@@ -112,6 +112,7 @@ class Trainer:
         """Whether the samplers are those of a checkpoint at `first`: then they do not learn from that validation."""
         self.skipped = SkippedSteps()
         self._concerned: set[str] = set()
+        self._request = StopRequest()
 
     def _build_streams(self, data: Data) -> dict[str, BatchStream]:
         sources = {id(samples.source): samples.source for samples in data.training.values()}
@@ -149,20 +150,25 @@ class Trainer:
 
     def train(self, run: Run, log: RunLog, display: Display) -> None:
         """Train from the current iteration to the last, saving into the run folder."""
-        batches = Prefetcher(self.load, self.iteration, self.last, self.config.data.workers)
+        batches = Prefetcher(self.load, self.iteration, self.last, self.config.data.workers, self._stops)
         # with several processes, the system and torchrun may each send the signal
         requests = stop_requests(patient=self.part.world_size > 1)
-        with display, requests as request, closing(on_device(batches, self.device)) as upcoming:
+        with display, requests as self._request, closing(on_device(batches, self.device)) as upcoming:
             if self.iteration == self.first:
                 self._monitor(log, display)
                 self._validate(log, display, learns=not self.keeps_samplers)
                 display.update(self.iteration)
             tally, display.skipped = Tally(), self.skipped.total
             while self.iteration < self.last:
-                with together():
-                    batch = next(upcoming)
+                try:
+                    with together():
+                        batch = next(upcoming)
+                except WaitingStopped:
+                    self.skipped.count(tally.skipped)
+                    self.save(run)
+                    raise self._stopped(run.folder) from None
                 self.step(batch, tally)
-                stop = distributed.largest(request.signum or 0)
+                stop = distributed.largest(self._request.signum or 0)
                 if self._due(self.config.log.train_every):
                     tally = self._log_training(run, log, display, tally, batches.seconds_waited)
                 self._between_steps(run, log, display, tally, stopping=stop > 0)
@@ -170,32 +176,42 @@ class Trainer:
                     with tally.paused():
                         display.update(self.iteration)  # with the validation of this iteration
                 if stop:
-                    raise self._stopped(stop, run.folder)
+                    raise self._stopped(run.folder, stop)
 
-    def _stopped(self, signum: int, folder: Path) -> Stopped:
+    def _stops(self) -> bool:
+        """Return whether to stop without waiting for data; several processes only stop after the same step."""
+        return self.part.world_size == 1 and self._request.signum is not None
+
+    def _stopped(self, folder: Path, signum: int | None = None, saved: str = "a checkpoint is saved") -> Stopped:
         resume = f"{distributed.launcher()} pretrain --out {shlex.quote(str(folder))} --resume"
-        text = f"stopped at iteration {self.iteration}; a checkpoint is saved. Continue with: {resume}"
-        return Stopped(signum, text, self.iteration)
+        text = f"stopped at iteration {self.iteration}; {saved}. Continue with: {resume}"
+        return Stopped(signum or self._request.signum or 0, text, self.iteration)
 
     def _between_steps(self, run: Run, log: RunLog, display: Display, tally: Tally, *, stopping: bool) -> None:
         validates = self._episode_ends or self._episode_begins or self.iteration == self.last
         monitors = self._due(self.config.log.monitor_every)
-        saves = self._due(self.config.log.checkpoint_every) or stopping
-        if not (validates or monitors or saves):
+        saves = self._due(self.config.log.checkpoint_every)
+        if not (validates or monitors or saves or stopping):
             return
         wait_for(self.device)  # pending steps count as training time
         with tally.paused():
+            # an uninterrupted run would not average them here, which rounds: a resumed one continues with its own
+            own_buffers = [] if validates or monitors or saves else distributed.gather(self._buffers())
             distributed.average_buffers(self.network)
             if validates:
                 self._validate(log, display)
             if monitors:
                 self._monitor(log, display)
-            if saves:
+            if saves or stopping:
                 self.skipped.count(tally.skipped)
                 self._check_skipped(run)
                 # amid skipped steps the weights may be useless, and their checkpoint would replace a good one
                 if stopping or self.iteration == self.last or not self.skipped.in_a_row:
-                    self.save(run)
+                    self.save(run, own_buffers)
+
+    def _buffers(self) -> dict[str, Tensor]:
+        """Return copies of this process's buffers, BN's running statistics among them, on the CPU."""
+        return {name: buffer.to("cpu", copy=True) for name, buffer in self.network.named_buffers()}
 
     def step(self, batch: Batch, tally: Tally) -> None:
         """Train on this process's slice of a batch of each active task."""
@@ -268,20 +284,23 @@ class Trainer:
         self.iteration = state["iteration"]
         self.network.load_state_dict(state["network"])
         self.optimisers.load_state_dict(state["optimisers"])
+        if len(state.get("buffers", ())) == self.part.world_size:
+            self.network.load_state_dict(state["buffers"][self.part.rank], strict=False)
         for name, task in self.tasks.items():
             task.load_state_dict(state["tasks"][name])
         self.skipped.load_state_dict(state.get("skipped", {}))  # older versions have none
         restore_random_state(state["random"])
 
-    def save(self, run: Run) -> None:
-        """Write a checkpoint, unless the weights are not finite."""
+    def save(self, run: Run, buffers: Sequence[dict[str, Tensor]] = ()) -> None:
+        """Write a checkpoint, unless the weights are not finite; with the buffers of each process if they differ."""
         for task in self.ordering_tasks.values():
             task.sampled.reduce(distributed.total)
         with together():
             if not all(bool(value.isfinite().all()) for value in self.network.state_dict().values()):
                 raise UserError(self._overflow())
             if distributed.is_main():
-                save_checkpoint(run.checkpoints, self.iteration, self.state_dict(), self.config.log.keep_checkpoints)
+                state = self.state_dict() | ({"buffers": list(buffers)} if len(buffers) > 1 else {})
+                save_checkpoint(run.checkpoints, self.iteration, state, self.config.log.keep_checkpoints)
 
     def statuses(self) -> dict[str, TaskStatus]:
         """Return empty figures for the display."""
@@ -406,7 +425,11 @@ class Trainer:
         """Run the rollouts of the tasks that are trained now and whose samplers learn from them."""
         active = self.active_tasks(self.iteration)
         samplers = {name: task.sampler for name, task in self.ordering_tasks.items() if name in active}
-        for name, entry in run_rollouts(self, samplers, self.config.policy.rollout_iterations).items():
+        try:
+            entries = run_rollouts(self, samplers, self.config.policy.rollout_iterations)
+        except WaitingStopped:  # with the weights of a rollout, which must not be saved
+            raise self._stopped(log.run.folder, saved="the last checkpoint is kept") from None
+        for name, entry in entries.items():
             self._synchronise(self.ordering_tasks[name])
             with together():
                 log.write("rollouts", self.iteration, task=name, **entry)
@@ -414,7 +437,8 @@ class Trainer:
     def train_iterations(self, count: int) -> None:
         """Train on the next batches without logging, validating or saving."""
         tally = Tally()
-        batches = Prefetcher(self.load, self.iteration, self.iteration + count, self.config.data.workers)
+        last = self.iteration + count
+        batches = Prefetcher(self.load, self.iteration, last, self.config.data.workers, self._stops)
         with closing(on_device(batches, self.device)) as upcoming:
             for _ in range(count):
                 with together():
