@@ -22,8 +22,9 @@ from unshuffle.stopping import GRACE_SECONDS
 
 ITERATIONS = 40
 LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--max-restarts", "2")
-STOP_SECONDS = 2 * GRACE_SECONDS + 5
-"""A process that is asked to stop must end within this time, even if a data worker hangs."""
+STOP_SECONDS = 3 * GRACE_SECONDS + 5
+"""A process that is asked to stop must end within this time, even if a data worker hangs: it is waited for by the pool
+of a rollout, by that of the training and at the end of the program."""
 
 
 def command(out: str) -> list[object]:

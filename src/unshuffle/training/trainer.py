@@ -425,9 +425,11 @@ class Trainer:
         """Run the rollouts of the tasks that are trained now and whose samplers learn from them."""
         active = self.active_tasks(self.iteration)
         samplers = {name: task.sampler for name, task in self.ordering_tasks.items() if name in active}
+        iteration = self.iteration
         try:
             entries = run_rollouts(self, samplers, self.config.policy.rollout_iterations)
         except WaitingStopped:  # with the weights of a rollout, which must not be saved
+            self.iteration = iteration
             raise self._stopped(log.run.folder, saved="the last checkpoint is kept") from None
         for name, entry in entries.items():
             self._synchronise(self.ordering_tasks[name])
