@@ -89,17 +89,17 @@ def overfit(config: Config, data: Data, task: str, samples: int, choices: int, s
 
 
 def _small_trainer(config: Config, data: Data, task: str, samples: int, choices: int) -> Trainer:
-    """Return the user's set-up with few samples, few permutations, centre windows and no schedule."""
+    """Return the user's set-up with few samples, few permutations or mild views, centre windows and no schedule."""
     available = len(data.training[task])
     if available < 2:
         raise UserError(f"the {task} task has only {available} sample to train on, but doctor needs 2 or more")
     few = replace(data.training[task], items=data.training[task].items[:samples])
     small = replace(
-        merge(config, {task: {"batch_size": 0}}),
+        merge(config, {task: {"batch_size": 0, **TASKS[task].easier(choices)}}),
         policy=replace(config.policy, sampler="uniform", inverse=False),
         optim=replace(config.optim, batch_size=samples, warmup=0, milestones=()),
     )
     if issubclass(TASKS[task], OrderingTask):
         per_sample = max(4, config.permutations.per_sample)
-        small = merge(small, {task: {"permutations": choices}, "permutations": {"per_sample": per_sample}})
+        small = merge(small, {"permutations": {"per_sample": per_sample}})
     return build_trainer(small, Data({task: few}, {task: few}))

@@ -65,7 +65,7 @@ def photos(folder: Path, count: int) -> Path:
         ("pretrain --optim.iterations", "--optim.iterations needs a value"),
         (
             "pretrain --tasks X",
-            "tasks is 'X', but 'X' is no task: join S (spatial), T (temporal), R (rotation) by + or &",
+            "tasks is 'X', but 'X' is no task: join S (spatial), T (temporal), R (rotation), I (instance) by + or &",
         ),
         ("pretrain --spatial.grid 1", "spatial.grid is 1, but must be 2 or more"),
         ("pretrain --temporal.permutations 5000", "temporal.permutations is 5000, but 6 parts have only 719"),
@@ -348,7 +348,7 @@ def test_the_surface_of_the_command_line_is_a_contract() -> None:
     commands = "pretrain doctor permutations pack evaluate analyze ablate report bench export embed"
     assert list(cli.COMMANDS) == commands.split()
     sections = {"data", "synthetic", "augmentation", "model", "optim", "permutations", "policy", "monitor", "log"}
-    tasks = {"spatial", "temporal", "rotation"}
+    tasks = {"spatial", "temporal", "rotation", "instance"}
     top = {"preset", "images", "videos", "out", "init", "tasks", "seed", "device"}
     assert set(Config.__dataclass_fields__) == sections | tasks | top
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from unshuffle.accelerator import has_kernels
 from unshuffle.config import Config, TaskConfig
 from unshuffle.data.batches import Samples
-from unshuffle.data.crops import CropPlan, crop, render
+from unshuffle.data.crops import CropPlan, Plan, render
 from unshuffle.data.source import Items, Source
 from unshuffle.data.sources import Media
 from unshuffle.data.squares import WHOLE, RankSlice, Squares
@@ -158,9 +158,11 @@ class Task(ABC):
     name: ClassVar[str]
     parts: int
     """P: crops of a sample that pass the backbone."""
-    medium: ClassVar[Literal["images", "videos"]] = "images"
+    medium: Literal["images", "videos"] = "images"
     """What the task is made for; tasks on images also take frames of videos."""
     view: ClassVar[TaskView]
+    fixed_choices: ClassVar[bool] = True
+    """Whether training and validation choose among equally many answers, and so have one chance level."""
     held_out_samples: ClassVar[int] = 100
     """Validation samples that a run folder keeps for the report."""
 
@@ -177,6 +179,14 @@ class Task(ABC):
     @abstractmethod
     def chance(self) -> float:
         """Error at chance level."""
+
+    @classmethod
+    def easier(cls, choices: int) -> dict[str, Any]:
+        """Return changes of the task's section with which it can memorise a few samples, for `unshuffle doctor`.
+
+        `choices` are the answers to choose from, where the task can have fewer.
+        """
+        return {}
 
     # data
 
@@ -217,8 +227,8 @@ class Task(ABC):
     # crops
 
     @abstractmethod
-    def plan_crops(self, batch: int, side: int, generator: torch.Generator | None = None) -> CropPlan:
-        """Plan the crops of a batch of squares: random ones with a generator, centre crops without."""
+    def plan_crops(self, batch: int, side: int, generator: torch.Generator | None = None) -> Plan:
+        """Plan the crops of a batch of squares: random ones with a generator, fixed ones such as the centre without."""
 
     def crops(
         self,
@@ -229,17 +239,18 @@ class Task(ABC):
     ) -> Tensor:
         """Return (B, P, 3, S, S) crops of one process's slice of a batch."""
         plan = self.plan_crops(len(squares) * part.world_size, squares.side, generator).slice(part)
-        if not has_kernels(self.device):
-            return render(squares.pixels(), plan, self.settings.crop_size)
-        from unshuffle.kernels.crops import render as fused_render  # needs Triton
+        if has_kernels(self.device) and isinstance(plan, CropPlan):
+            from unshuffle.kernels.crops import render as fused_render  # needs Triton
 
-        return fused_render(squares, plan, self.settings.crop_size, dtype)
+            return fused_render(squares, plan, self.settings.crop_size, dtype)
+        crops = render(squares.pixels(), plan, self.settings.crop_size)
+        return _channels_last(crops, dtype) if has_kernels(self.device) else crops
 
     def pictures(self, pixels: Tensor, side: int) -> Tensor:
         """Return the centre crops of (N, frames, H, H, 3) bytes for a person to look at, (N, P, 3, side, side)."""
         squares = pixels.flatten(0, 1)
         plan = self.plan_crops(len(pixels), squares.shape[1])
-        crops: Tensor = crop(squares, plan, side).unflatten(0, (-1, plan.parts))
+        crops: Tensor = plan.crop(squares, side).unflatten(0, (-1, plan.parts))
         return crops
 
     # targets, head and loss
@@ -277,3 +288,9 @@ class Task(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         assert not state, f"the {self.name} task has no state"
+
+
+def _channels_last(crops: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return (B, P, 3, S, S) crops as the fused kernels render them: each is channels-last."""
+    converted: Tensor = crops.flatten(0, 1).to(dtype, memory_format=torch.channels_last).unflatten(0, crops.shape[:2])
+    return converted
