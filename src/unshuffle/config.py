@@ -175,7 +175,7 @@ class TaskConfig:
     """What every task has."""
 
     crop_size: Count = 75
-    """Side in pixels of a crop as the backbone sees it."""
+    """Side in pixels of a crop as the backbone sees it; a network of timm that refuses it gets the next larger one."""
     batch_size: Annotated[int, Ge(0)] = 0
     """Samples of this task in a step, over all processes; 0 is optim.batch_size."""
     loss_weight: Positive = 1.0

@@ -16,7 +16,7 @@ from unshuffle.options import merge
 from unshuffle.tasks import TASKS
 from unshuffle.tasks.ordering import OrderingTask
 from unshuffle.tasks.prepare import Data, prepare
-from unshuffle.training.trainer import Tally, Trainer, build_trainer
+from unshuffle.training.trainer import Tally, Trainer, build_trainer, fit_crop_sizes
 from unshuffle.wording import counted, printable
 
 EXPECTED_ACCURACY = 0.95
@@ -38,6 +38,9 @@ def examine(
     for name, value, least in (("samples", samples, 2), ("choices", choices, 2), ("steps", steps, 1)):
         if value < least:
             raise UserError(f"{name} is {value}, but must be {least} or more")
+    config, remarks = fit_crop_sizes(config)
+    for remark in remarks:
+        say(console, remark)
     data = prepare(config)
     _describe_data(data, console)
     results = {}

@@ -77,6 +77,13 @@ def synchronise(module: nn.Module) -> None:
             synchronise(child)
 
 
+def check_synchronised(backbone: Backbone) -> None:
+    """Raise a UserError if a backbone has batch normalisations of other classes, which `synchronise` leaves alone."""
+    norms = [layer for layer in backbone.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    if other := [type(layer).__name__ for layer in norms if not isinstance(layer, _Synchronised)]:
+        raise UserError(f"model.sync_bn is not available for {backbone.architecture}, which has layers {other[0]}")
+
+
 def fold_batch_norm(backbone: Backbone) -> Backbone:
     """Return a trainable copy without batch normalisation that computes what the backbone does in evaluation mode."""
     device = next(backbone.parameters()).device
