@@ -453,7 +453,8 @@ class Config:
     out: Path | None = None
     """The run folder; by default the next free runs/PRESET-N."""
     init: Path | None = None
-    """Initialise the backbone from these weights: a backbone.safetensors or a run folder."""
+    """Initialise the backbone from these weights: a weights file, a run folder, or pretrained for the weights that come
+    with the package."""
     tasks: str = "auto"
     """S: spatial, T: temporal, R: rotation, I: instance discrimination. Joined by +, they are trained jointly (S+T+I);
     by &, one after the other for equal numbers of iterations, each with the whole learning-rate schedule (S&T). auto:
