@@ -328,6 +328,9 @@ class OptimConfig:
     """Samples of each task in a step, over all processes."""
     warmup: Annotated[int, Ge(0)] = 0
     """Iterations over which the learning rates rise linearly from zero; with stages, see optim.milestones."""
+    schedule: Literal["steps", "cosine"] = "steps"
+    """Learning rates after the warm-up. steps: multiplied by optim.decay at each of optim.milestones, as in the paper;
+    cosine: half a cosine from the full learning rates down to zero at the last iteration, without milestones."""
     milestones: tuple[int, ...] = (200_000,)
     """Iterations at which the learning rates are multiplied by optim.decay. With --tasks in stages (S&T), warm-up and
     milestones are shortened to the length of a stage, and each stage goes through all of them."""
@@ -512,6 +515,8 @@ class Config:
         changes = set(self.stage_ends[:-1])
         for stage in range(len(self.stages)):
             begin, length = self._stage_span(stage)
+            if self.optim.schedule == "cosine":  # it never drops
+                continue
             drops = (begin + -(-milestone * length // self.optim.iterations) for milestone in self.optim.milestones)
             changes.update(drop for drop in drops if self.stage_at(drop) == stage)
         return tuple(sorted(changes))

@@ -100,7 +100,7 @@ def _small_trainer(config: Config, data: Data, task: str, samples: int, choices:
     small = replace(
         merge(config, {task: {"batch_size": 0, **TASKS[task].easier(choices)}}),
         policy=replace(config.policy, sampler="uniform", inverse=False),
-        optim=replace(config.optim, batch_size=samples, warmup=0, milestones=()),
+        optim=replace(config.optim, batch_size=samples, warmup=0, schedule="steps", milestones=()),
     )
     if issubclass(TASKS[task], OrderingTask):
         per_sample = max(4, config.permutations.per_sample)

@@ -296,7 +296,7 @@ def describe(trainer: Trainer, run: Run, console: Console) -> None:
     # what may be unintended when only the number of iterations was changed
     optim = config.optim
     late = [milestone for milestone in optim.milestones if milestone >= optim.iterations]
-    if late:
+    if late and optim.schedule == "steps":
         say(console, f"note: optim.milestones {late} lie beyond the last iteration and have no effect")
     if optim.warmup > optim.iterations / 2:
         say(console, f"note: optim.warmup {optim.warmup} takes more than half of the {optim.iterations} iterations")
