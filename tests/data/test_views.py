@@ -115,7 +115,7 @@ def test_colour_jitter_is_torchvisions_in_every_order() -> None:
 def test_jitter_factors_are_those_of_torchvision() -> None:
     """The ranges of ColorJitter; every order is as frequent as any other."""
     config, uniforms = ViewConfig(brightness=0.4, contrast=1.5, saturation=0.8, hue=0.1, jitter=0.8), uniforms_of(5000)
-    factors, order = views._jitter_factors(uniforms, config)
+    factors, order = views.jitter_factors(uniforms, config)
     jitter = ColorJitter(0.4, 1.5, 0.8, 0.1)
     applied = uniforms["jitter"][:, 0] < 0.8
     ranges = (jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue)

@@ -2,13 +2,14 @@
 
 Random resized crop, horizontal flip, colour jitter, grayscale and Gaussian blur mean what they mean in torchvision,
 whose functions are the reference of the tests. No shape depends on a random number and nothing is read back, so a GPU
-runs the code without waiting for the host, and a CUDA graph can record it. Axes: B samples, N = B · 2 views, H side of
-a square in pixels, S side of a view.
+runs the code without waiting for the host, and a CUDA graph can record it. `kernels.views` does the same in fewer
+passes over the pixels. Axes: B samples, N = B · 2 views, H side of a square in pixels, S side of a view.
 """
 
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,22 +62,49 @@ class ViewPlan:
 
     def crop(self, squares: Tensor, crop_size: int) -> Tensor:
         """Return the views (N, 3, S, S) in [0, 1] of (B, H, H, 3) bytes, or of (B · 2, H, H, 3), one square a view."""
-        table = self._fixed_uniforms(squares) if self.uniforms is None else self.uniforms
-        uniforms = dict(zip(UNIFORMS, table.split(list(UNIFORMS.values()), dim=1), strict=True))
-        config = self.config
-        flip = uniforms["hflip"][:, 0] < config.hflip
-        views = resized_crop(squares, random_boxes(uniforms, config, squares.shape[1]), flip, crop_size)
-        views = colour_jitter(views, *_jitter_factors(uniforms, config))
-        views = torch.where((uniforms["grayscale"] < config.grayscale)[..., None, None], grayscale(views), views)
-        low, high = config.sigma
-        sigma = low + (high - low) * uniforms["sigma"][:, 0]
-        return gaussian_blur(views, sigma.where(uniforms["blur"][:, 0] < config.blur, 0.0))
+        plan = self if self.uniforms is not None else self.fixed(squares)
+        changes = plan.changes(squares.shape[1])
+        views = resized_crop(squares, changes.boxes, changes.flip, crop_size)
+        views = colour_jitter(views, changes.factors, changes.order)
+        views = torch.where(changes.grayscale[:, None, None, None], grayscale(views), views)
+        return gaussian_blur(views, changes.sigma)
 
-    def _fixed_uniforms(self, squares: Tensor) -> Tensor:
-        """Return random numbers that the pixels of a sample choose, so that they do not depend on its batch."""
+    def fixed(self, squares: Tensor) -> "ViewPlan":
+        """Return the plan with random numbers that the pixels of a sample choose, so that its batch does not matter."""
         samples = self.count // self.parts
         sums = squares.reshape(samples, -1).sum(dim=1, dtype=torch.int64)
-        return _fixed_table(squares.device)[sums % FIXED_ROWS].flatten(0, 1)
+        return replace(self, uniforms=_fixed_table(squares.device)[sums % FIXED_ROWS].flatten(0, 1))
+
+    def changes(self, side: int) -> "Changes":
+        """Return what is done to each view of squares with this side."""
+        assert self.uniforms is not None
+        uniforms = dict(zip(UNIFORMS, self.uniforms.split(list(UNIFORMS.values()), dim=1), strict=True))
+        low, high = self.config.sigma
+        sigma = low + (high - low) * uniforms["sigma"][:, 0]
+        return Changes(
+            random_boxes(uniforms, self.config, side),
+            uniforms["hflip"][:, 0] < self.config.hflip,
+            *jitter_factors(uniforms, self.config),
+            uniforms["grayscale"][:, 0] < self.config.grayscale,
+            sigma.where(uniforms["blur"][:, 0] < self.config.blur, 0.0),
+        )
+
+
+class Changes(NamedTuple):
+    """What is done to each of N views, in this order."""
+
+    boxes: Tensor
+    """(4, N): top, left, height and width of the crop, in whole pixels of its square."""
+    flip: Tensor
+    """(N,) whether it is flipped."""
+    factors: Tensor
+    """(N, 4): brightness, contrast, saturation, hue."""
+    order: Tensor
+    """(N, 4): which of them comes first, second, third and last."""
+    grayscale: Tensor
+    """(N,) whether it becomes grayscale."""
+    sigma: Tensor
+    """(N,) standard deviation of the blur in pixels; 0: none."""
 
 
 def view_uniforms(views: int, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
@@ -140,7 +168,7 @@ def _resize_weights(start: Tensor, length: Tensor, size: int, side: int) -> Tens
     return weights / weights.sum(dim=2, keepdim=True)
 
 
-def _jitter_factors(uniforms: dict[str, Tensor], config: ViewConfig) -> tuple[Tensor, Tensor]:
+def jitter_factors(uniforms: dict[str, Tensor], config: ViewConfig) -> tuple[Tensor, Tensor]:
     """Return (N, 4) factors of brightness, contrast and saturation and the shift of the hue, and their (N, 4) order."""
     jitter = [(config.brightness, 1.0), (config.contrast, 1.0), (config.saturation, 1.0), (config.hue, 0.0)]
     columns = []

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from unshuffle.accelerator import has_kernels
 from unshuffle.config import Config, TaskConfig
 from unshuffle.data.batches import Samples
-from unshuffle.data.crops import CropPlan, Plan, render
+from unshuffle.data.crops import Plan, render
 from unshuffle.data.source import Items, Source
 from unshuffle.data.sources import Media
 from unshuffle.data.squares import WHOLE, RankSlice, Squares
@@ -239,12 +239,11 @@ class Task(ABC):
     ) -> Tensor:
         """Return (B, P, 3, S, S) crops of one process's slice of a batch."""
         plan = self.plan_crops(len(squares) * part.world_size, squares.side, generator).slice(part)
-        if has_kernels(self.device) and isinstance(plan, CropPlan):
-            from unshuffle.kernels.crops import render as fused_render  # needs Triton
+        if not has_kernels(self.device):
+            return render(squares.pixels(), plan, self.settings.crop_size)
+        from unshuffle.kernels.render import render as fused_render  # needs Triton
 
-            return fused_render(squares, plan, self.settings.crop_size, dtype)
-        crops = render(squares.pixels(), plan, self.settings.crop_size)
-        return _channels_last(crops, dtype) if has_kernels(self.device) else crops
+        return fused_render(squares, plan, self.settings.crop_size, dtype)
 
     def pictures(self, pixels: Tensor, side: int) -> Tensor:
         """Return the centre crops of (N, frames, H, H, 3) bytes for a person to look at, (N, P, 3, side, side)."""
@@ -288,9 +287,3 @@ class Task(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         assert not state, f"the {self.name} task has no state"
-
-
-def _channels_last(crops: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return (B, P, 3, S, S) crops as the fused kernels render them: each is channels-last."""
-    converted: Tensor = crops.flatten(0, 1).to(dtype, memory_format=torch.channels_last).unflatten(0, crops.shape[:2])
-    return converted
