@@ -72,6 +72,7 @@ def tiny_run(folder: Path, **changes: Any) -> Run:
         "spatial": {"permutations": 6, "crop_size": 16, "head": {"fc6": 8, "hidden": 12}},
         "temporal": {"permutations": 5, "crop_size": 16, "frames": 4, "head": {"fc6": 8, "hidden": 12}},
         "rotation": {"crop_size": 24, "hidden": 12},
+        "instance": {"crop_size": 24, "hidden": 12, "output": 6},
         "permutations": {"per_sample": 2},
         "optim": {"iterations": 12, "batch_size": 4, "warmup": 2, "milestones": [9]},
         "policy": {"interval": 2, "batches": 2, "num_groups": 3, "start_below": 2.0},

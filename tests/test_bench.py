@@ -129,3 +129,14 @@ def test_without_data_the_world_has_the_presets_sizes() -> None:
     config = replace(demo(), data=replace(demo().data, image_short_side=77, val_size=1000))
     world = bench.with_world(config).synthetic
     assert (world.image_size, world.frame_size, world.images, world.clips) == (77, 32, 5000, 5000)
+
+
+@pytest.mark.usefixtures("small_world")
+def test_instance_discrimination_is_timed_and_counted() -> None:
+    """Two views of each sample, and two layers of the projection head."""
+    values = {**SMALL, "tasks": "I", "instance": {"crop_size": 24, "hidden": 32, "output": 16}}
+    figures = bench.bench(merge(demo(), values), iterations=1)
+    assert list(figures["validation_ms"]) == ["instance"]
+    crops = 4 * 2
+    head = crops * (96 * 9 * 32 + 32 * 16) * 3
+    assert figures["tflop_per_iteration"] * 1e12 == pytest.approx(2 * (crops * CONV + head), rel=0.02)

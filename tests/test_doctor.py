@@ -16,12 +16,13 @@ from unshuffle.tasks.prepare import Data, SplitFacts
 
 SMALL: dict[str, Any] = {
     "device": "cpu",
-    "tasks": "S+T+R",
+    "tasks": "S+T+R+I",
     "data": {"val_size": 4, "workers": 1},
     "synthetic": {"images": 24, "clips": 24, "image_size": 48, "frame_size": 24, "clip_frames": 6},
     "spatial": {"crop_size": 16, "head": {"fc6": 64, "hidden": 128}},
     "temporal": {"crop_size": 16, "frames": 4, "permutations": 20, "head": {"fc6": 64, "hidden": 128}},
     "rotation": {"crop_size": 24, "hidden": 64},
+    "instance": {"crop_size": 24, "hidden": 64, "output": 16},
 }
 
 
@@ -38,18 +39,24 @@ def printed_by(config: Config, **options: Any) -> tuple[str, dict[str, dict[str,
 
 def test_every_task_passes_on_the_synthetic_world(config: Config) -> None:
     text, results = printed_by(config, samples=8, choices=5, steps=150)
-    assert list(results) == ["spatial", "temporal", "rotation"]
+    assert list(results) == ["spatial", "temporal", "rotation", "instance"]
     for task, result in results.items():
         assert result["passed"] and result["accuracy"] >= 0.95, task
         assert f"{task}: passed: accuracy {result['accuracy']:.2f} on 8 samples after {result['steps']} steps" in text
         assert f"{task}: 18 samples to train on, 4 for validation, 2 as the pretext test set" in text
-    assert [result["chance"] for result in results.values()] == pytest.approx([0.2, 0.2, 0.25])
+    assert [result["chance"] for result in results.values()] == pytest.approx([0.2, 0.2, 0.25, 1 / 15])
     assert text.endswith("All tasks passed: this set-up can learn.\n")
 
 
 def test_a_tiny_learning_rate_fails(config: Config) -> None:
     tiny = {"optimiser": {"lr": 1e-9}}
-    values = {"spatial": tiny, "temporal": tiny, "rotation": tiny, "optim": {"backbone": {"lr": 1e-9}}}
+    values = {
+        "spatial": tiny,
+        "temporal": tiny,
+        "rotation": tiny,
+        "instance": tiny,
+        "optim": {"backbone": {"lr": 1e-9}},
+    }
     text, results = printed_by(merge(config, values), samples=4, steps=10)
     for task, result in results.items():
         assert not result["passed"] and result["steps"] == 10
@@ -98,7 +105,7 @@ def test_a_config_that_is_impossible(config: Config) -> None:
 def test_files_that_were_skipped_are_listed() -> None:
     text = io.StringIO()
     skipped = [(f"{number}.png", "empty") for number in range(LISTED_FILES + 2)]
-    splits = {"spatial": SplitFacts(training=1, validation=1, test=0, requested=1, source="images")}
+    splits = {"spatial": SplitFacts(training=1, validation=1, test=0, requested=1, source="images", medium="images")}
     _describe_data(Data(splits=splits, skipped=skipped), Console(file=text, width=1000))
     lines = text.getvalue().splitlines()
     assert lines.pop(0) == "spatial task: there is no pretext test set, so errors are those on X_val"

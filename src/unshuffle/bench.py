@@ -21,7 +21,7 @@ from unshuffle.options import merge
 from unshuffle.tasks import TASKS
 from unshuffle.tasks.prepare import MAX_HELD_OUT, prepare
 from unshuffle.training.step import Step, are_finite
-from unshuffle.training.trainer import Tally, Trainer, build_trainer
+from unshuffle.training.trainer import Tally, Trainer, build_trainer, fit_crop_sizes
 
 WORLD = {"images": 400, "clips": 240, "clip_frames": 12}
 """Size of the synthetic world that stands in when no data is given: enough to hold out X_val."""
@@ -37,9 +37,9 @@ def bench(config: Config, *, iterations: int = 50, console: Console | None = Non
     check(config)
     if iterations < 1:
         raise UserError(f"iterations is {iterations}, but must be 1 or more")
-    config = with_world(without_test(config))
+    config, remarks = fit_crop_sizes(with_world(without_test(config)))
     data = prepare(config)
-    for sentence in data.sentences():
+    for sentence in (*remarks, *data.sentences()):
         say(console, sentence)
     trainer = build_trainer(config, data)
     figures = measure(trainer, iterations)

@@ -19,8 +19,8 @@ from unshuffle.options import check_bounds, merge, read_yaml
 from unshuffle.permutations import Criterion
 
 Preset = Literal["demo", "small", "paper", "paper-literal"]
-TaskName = Literal["spatial", "temporal", "rotation"]
-TASK_SYMBOLS: dict[str, str] = {"S": "spatial", "T": "temporal", "R": "rotation"}
+TaskName = Literal["spatial", "temporal", "rotation", "instance"]
+TASK_SYMBOLS: dict[str, str] = {"S": "spatial", "T": "temporal", "R": "rotation", "I": "instance"}
 """What `--tasks` calls each task."""
 
 Count = Annotated[int, Ge(1)]
@@ -28,6 +28,8 @@ NonNegative = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 Fraction = Annotated[float, Interval(gt=0, le=1)]
 Probability = Annotated[float, Interval(ge=0, le=1)]
+FractionRange = Annotated[tuple[Fraction, ...], Interval(ge=2, le=2)]
+PositiveRange = Annotated[tuple[Positive, ...], Interval(ge=2, le=2)]
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ class TaskConfig:
     """What every task has."""
 
     crop_size: Count = 75
-    """Side in pixels of a crop as the backbone sees it."""
+    """Side in pixels of a crop as the backbone sees it; a network of timm that refuses it gets the next larger one."""
     batch_size: Annotated[int, Ge(0)] = 0
     """Samples of this task in a step, over all processes; 0 is optim.batch_size."""
     loss_weight: Positive = 1.0
@@ -258,6 +260,56 @@ class RotationConfig(TaskConfig):
 
 
 @dataclass(frozen=True)
+class ViewConfig:
+    """Random changes of each view of the instance task, computed on the device: torchvision's transforms and names.
+
+    The defaults are those of SimCLR, but for the smallest crops."""
+
+    scale: FractionRange = (0.2, 1.0)
+    """RandomResizedCrop: smallest and largest area of the crop, as fractions of the image's square; SimCLR has 0.08 for
+    a million images."""
+    ratio: PositiveRange = (3 / 4, 4 / 3)
+    """RandomResizedCrop: smallest and largest width of the crop as a multiple of its height."""
+    hflip: Probability = 0.5
+    """RandomHorizontalFlip: probability that a view is flipped."""
+    jitter: Probability = 0.8
+    """ColorJitter: probability that the colours of a view change."""
+    brightness: NonNegative = 0.8
+    """ColorJitter: largest change of the brightness, as a fraction."""
+    contrast: NonNegative = 0.8
+    """ColorJitter: largest change of the contrast, as a fraction."""
+    saturation: NonNegative = 0.8
+    """ColorJitter: largest change of the saturation, as a fraction."""
+    hue: Annotated[float, Interval(ge=0, le=0.5)] = 0.2
+    """ColorJitter: largest shift of the hue, as a fraction of the colour circle."""
+    grayscale: Probability = 0.2
+    """RandomGrayscale: probability that a view becomes grayscale."""
+    blur: Probability = 0.5
+    """GaussianBlur: probability that a view is blurred, by a kernel of a tenth of its side."""
+    sigma: PositiveRange = (0.1, 2.0)
+    """GaussianBlur: smallest and largest standard deviation, in pixels of the view."""
+
+
+@dataclass(frozen=True)
+class InstanceConfig(TaskConfig):
+    """Instance discrimination (I): tell which two views show the same image (SimCLR, Chen et al. 2020)."""
+
+    crop_size: Count = 112
+    """Side in pixels of a view as the backbone sees it."""
+    positives: Literal["views", "frames"] = "views"
+    """The two views that belong together. views: of one image; frames: of two frames of a clip, which needs videos."""
+    frame_span: Annotated[int, Ge(0)] = 0
+    """With frames: sample the two from a random window of so many frames; 0 is the whole clip."""
+    views: ViewConfig = ViewConfig()
+    temperature: Positive = 0.2
+    """Temperature of the NT-Xent loss: lower values weight the negatives that look most alike more."""
+    hidden: Count = 2048
+    """Width of the projection head's hidden layer."""
+    output: Count = 128
+    """Dimensions of the projections that are compared."""
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The backbone, which is kept; the tasks' heads are discarded after training."""
 
@@ -277,6 +329,9 @@ class OptimConfig:
     """Samples of each task in a step, over all processes."""
     warmup: Annotated[int, Ge(0)] = 0
     """Iterations over which the learning rates rise linearly from zero; with stages, see optim.milestones."""
+    schedule: Literal["steps", "cosine"] = "steps"
+    """Learning rates after the warm-up. steps: multiplied by optim.decay at each of optim.milestones, as in the paper;
+    cosine: half a cosine from the full learning rates down to zero at the last iteration, without milestones."""
     milestones: tuple[int, ...] = (200_000,)
     """Iterations at which the learning rates are multiplied by optim.decay. With --tasks in stages (S&T), warm-up and
     milestones are shortened to the length of a stage, and each stage goes through all of them."""
@@ -406,11 +461,12 @@ class Config:
     out: Path | None = None
     """The run folder; by default the next free runs/PRESET-N."""
     init: Path | None = None
-    """Initialise the backbone from these weights: a backbone.safetensors or a run folder."""
+    """Initialise the backbone from these weights: a weights file, a run folder, or pretrained for the weights that come
+    with the package."""
     tasks: str = "auto"
-    """S: spatial, T: temporal, R: rotation. Joined by +, they are trained jointly (S+T+R); by &, one after the other
-    for equal numbers of iterations, each with the whole learning-rate schedule (S&T). auto: S+T, or S if there are no
-    videos."""
+    """S: spatial, T: temporal, R: rotation, I: instance discrimination. Joined by +, they are trained jointly (S+T+I);
+    by &, one after the other for equal numbers of iterations, each with the whole learning-rate schedule (S&T). auto:
+    S+T, or S if there are no videos."""
     seed: Annotated[int, Interval(ge=0, lt=2**32)] = 0
     """Seed of everything random."""
     device: str = "auto"
@@ -423,6 +479,7 @@ class Config:
     spatial: SpatialConfig = field(default_factory=SpatialConfig)
     temporal: TemporalConfig = field(default_factory=TemporalConfig)
     rotation: RotationConfig = field(default_factory=RotationConfig)
+    instance: InstanceConfig = field(default_factory=InstanceConfig)
     permutations: PermutationConfig = field(default_factory=PermutationConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
@@ -463,6 +520,8 @@ class Config:
         changes = set(self.stage_ends[:-1])
         for stage in range(len(self.stages)):
             begin, length = self._stage_span(stage)
+            if self.optim.schedule == "cosine":  # it never drops
+                continue
             drops = (begin + -(-milestone * length // self.optim.iterations) for milestone in self.optim.milestones)
             changes.update(drop for drop in drops if self.stage_at(drop) == stage)
         return tuple(sorted(changes))
@@ -548,6 +607,7 @@ def small() -> Config:
             reverse=True,
         ),
         rotation=RotationConfig(optimiser=optimiser),
+        instance=InstanceConfig(optimiser=optimiser),
         permutations=PermutationConfig(criterion="maxmin", per_sample=32),
         # the other options apply only with --policy.sampler rollouts
         policy=PolicyConfig(
@@ -586,6 +646,7 @@ def demo() -> Config:
             optimiser=optimiser,
         ),
         rotation=RotationConfig(crop_size=48, hidden=256, optimiser=optimiser),
+        instance=InstanceConfig(crop_size=48, hidden=256, output=64, optimiser=optimiser),
         permutations=PermutationConfig(criterion="maxmin"),
         policy=PolicyConfig(interval=25, batches=25, lr=0.01, entropy_weight=0.5, start_below=0.9),
         log=LogConfig(train_every=10, monitor_every=200, checkpoint_every=200),
@@ -619,6 +680,10 @@ def check(config: Config) -> None:
         raise UserError("monitor.gallery and monitor.queries go together: give both or neither")
     _check_data(config)
     _check_policy(config.policy, config.permutations.per_sample)
+    for name in ("scale", "ratio", "sigma"):
+        low, high = getattr(config.instance.views, name)
+        if low > high:
+            raise UserError(f"instance.views.{name} is {low} {high}, but the smaller number must come first")
     for name in config.task_names:
         section = config.section(name)
         if section.batch_size == 1:

@@ -16,7 +16,7 @@ from unshuffle.options import merge
 from unshuffle.tasks import TASKS
 from unshuffle.tasks.ordering import OrderingTask
 from unshuffle.tasks.prepare import Data, prepare
-from unshuffle.training.trainer import Tally, Trainer, build_trainer
+from unshuffle.training.trainer import Tally, Trainer, build_trainer, fit_crop_sizes
 from unshuffle.wording import counted, printable
 
 EXPECTED_ACCURACY = 0.95
@@ -38,6 +38,9 @@ def examine(
     for name, value, least in (("samples", samples, 2), ("choices", choices, 2), ("steps", steps, 1)):
         if value < least:
             raise UserError(f"{name} is {value}, but must be {least} or more")
+    config, remarks = fit_crop_sizes(config)
+    for remark in remarks:
+        say(console, remark)
     data = prepare(config)
     _describe_data(data, console)
     results = {}
@@ -89,17 +92,17 @@ def overfit(config: Config, data: Data, task: str, samples: int, choices: int, s
 
 
 def _small_trainer(config: Config, data: Data, task: str, samples: int, choices: int) -> Trainer:
-    """Return the user's set-up with few samples, few permutations, centre windows and no schedule."""
+    """Return the user's set-up with few samples, few permutations or mild views, centre windows and no schedule."""
     available = len(data.training[task])
     if available < 2:
         raise UserError(f"the {task} task has only {available} sample to train on, but doctor needs 2 or more")
     few = replace(data.training[task], items=data.training[task].items[:samples])
     small = replace(
-        merge(config, {task: {"batch_size": 0}}),
+        merge(config, {task: {"batch_size": 0, **TASKS[task].easier(choices)}}),
         policy=replace(config.policy, sampler="uniform", inverse=False),
-        optim=replace(config.optim, batch_size=samples, warmup=0, milestones=()),
+        optim=replace(config.optim, batch_size=samples, warmup=0, schedule="steps", milestones=()),
     )
     if issubclass(TASKS[task], OrderingTask):
         per_sample = max(4, config.permutations.per_sample)
-        small = merge(small, {task: {"permutations": choices}, "permutations": {"per_sample": per_sample}})
+        small = merge(small, {"permutations": {"per_sample": per_sample}})
     return build_trainer(small, Data({task: few}, {task: few}))

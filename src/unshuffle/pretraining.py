@@ -47,7 +47,7 @@ from unshuffle.training import distributed
 from unshuffle.training.display import Display
 from unshuffle.training.distributed import is_main, together
 from unshuffle.training.log import NoLog, RunLog
-from unshuffle.training.trainer import Trainer, build_trainer, initial_backbone
+from unshuffle.training.trainer import Trainer, build_trainer, fit_crop_sizes, initial_backbone
 from unshuffle.wording import counted, skipped_sentence
 
 CHANGEABLE_ON_RESUME = (
@@ -107,6 +107,7 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
     resumed = Run(out) if resume and out is not None and Run(out).config_file.is_file() else None
     with together():
         check(config)
+        config, remarks = fit_crop_sizes(config)
         _check_divisible(config, config.data.val_size)
         if is_main():
             _check_out(config, resumed)
@@ -127,7 +128,7 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
         choose_device(config.device)
         try_backbone(config)
     data = _prepare(config)
-    for sentence in data.sentences():
+    for sentence in (*remarks, *data.sentences()):
         say(console, sentence)
     with together():
         _check_divisible(config, min(len(samples) for samples in data.validation.values()))
@@ -211,6 +212,7 @@ def _next_folder(preset: str) -> Path:
 
 def try_backbone(config: Config) -> None:
     """Build the backbone with its initial weights and pass it a crop of each task, to fail before data is read."""
+    config, _ = fit_crop_sizes(config)
     backbone = initial_backbone(config)
     for task in build_tasks(config, config.task_names).values():
         task.features(backbone)
@@ -295,7 +297,7 @@ def describe(trainer: Trainer, run: Run, console: Console) -> None:
     # what may be unintended when only the number of iterations was changed
     optim = config.optim
     late = [milestone for milestone in optim.milestones if milestone >= optim.iterations]
-    if late:
+    if late and optim.schedule == "steps":
         say(console, f"note: optim.milestones {late} lie beyond the last iteration and have no effect")
     if optim.warmup > optim.iterations / 2:
         say(console, f"note: optim.warmup {optim.warmup} takes more than half of the {optim.iterations} iterations")

@@ -71,13 +71,10 @@ def source_sentence(source: Mapping[str, Any]) -> str:
     return f"{counted(source['items'], source['medium'])} in {source['address']}{skipped}; {storage}"
 
 
-def split_sentence(task: str, split: Mapping[str, Any], medium: str | None = None) -> str | None:
-    """Return what is unexpected about the samples of a task; None if nothing is.
-
-    `split` is an entry of `splits`, and `medium` what the task is made for ("images", "videos").
-    """
+def split_sentence(task: str, split: Mapping[str, Any]) -> str | None:
+    """Return what is unexpected about the samples of a task, an entry of `splits`; None if nothing is."""
     remarks = []
-    if medium == "images" and split["source"] == "videos":
+    if split.get("medium") == "images" and split["source"] == "videos":
         remarks.append("no images were given, so the frames of the videos are used")
     if split["validation"] < split["requested"]:
         samples = counted(split["validation"], "samples")

@@ -80,24 +80,24 @@ def test_errors_are_those_on_the_test_set_where_there_is_one() -> None:
     assert _logged(log) == {"error.spatial": 0.5, "error.temporal": 0.3, "monitor.top1": 60.0}
 
 
-def test_arms_with_rotation_by_the_command_line(
+def test_arms_with_rotation_and_instance_by_the_command_line(
     tmp_path: Path, tiny_line: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, file = tmp_path / "out", tmp_path / "figures.json"
-    line = ["ablate", *tiny_line, "--arms", "S+T+R", "S+T+P", "--out", str(out), "--json", str(file), "--jobs", "1"]
+    line = ["ablate", *tiny_line, "--arms", "S+T+R+I", "S+T+P", "--out", str(out), "--json", str(file), "--jobs", "1"]
     assert cli.run(line) == 0
     capsys.readouterr()
     metrics = json.loads(file.read_text())["metrics"]
-    assert list(metrics) == ["S+T+R", "S+T+P"]
-    assert 0 <= metrics["S+T+R"]["error.rotation"]["mean"] <= 1 and "error.rotation" not in metrics["S+T+P"]
+    assert list(metrics) == ["S+T+R+I", "S+T+P"]
+    assert 0 <= metrics["S+T+R+I"]["error.rotation"]["mean"] <= 1 and "error.rotation" not in metrics["S+T+P"]
     runs = [Run(out / arm / "seed-0") for arm in metrics]
     assert [(run.config.tasks, run.config.policy.sampler) for run in runs] == [
-        ("S+T+R", "uniform"),
+        ("S+T+R+I", "uniform"),
         ("S+T", "reinforce"),
     ]
     rotation, policy, _ = csv.DictReader((out / "table.csv").open())
-    assert list(rotation)[2:8:2] == [f"error.{task} mean" for task in ("spatial", "temporal", "rotation")]
-    assert float(rotation["error.rotation mean"]) == metrics["S+T+R"]["error.rotation"]["mean"]
+    assert list(rotation)[2:10:2] == [f"error.{task} mean" for task in ("spatial", "temporal", "rotation", "instance")]
+    assert float(rotation["error.rotation mean"]) == metrics["S+T+R+I"]["error.rotation"]["mean"]
     assert policy["arm"] == "S+T+P" and policy["error.rotation mean"] == ""
 
 

@@ -65,7 +65,7 @@ def photos(folder: Path, count: int) -> Path:
         ("pretrain --optim.iterations", "--optim.iterations needs a value"),
         (
             "pretrain --tasks X",
-            "tasks is 'X', but 'X' is no task: join S (spatial), T (temporal), R (rotation) by + or &",
+            "tasks is 'X', but 'X' is no task: join S (spatial), T (temporal), R (rotation), I (instance) by + or &",
         ),
         ("pretrain --spatial.grid 1", "spatial.grid is 1, but must be 2 or more"),
         ("pretrain --temporal.permutations 5000", "temporal.permutations is 5000, but 6 parts have only 719"),
@@ -112,7 +112,8 @@ def photos(folder: Path, count: int) -> Path:
         ("ablate --json no/such/p.json", "there is no folder no/such"),
         ("ablate --launcher slurm --slurm no.yaml", "there is no slurm file no.yaml"),
         ("ablate --out a.yaml", "a.yaml is a file"),
-        ("embed . --out f.npy", "still missing: --weights"),
+        ("embed .", "still missing: --out"),
+        ("export random:tiny --format onnx --half --out b.onnx", "--half is for the format safetensors, not for onnx"),
         ("embed nowhere --weights random:tiny --out f.npy", "nowhere does not exist"),
         ("embed . --weights random:tiny --out f.npy", "there are no images or videos in ."),
         ("embed . --weights random:tiny --out f.npy --size 3", "short side of 3 pixels is too small"),
@@ -348,7 +349,7 @@ def test_the_surface_of_the_command_line_is_a_contract() -> None:
     commands = "pretrain doctor permutations pack evaluate analyze ablate report bench export embed"
     assert list(cli.COMMANDS) == commands.split()
     sections = {"data", "synthetic", "augmentation", "model", "optim", "permutations", "policy", "monitor", "log"}
-    tasks = {"spatial", "temporal", "rotation"}
+    tasks = {"spatial", "temporal", "rotation", "instance"}
     top = {"preset", "images", "videos", "out", "init", "tasks", "seed", "device"}
     assert set(Config.__dataclass_fields__) == sections | tasks | top
 

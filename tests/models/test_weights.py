@@ -9,8 +9,12 @@ import torchvision
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+import unshuffle
+from unshuffle import cli
 from unshuffle.errors import UserError
-from unshuffle.models import BACKBONES, Backbone, build_backbone
+from unshuffle.evaluation.features import find_backbone
+from unshuffle.models import BACKBONES, Backbone, build_backbone, weights
+from unshuffle.models.export import export
 from unshuffle.models.registry import IMAGENET, PER_IMAGE
 from unshuffle.models.weights import load_backbone, load_into, read_weights, save_backbone, write_weights
 
@@ -258,3 +262,61 @@ def test_damaged_safetensors_raise(kept: int, tmp_path: Path) -> None:
 def test_missing_files_raise(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no weights at"):
         load_backbone(tmp_path / name)
+
+
+@pytest.fixture
+def pretrained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backbone:
+    """The weights that come with the package: here those of a tiny network, stored in fp16."""
+    torch.manual_seed(0)
+    backbone = build_backbone("tiny")
+    with torch.no_grad():
+        backbone.train()(torch.randn(4, 3, 48, 48) + 1)
+    file = tmp_path / "package" / "pretrained.safetensors"
+    file.parent.mkdir()
+    export(backbone.for_evaluation(), file, "safetensors", half=True)
+    monkeypatch.setattr(weights, "PRETRAINED_FILE", file)
+    return backbone
+
+
+def test_pretrained_weights_are_fp16_on_disk_and_fp32_in_memory(pretrained: Backbone) -> None:
+    stored, _ = read_weights("pretrained")
+    kinds = {value.dtype for value in stored.values() if value.ndim > 1}
+    assert kinds == {torch.float16} and stored["conv1.1.running_var"].dtype == torch.float32
+    whole = sum(4 * value.numel() for value in pretrained.state_dict().values())
+    assert weights.PRETRAINED_FILE.stat().st_size < 0.52 * whole + 3000
+    for loaded in (unshuffle.load_backbone("pretrained"), find_backbone("pretrained")):
+        assert loaded.architecture == "tiny" and not loaded.training
+        for key, value in loaded.state_dict().items():
+            assert value.dtype == pretrained.state_dict()[key].dtype
+            torch.testing.assert_close(value, pretrained.state_dict()[key], rtol=1e-3, atol=1e-5)
+
+
+def test_training_can_start_from_the_pretrained_weights(pretrained: Backbone) -> None:
+    backbone = build_backbone("tiny")
+    load_into(backbone, Path("pretrained"))
+    assert all(torch.allclose(value, pretrained.state_dict()[key], rtol=1e-3, atol=1e-5)
+               for key, value in backbone.state_dict().items())  # fmt: skip
+    with pytest.raises(UserError, match="pretrained contains weights of tiny, not of caffenet"):
+        load_into(build_backbone("caffenet"), Path("pretrained"))
+
+
+def test_a_package_without_pretrained_weights_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "PRETRAINED_FILE", tmp_path / "none.safetensors")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pretrained").mkdir()  # the name means the package's weights, whatever else there is
+    for load in (unshuffle.load_backbone, find_backbone):
+        with pytest.raises(UserError, match="this installation has no pretrained weights"):
+            load("pretrained")
+
+
+def test_weights_too_large_for_fp16(tmp_path: Path) -> None:
+    backbone = build_backbone("tiny").for_evaluation()
+    torch.nn.init.constant_(next(backbone.parameters()), 1e6)
+    with pytest.raises(UserError, match="too large for fp16"):
+        export(backbone, tmp_path / "w.safetensors", "safetensors", half=True)
+    assert not (tmp_path / "w.safetensors").exists()
+
+
+def test_embedding_uses_the_pretrained_weights_by_default(pretrained: Backbone, labelled: Path, tmp_path: Path) -> None:
+    assert cli.run(["embed", str(labelled), "--out", str(tmp_path / "f.npy"), "--device", "cpu"]) == 0
+    assert np.load(tmp_path / "f.npy").shape[0] == 6

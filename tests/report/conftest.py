@@ -40,6 +40,7 @@ def tiny_config(**changes: object) -> Config:
         spatial=replace(config.spatial, permutations=5),
         temporal=replace(config.temporal, permutations=5),
         rotation=replace(config.rotation, crop_size=24),
+        instance=replace(config.instance, crop_size=24),
         permutations=replace(config.permutations, per_sample=2),
         optim=replace(config.optim, iterations=6, batch_size=4, warmup=0, milestones=()),
         # without size prior: 5 permutations never form 2 equal groups, so there is a preference from the start
@@ -102,6 +103,12 @@ def all_tasks_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def rotation_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A finished run without an ordering task."""
     return run_pretraining(tiny_config(out=tmp_path_factory.mktemp("report") / "rotation", tasks="R"))
+
+
+@pytest.fixture(scope="session")
+def instance_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished run with instance discrimination beside an ordering task."""
+    return run_pretraining(tiny_config(out=tmp_path_factory.mktemp("report") / "instance", tasks="S+I"))
 
 
 @pytest.fixture(scope="session")

@@ -115,3 +115,10 @@ def test_a_run_without_a_test_set_shows_its_validation_errors(tiny_run: Callable
     first, *_ = charts(find_runs([run.folder]))
     assert first.title == "Validation error"
     assert [(series.name, series.dashed) for series in first.series] == [("spatial", False), ("temporal", False)]
+
+
+def test_the_loss_of_instance_discrimination_has_no_chance_line(instance_run: Run) -> None:
+    """Training compares with the batch, validation with X_val, so they have different chance levels."""
+    by_title = {chart.title: chart for chart in charts(find_runs([instance_run.folder]))}
+    assert list(by_title["Training loss"].levels) == ["chance"], "of the spatial task"
+    assert "chance, instance" in by_title["Validation and test error"].levels

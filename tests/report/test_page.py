@@ -180,6 +180,15 @@ def test_a_task_that_orders_nothing_has_results_and_no_policy(all_tasks_run: Run
         assert heading not in words[1].split("config.yaml")[0]
 
 
+def test_instance_discrimination_in_a_report(instance_run: Run) -> None:
+    words = " ".join(" ".join(Seen(instance_run.report.read_text(encoding="utf-8")).texts).split())
+    first, *_, last = (entry for entry in instance_run.metrics("test") if entry["task"] == "instance")
+    chance = 100 * (1 - first["chance"])
+    found, before = (f"{100 * (1 - entry['error']):.1f} %" for entry in (last, first))
+    sentence = f"{found} of the views of held-out images recognised; {before} before training, chance {chance:.1f} %"
+    assert sentence in words and "the instance task (views of images)" in words
+
+
 def test_a_run_without_an_ordering_task_beside_one_that_has_some(run: Run, rotation_run: Run, tmp_path: Path) -> None:
     page = written([run.folder, rotation_run.folder], tmp_path / "report.html")
     assert "The run has no ordering task." in page and "There are no pictures" not in page

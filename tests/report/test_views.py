@@ -108,7 +108,8 @@ def test_sources_and_splits_are_described(run: Run, tmp_path: Path) -> None:
         "shards": 0,
     }
     split = {"training": 24, "validation": 6, "test": 3, "requested": 100, "source": "videos"}
-    entry = {"iteration": 0, "kind": "start", "sources": [source], "splits": {"spatial": split, "temporal": split}}
+    splits = {"spatial": {**split, "medium": "images"}, "temporal": {**split, "medium": "videos"}}
+    entry = {"iteration": 0, "kind": "start", "sources": [source], "splits": splits}
     entry |= {"versions": {}, "processes": 1}
     (copied / "metrics.jsonl").write_text(json.dumps(entry) + "\n")
     view = describe_run(*find_runs([copied]), "c0")
@@ -138,4 +139,5 @@ def test_a_run_without_an_ordering_task_shows_its_held_out_images(rotation_run: 
         "test": 3,
         "requested": 6,
         "source": "images",
+        "medium": "images",
     }

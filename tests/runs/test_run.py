@@ -86,8 +86,15 @@ def test_the_start_entry_describes_sources_and_splits(run: Run) -> None:
         ("videos", 30, "synthetic"),
     ]
     assert start["splits"] == {
-        "spatial": {"training": 21, "validation": 6, "test": 3, "requested": 6, "source": "images"},
-        "temporal": {"training": 21, "validation": 6, "test": 3, "requested": 6, "source": "videos"},
+        "spatial": {"training": 21, "validation": 6, "test": 3, "requested": 6, "source": "images", "medium": "images"},
+        "temporal": {
+            "training": 21,
+            "validation": 6,
+            "test": 3,
+            "requested": 6,
+            "source": "videos",
+            "medium": "videos",
+        },
     }
     assert not {"data", "remarks", "samples"} & set(start)
 

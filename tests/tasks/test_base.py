@@ -10,7 +10,7 @@ from unshuffle.models import build_backbone
 from unshuffle.tasks import TASKS, build_tasks
 from unshuffle.tasks.base import Inputs, Network, SampleErrors, Task
 
-NAMES = ("spatial", "temporal", "rotation")
+NAMES = ("spatial", "temporal", "rotation", "instance")
 
 
 def network(config: Config) -> Network:
@@ -39,7 +39,7 @@ def test_crops_of_one_size_share_a_backbone_pass(config: Config) -> None:
     net, passes = network(config).eval(), []
     net.backbone.register_forward_hook(lambda _, inputs, __: passes.append(len(inputs[0])))
     net(inputs(net))
-    assert passes == [2 * 4 + 3 * 3 + 4 * 4]
+    assert passes == [2 * 4 + 3 * 3 + 4 * 4 + 5 * 2]
 
 
 def test_crops_of_another_size_have_a_pass_of_their_own(config: Config) -> None:
@@ -47,7 +47,7 @@ def test_crops_of_another_size_have_a_pass_of_their_own(config: Config) -> None:
     net, passes = network(config).eval(), []
     net.backbone.register_forward_hook(lambda _, inputs, __: passes.append((len(inputs[0]), inputs[0].shape[-1])))
     outcomes = net(inputs(net))
-    assert passes == [(2 * 4 + 3 * 3, 24), (4 * 4, 40)] and list(outcomes) == list(NAMES)
+    assert passes == [(2 * 4 + 3 * 3 + 5 * 2, 24), (4 * 4, 40)] and list(outcomes) == list(NAMES)
 
 
 @pytest.mark.parametrize("size", [24, 40])
@@ -122,7 +122,7 @@ def test_sample_errors() -> None:
 
 def test_a_task_may_have_its_own_batch_size(config: Config) -> None:
     own = replace(config, rotation=replace(config.rotation, batch_size=6))
-    assert [task.batch_size for task in build_tasks(own, NAMES).values()] == [4, 4, 6]
+    assert [task.batch_size for task in build_tasks(own, NAMES).values()] == [4, 4, 6, 4]
 
 
 def test_pictures_are_the_centre_crops_in_true_colours(config: Config) -> None:

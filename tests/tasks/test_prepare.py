@@ -68,6 +68,7 @@ VIDEOS_S = {"spatial": (3, 1, 1, 22)}
 VIDEOS_T = {"temporal": (3, 1, 4, 22)}
 IMAGES_R = {"rotation": (4, 1, 1, 32)}
 VIDEOS_R = {"rotation": (3, 1, 1, 24)}
+IMAGES_I = {"instance": (4, 1, 1, 32)}
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,7 @@ VIDEOS_R = {"rotation": (3, 1, 1, 24)}
         ("videos", "R", VIDEOS_R),
         ("images videos", "S+T+R", IMAGES_S | VIDEOS_T | IMAGES_R),
         ("images videos", "S+R&T", IMAGES_S | VIDEOS_T | IMAGES_R),
+        ("images videos", "S+T+I", IMAGES_S | VIDEOS_T | IMAGES_I),
     ],
 )
 def test_what_is_given_decides_the_tasks(
@@ -108,6 +110,20 @@ def test_what_is_given_decides_the_tasks(
     told = " ".join(data.sentences())
     assert ("synthetic world" in told) == (not given)
     assert ("frames of the videos" in told) == (given == "videos" and tasks != "T")
+
+
+@pytest.mark.parametrize("given", ["videos", "images videos"])
+def test_pairs_of_frames_come_from_videos(given: str, config: Config, images: Path, videos: Path) -> None:
+    config = replace(
+        config,
+        tasks="I",
+        images=str(images) if "images" in given else None,
+        videos=str(videos),
+        instance=replace(config.instance, positives="frames"),
+    )
+    data = prepare(config, progress=False)
+    assert summary(data) == {"instance": (3, 1, 2, 24)}
+    assert "frames of the videos" not in " ".join(data.sentences()), "nothing is unusual about it"
 
 
 def test_images_are_not_opened_for_the_temporal_task_alone(config: Config, videos: Path) -> None:

@@ -7,7 +7,6 @@ import torch
 
 from unshuffle.config import Config, SyntheticConfig, TemporalConfig
 from unshuffle.data.batches import BatchStream
-from unshuffle.data.crops import crop
 from unshuffle.data.sources import Media
 from unshuffle.data.squares import Squares
 from unshuffle.data.synthetic import SyntheticSource
@@ -32,7 +31,7 @@ def corners(task: TemporalTask, height: int, width: int) -> np.ndarray:
         assert isinstance(squares, Squares)
         plan = task.plan_crops(4, squares.side, generator)
         assert plan.side == 119
-        found.append(crop(squares.pixels(), plan, plan.side)[:, :2, 0, 0].view(4, task.parts, 2))
+        found.append(plan.crop(squares.pixels(), plan.side)[:, :2, 0, 0].view(4, task.parts, 2))
     return (torch.cat(found) * 255).round().long().numpy()
 
 

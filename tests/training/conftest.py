@@ -17,7 +17,7 @@ from unshuffle.training.trainer import Trainer
 
 
 def small_config(out: Path, **changes: Any) -> Config:
-    """Return a config with two tiny ordering tasks and rotation, whose crops are larger."""
+    """Return a config with two tiny ordering tasks, and rotation and instance, whose crops are larger."""
     values: dict[str, Any] = {
         "out": str(out),
         "device": "cpu",
@@ -39,6 +39,7 @@ def small_config(out: Path, **changes: Any) -> Config:
             "head": {"kind": "lstm", "fc6": 8, "hidden": 12, "dropout": 0.2},
         },
         "rotation": {"crop_size": 24, "hidden": 12},
+        "instance": {"crop_size": 24, "hidden": 12, "output": 6},
         "permutations": {"per_sample": 2},
         "optim": {"iterations": 9, "batch_size": 4, "warmup": 2, "milestones": [6]},
         "policy": {"interval": 3, "batches": 2, "num_groups": 3, "start_below": 2.0},

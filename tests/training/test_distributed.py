@@ -135,7 +135,7 @@ def test_two_processes_do_what_one_does(tmp_path: Path, monkeypatch: pytest.Monk
 
 def same_as_one_with_the_same_batch(outcomes: Outcomes) -> None:
     """Weights, running statistics, crops, permutations, validations and the samplers' states."""
-    for scenario in ("normalised", "frozen", "synchronised", "in turn", "rollouts"):
+    for scenario in ("normalised", "frozen", "synchronised", "instance", "in turn", "rollouts"):
         for results in outcomes.ranks:
             assert_close(results[scenario], outcomes.alone[scenario], scenario)
 

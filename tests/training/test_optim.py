@@ -100,6 +100,20 @@ def test_the_papers_learning_rates(iteration: int, factor: float) -> None:
     assert lr_factor(Config(), iteration) == pytest.approx(factor)
 
 
+@pytest.mark.parametrize("warmup", [0, 5])
+def test_the_cosine_is_torchs(warmup: int) -> None:
+    config = Config(tasks="S", optim=OptimConfig(schedule="cosine", iterations=40, warmup=warmup, milestones=(10,)))
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimiser = torch.optim.SGD([weight], lr=1.0)
+    expected = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=40 - warmup)
+    for iteration in range(warmup, 40):
+        assert lr_factor(config, iteration) == pytest.approx(optimiser.param_groups[0]["lr"], abs=1e-9)
+        optimiser.step()
+        expected.step()
+    assert [lr_factor(config, iteration) for iteration in range(warmup)] == [(i + 1) / 5 for i in range(warmup)]
+    assert config.lr_changes == (), "it never drops"
+
+
 def test_the_first_step_of_a_warmup_moves_and_the_last_is_full() -> None:
     config = Config(optim=OptimConfig(warmup=4, milestones=()))
     assert [lr_factor(config, iteration) for iteration in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]

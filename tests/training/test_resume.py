@@ -170,21 +170,22 @@ def test_a_run_with_rollouts_stops_and_resumes(
 
 
 @pytest.mark.parametrize("kill_at", [3, 8])
-def test_a_run_with_rotation_resumes_bit_exactly(
+def test_a_run_with_all_tasks_resumes_bit_exactly(
     small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_at: int
 ) -> None:
-    """Three tasks, two crop sizes, different batch sizes."""
-    values = {"tasks": "S+T+R", "rotation": {"batch_size": 6, "loss_weight": 0.5}}
+    """Four tasks, two crop sizes, different batch sizes."""
+    values = {"tasks": "S+T+R+I", "rotation": {"batch_size": 6, "loss_weight": 0.5}}
     whole = run_pretraining(small(tmp_path / "whole", **values))
     config = small(tmp_path / "interrupted", **values)
     train_and_die(config, kill_at, monkeypatch)
     run = run_pretraining(config, resume=True)
     state = final_state(run)
     assert_same(state, final_state(whole))
-    assert list(state["tasks"]) == ["spatial", "temporal", "rotation"] == list(state["optimisers"])[1:]
+    names = ["spatial", "temporal", "rotation", "instance"]
+    assert list(state["tasks"]) == names == list(state["optimisers"])[1:]
     assert_same(read_weights(run.weights), read_weights(whole.weights))
     assert comparable_metrics(run) == comparable_metrics(whole)
-    assert {entry["task"] for entry in run.metrics("validation")} == {"spatial", "temporal", "rotation"}
+    assert {entry["task"] for entry in run.metrics("validation")} == set(names)
 
 
 def test_a_run_killed_twice_resumes_bit_exactly_in_sequence(

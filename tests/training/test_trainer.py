@@ -49,6 +49,8 @@ def assert_same_weights(one: Run, other: Run) -> None:
         ("R", ["rotation"], ["rotation"]),
         ("S+T+R", ["spatial", "temporal", "rotation"], ["spatial", "temporal", "rotation"]),
         ("S+R&T", ["spatial", "rotation"], ["temporal"]),
+        ("I", ["instance"], ["instance"]),
+        ("S+T+I", ["spatial", "temporal", "instance"], ["spatial", "temporal", "instance"]),
     ],
 )
 def test_which_tasks_are_trained_when(

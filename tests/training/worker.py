@@ -60,6 +60,7 @@ def config(out: Path, sync_bn: bool = True, dropout: float = 0.0, **changes: Any
         "spatial": ordering,
         "temporal": ordering,
         "rotation": {"optimiser": SGD, "batch_size": 6, "loss_weight": 0.5},
+        "instance": {"optimiser": SGD, "batch_size": 8},
         **changes,
     }
     return small_config(out, **values)
@@ -267,6 +268,7 @@ def everything(folder: Path) -> None:
         "normalised": normalised(),
         "frozen": trained(config(own / "frozen", sync_bn=False), frozen=True),
         "synchronised": trained(config(own / "synchronised", tasks="S+T+R")),
+        "instance": trained(config(own / "instance", tasks="S+I")),
         "in turn": trained(config(own / "in-turn", tasks="S+R&T")),
         "rollouts": reliable(config(own / "rollouts", policy=ROLLOUTS)),
         "plain batch norm": trained(config(own / "plain-batch-norm", sync_bn=False, dropout=0.2, policy=ROLLOUTS)),

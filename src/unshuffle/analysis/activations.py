@@ -113,7 +113,7 @@ class Activations(Analysis):
     """Images with the highest conv5 activations, in several datasets (appendix I.1)."""
 
     weights: str
-    """A run folder, a weights file, torchvision:NAME, timm:NAME, or random (random:NAME)."""
+    """A run folder, a weights file, pretrained, torchvision:NAME, timm:NAME, or random (random:NAME)."""
     data: tuple[str, ...]
     """Folders of images or videos, flat or nested, packed stores or tar shards; the middle frame of a video is used."""
     names: tuple[str, ...] = ()

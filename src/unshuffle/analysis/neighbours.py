@@ -24,7 +24,7 @@ class NearestNeighbours(Analysis):
     """Queries and their five nearest neighbours, for several models side by side (Fig. 3)."""
 
     weights: tuple[str, ...]
-    """Run folders, weights files, torchvision:NAME, timm:NAME, or random (random:NAME): one per model."""
+    """Run folders, weights files, pretrained, torchvision:NAME, timm:NAME, or random (random:NAME): one per model."""
     names: tuple[str, ...] = ()
     """Names of the models; by default those of the folders."""
     train: str | None = None

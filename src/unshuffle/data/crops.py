@@ -1,15 +1,16 @@
 """Crops of a batch, and their order: batched tensor code on any device.
 
-A task plans its crops first (`CropPlan`); then they are rendered: by the tensor code here, which is the reference, or
-by the fused kernel of `kernels.crops`. Axes: B samples, P parts of a sample (tiles or
-frames), N = B · P crops, M permutations of a sample, S side of a crop. With a generator the crops and colours are
-random, for training; without one, centre crops in their true colours, for validation.
+A task plans its crops first (`Plan`); then they are rendered. A `CropPlan` is rendered by the tensor code here, which
+is the reference, or by the fused kernel of `kernels.crops`; `data.views` has the plan of augmented views. Axes: B
+samples, P parts of a sample (tiles or frames), N = B · P crops, M permutations of a sample, S side of a crop. With a
+generator the crops and colours are random, for training; without one, centre crops in their true colours, for
+validation.
 """
 
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -37,6 +38,20 @@ class Jitter(NamedTuple):
 
 
 NO_JITTER = Jitter()
+
+
+class Plan(Protocol):
+    """The crops of a batch, before they are rendered."""
+
+    @property
+    def parts(self) -> int:
+        """P: crops of a sample, which follow one another."""
+
+    def slice(self, part: RankSlice) -> Self:
+        """Return the plan of one process's slice of the samples, whose squares are then counted from 0."""
+
+    def crop(self, squares: Tensor, crop_size: int) -> Tensor:
+        """Return the crops of (B, H, W, 3) bytes before normalisation, (N, 3, S, S) in [0, 1], fit to be looked at."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +103,17 @@ class CropPlan:
         uniforms = None if self.uniforms is None else self.uniforms.unflatten(0, (samples, -1))[rows].flatten(0, 1)
         return replace(self, count=(rows.stop - rows.start) * self.parts, uniforms=uniforms)
 
+    def crop(self, squares: Tensor, crop_size: int) -> Tensor:
+        """Return the crops of (B, H, W, 3) bytes before normalisation, (N, 3, S, S) in [0, 1], fit to be looked at."""
+        square, rows, columns = self.positions(squares.device)
+        crops = squares[square[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).float() / 255
+        crops = resize(crops, crop_size)
+        if not self.coloured:
+            return crops
+        matrix, exponent = self.colours()
+        mixed = (matrix @ crops.flatten(2)).clamp(0, 1).view_as(crops)
+        return mixed ** exponent[:, None, None, None]
+
     def positions(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Return square, (N, side) rows and (N, side) columns of each crop; flipped ones have reversed columns."""
         crop = torch.arange(self.count, device=device)
@@ -137,21 +163,9 @@ def uniform_table(
     return None if generator is None else torch.rand(rows, columns, generator=generator, device=device)
 
 
-def crop(squares: Tensor, plan: CropPlan, crop_size: int) -> Tensor:
-    """Return the crops of (B, H, W, 3) bytes before normalisation, (N, 3, S, S) in [0, 1], fit to be looked at."""
-    square, rows, columns = plan.positions(squares.device)
-    crops = squares[square[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).float() / 255
-    crops = resize(crops, crop_size)
-    if not plan.coloured:
-        return crops
-    matrix, exponent = plan.colours()
-    mixed = (matrix @ crops.flatten(2)).clamp(0, 1).view_as(crops)
-    return mixed ** exponent[:, None, None, None]
-
-
-def render(squares: Tensor, plan: CropPlan, crop_size: int) -> Tensor:
+def render(squares: Tensor, plan: Plan, crop_size: int) -> Tensor:
     """Crop, resize, colour and normalise: (B, P, 3, S, S)."""
-    return normalise(crop(squares, plan, crop_size)).view(-1, plan.parts, 3, crop_size, crop_size)
+    return normalise(plan.crop(squares, crop_size)).view(-1, plan.parts, 3, crop_size, crop_size)
 
 
 def permute(parts: Tensor, permutations: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from unshuffle.files import atomic_write
 from unshuffle.models import BACKBONES, Backbone, build_backbone
 from unshuffle.models.registry import PER_IMAGE
 from unshuffle.models.torchvision_timm import cached_weights, is_published
-from unshuffle.models.weights import load_backbone
+from unshuffle.models.weights import PRETRAINED, load_backbone
 from unshuffle.wording import counted
 
 T = TypeVar("T")
@@ -50,8 +50,9 @@ PART = 256
 def find_backbone(spec: str, seed: int = 0) -> Backbone:
     """Return a backbone in the form for evaluation.
 
-    `spec` is a run folder; a weights file; `alexnet`, `torchvision:NAME` or `timm:NAME` for pretrained weights that are
-    on this machine already; or `random` for the paper's backbone untrained and `random:NAME` for any other.
+    `spec` is a run folder; a weights file; `pretrained` for the weights that come with the package; `alexnet`,
+    `torchvision:NAME` or `timm:NAME` for pretrained weights that are on this machine already; or `random` for the
+    paper's backbone untrained and `random:NAME` for any other.
     """
     if not spec:
         raise UserError("there is no backbone to evaluate: give --weights")
@@ -59,6 +60,8 @@ def find_backbone(spec: str, seed: int = 0) -> Backbone:
     if name == "random":
         torch.manual_seed(seed)
         return build_backbone(architecture or "caffenet").for_evaluation()
+    if spec == PRETRAINED:
+        return load_backbone(spec)
     path = Path(spec).expanduser()
     if path.exists():
         return load_backbone(path)

@@ -53,7 +53,8 @@ class Evaluation:
     """Options that every evaluation has; the defaults of a subclass are the preset `paper`."""
 
     weights: str = ""
-    """A run folder, a weights file, alexnet, torchvision:NAME, timm:NAME, or random (random:NAME)."""
+    """A run folder, a weights file, pretrained (the weights that come with the package), alexnet, torchvision:NAME,
+    timm:NAME, or random (random:NAME)."""
     preset: Literal["paper", "quick"] = "paper"
     """paper: the full schedules; quick: a short version that takes minutes."""
     out: Path | None = None

@@ -1,39 +1,40 @@
 """Batch normalisation synchronised over processes, or folded into the convolutions for fine-tuning without it."""
 
 import copy
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from unshuffle.errors import UserError
+from unshuffle.models.all_gather import all_gather, world_size
 from unshuffle.models.registry import Backbone
 
 TOLERANCE = 1e-4
 """Largest difference between a backbone and its folded copy, as a fraction of the largest value."""
 
 
-class SynchronisedBatchNorm2d(nn.BatchNorm2d):
-    """`nn.BatchNorm2d` with statistics over the batches of all processes, which are of equal size, on any device.
+class _Synchronised(nn.modules.batchnorm._BatchNorm):
+    """Batch normalisation with statistics over the batches of all processes, which are of equal size, on any device.
 
     torch's `SyncBatchNorm` does not accept CPU tensors. In a single process or in evaluation mode it is its base class.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise (N, C, H, W)."""
-        if not self.training or _is_single_process():
+        """Normalise (N, C, ...)."""
+        if not self.training or world_size() == 1:
             return super().forward(input)
         with torch.autocast(input.device.type, enabled=False):
             values = input.to(torch.promote_types(input.dtype, torch.float32))
-            own = torch.stack(torch.var_mean(values, dim=(0, 2, 3), correction=0))
-            variances, means = _Gather.apply(own).unbind(1)  # type: ignore[no-untyped-call]
+            axes = [0, *range(2, input.ndim)]
+            own = torch.stack(torch.var_mean(values, dim=axes, correction=0))
+            variances, means = all_gather(own).unbind(1)
             mean, variance = means.mean(0), variances.mean(0) + means.var(0, correction=0)
             self._update_statistics(mean.detach(), variance.detach(), len(means) * input.numel() // input.shape[1])
             scale = torch.rsqrt(variance + self.eps) * self.weight
             shift = self.bias - mean * scale
-            result: Tensor = values * scale[:, None, None] + shift[:, None, None]
+            channels = (-1, *[1] * (input.ndim - 2))
+            result: Tensor = values * scale.view(channels) + shift.view(channels)
             return result.to(input.dtype)
 
     def _update_statistics(self, mean: Tensor, variance: Tensor, count: int) -> None:
@@ -45,41 +46,42 @@ class SynchronisedBatchNorm2d(nn.BatchNorm2d):
         self.num_batches_tracked += 1
 
 
-def _is_single_process() -> bool:
-    return not dist.is_initialized() or dist.get_world_size() == 1
+class SynchronisedBatchNorm1d(_Synchronised, nn.BatchNorm1d):
+    """`nn.BatchNorm1d` over all processes."""
+
+
+class SynchronisedBatchNorm2d(_Synchronised, nn.BatchNorm2d):
+    """`nn.BatchNorm2d` over all processes."""
+
+
+_SYNCHRONISED: dict[type[nn.Module], type[_Synchronised]] = {
+    nn.BatchNorm1d: SynchronisedBatchNorm1d,
+    nn.BatchNorm2d: SynchronisedBatchNorm2d,
+}
 
 
 def is_synchronised(module: nn.Module) -> bool:
     """Return whether a module has batch normalisations over several processes, which the fused kernels lack."""
-    return not _is_single_process() and any(isinstance(layer, SynchronisedBatchNorm2d) for layer in module.modules())
-
-
-class _Gather(torch.autograd.Function):
-    """Stack the tensors of all processes; the backward pass returns to each process the gradient of its own tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor) -> Tensor:
-        stack = own.new_zeros(dist.get_world_size(), *own.shape)
-        stack[dist.get_rank()] = own
-        dist.all_reduce(stack)
-        return stack
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        total = gradients[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        return total[dist.get_rank()]
+    return world_size() > 1 and any(isinstance(layer, _Synchronised) for layer in module.modules())
 
 
 def synchronise(module: nn.Module) -> None:
     """Replace, in place, the batch normalisations of a module by synchronised ones; the weights keep their names."""
     for name, child in module.named_children():
-        if type(child) is nn.BatchNorm2d:
-            replacement = SynchronisedBatchNorm2d(child.num_features, child.eps, child.momentum)
+        if type(child) in _SYNCHRONISED:
+            assert isinstance(child, nn.modules.batchnorm._BatchNorm)
+            replacement = _SYNCHRONISED[type(child)](child.num_features, child.eps, child.momentum)
             replacement.load_state_dict(child.state_dict())
             setattr(module, name, replacement)
         else:
             synchronise(child)
+
+
+def check_synchronised(backbone: Backbone) -> None:
+    """Raise a UserError if a backbone has batch normalisations of other classes, which `synchronise` leaves alone."""
+    norms = [layer for layer in backbone.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    if other := [type(layer).__name__ for layer in norms if not isinstance(layer, _Synchronised)]:
+        raise UserError(f"model.sync_bn is not available for {backbone.architecture}, which has layers {other[0]}")
 
 
 def fold_batch_norm(backbone: Backbone) -> Backbone:

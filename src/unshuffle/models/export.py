@@ -22,8 +22,10 @@ TOLERANCE = 1e-4
 """Largest difference between torch and onnxruntime, as a fraction of the largest value."""
 
 
-def export(backbone: Backbone, out: Path, form: Format, *, fold: bool = False) -> dict[str, Any]:
+def export(backbone: Backbone, out: Path, form: Format, *, fold: bool = False, half: bool = False) -> dict[str, Any]:
     """Write a backbone, given in its evaluation form, and return a description of the file."""
+    if half and form != "safetensors":
+        raise UserError(f"--half is for the format safetensors, not for {form}")
     check_new_file(out, "--out")
     if out.suffix != SUFFIXES[form]:
         raise UserError(f"--out {out} must end with {SUFFIXES[form]} for the format {form}")
@@ -32,7 +34,7 @@ def export(backbone: Backbone, out: Path, form: Format, *, fold: bool = False) -
     metadata = {**backbone.metadata, **describe(backbone)} | ({"batch_norm": "folded"} if fold else {})
     checks = {}
     if form == "safetensors":
-        write_weights(backbone, metadata, out)
+        write_weights(backbone, metadata, out, half=half)
     elif form == "torchvision":
         _write_torchvision(backbone, metadata, out)
     else:
@@ -40,13 +42,13 @@ def export(backbone: Backbone, out: Path, form: Format, *, fold: bool = False) -
     return {"file": str(out), "bytes": out.stat().st_size, **metadata, **checks}
 
 
-def default_file(weights: str, form: Format, *, fold: bool = False) -> Path:
+def default_file(weights: str, form: Format, *, fold: bool = False, half: bool = False) -> Path:
     """Return the default output file: in the run folder, beside the weights file, or else in the working directory."""
     path = Path(weights).expanduser()
     base = path / WEIGHTS_NAME if path.is_dir() else path if path.is_file() else Path(weights.replace(":", "-") + ".x")
-    out = base.with_name(f"{base.stem}{'-folded' if fold else ''}{SUFFIXES[form]}")
+    out = base.with_name(f"{base.stem}{'-folded' if fold else ''}{'-half' if half else ''}{SUFFIXES[form]}")
     if form == "safetensors" and out == base and base.is_file():
-        raise UserError(f"{base} is already a safetensors file: use it directly, or pass --out or --fold")
+        raise UserError(f"{base} is already a safetensors file: use it directly, or pass --out, --fold or --half")
     return out
 
 

@@ -1,4 +1,8 @@
-"""Heads on the backbone: fc6 of each tile or frame (part), then a classifier of all parts into |Ψ| permutations."""
+"""Heads on the backbone.
+
+That of an ordering task has fc6 of each tile or frame (part), then a classifier of all parts into |Ψ| permutations;
+that of instance discrimination projects each view.
+"""
 
 from collections.abc import Callable
 
@@ -126,3 +130,14 @@ def build_head(features: int, parts: int, num_permutations: int, config: HeadCon
     if config.kind == "lstm":
         return LstmHead(features, num_permutations, config)
     return ConcatHead(features, parts, num_permutations, config)
+
+
+def projection_head(features: int, hidden: int, output: int) -> nn.Sequential:
+    """Return SimCLR's projection head: two linear layers, each with batch normalisation, and a ReLU between them."""
+    return nn.Sequential(
+        nn.Linear(features, hidden, bias=False),
+        nn.BatchNorm1d(hidden),
+        nn.ReLU(inplace=True),
+        nn.Linear(hidden, output, bias=False),
+        nn.BatchNorm1d(output),
+    )

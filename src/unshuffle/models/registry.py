@@ -6,6 +6,7 @@ A backbone also states how its images are normalised, and the file of its weight
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -44,6 +45,8 @@ class Normalisation:
             raise UserError(f"the normalisation that the weights file states is unknown: {text}") from None
 
 
+SIZE_STEP = 16
+"""Sizes that are tried for a network without patches are multiples of it, as its maps are halved several times."""
 PER_IMAGE = Normalisation()
 IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -58,6 +61,8 @@ class Backbone(nn.Module):
     channels: int
     eval_size: int = 227
     """Default input size at evaluation, in pixels."""
+    size_multiple: int | None = None
+    """Where crop sizes are fitted to the network: the side in pixels of which its input should be a multiple."""
     normalisation: Normalisation = PER_IMAGE
     """The normalisation its weights were trained with; a new backbone is trained on unshuffle's own crops."""
     published_normalisation: Normalisation = PER_IMAGE
@@ -133,8 +138,30 @@ def backbone_features(backbone: Backbone, side: int, option: str = "size") -> in
     except (RuntimeError, AssertionError) as error:  # timm asserts
         problem = explain(error).splitlines()[0]
         raise UserError(f"{option} {side} does not suit this backbone: {problem}") from None
-    backbone.train(was_training)
-    return features.numel()
+    finally:
+        backbone.train(was_training)
+    return int(features.numel())
+
+
+def fitting_crop_size(backbone: Backbone, side: int) -> int:
+    """Return the crop size to use for `side`: itself, the next larger one that suits the network, or its published one.
+
+    Networks of patches take whole patches only, deep networks need a smallest size, and some have a fixed one.
+    """
+    if backbone.size_multiple is None:
+        return side
+    first = _next_multiple(side, backbone.size_multiple)
+    step = backbone.size_multiple if backbone.size_multiple > 1 else SIZE_STEP
+    candidates: list[int] = [first, *range(_next_multiple(first, step), backbone.eval_size, step), backbone.eval_size]
+    for candidate in candidates:
+        with suppress(UserError):
+            backbone_features(backbone, candidate)
+            return candidate
+    return side  # which gives the error message of the network
+
+
+def _next_multiple(side: int, multiple: int) -> int:
+    return -(-side // multiple) * multiple
 
 
 BACKBONES: dict[str, Callable[[], Backbone]] = {}

@@ -3,6 +3,7 @@
 Nothing is ever downloaded.
 """
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -107,20 +108,20 @@ def torchvision_backbone(name: str) -> Backbone:
 
 
 class Timm(Backbone):
-    """A timm model without its classifier; the pooled input of the classifier is its pool5, (N, channels, 1, 1)."""
+    """A timm model without its classifier; the pooled input of the classifier is its pool5, (N, channels, 1, 1).
+
+    Models of patches are built for any input size, with the weights of their published one.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        timm = _timm()
-        try:
-            self.network: Any = timm.create_model(name, pretrained=False, num_classes=0)
-        except RuntimeError:
-            raise UserError(f"timm has no model '{name}'{did_you_mean(name, timm.list_models())}") from None
+        self.network: Any = _create(name)
         # timm's MetaFormers lack head_hidden_size
         self.channels = getattr(self.network, "head_hidden_size", self.network.num_features)
         published = self.network.pretrained_cfg
         self.eval_size = published["input_size"][-1]
         self.published_normalisation = Normalisation(tuple(published["mean"]), tuple(published["std"]))
+        self.size_multiple = _patch_side(self.network)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the pooled features."""
@@ -137,6 +138,31 @@ class Timm(Backbone):
     def forms(self) -> dict[str, nn.Module]:
         """Add the form under timm's own names."""
         return {"unshuffle": self, "torchvision": self.network}
+
+
+def _create(name: str) -> Any:
+    """Return a timm model for any input size, if it has an option for that."""
+    timm = _timm()
+    for options in ({"dynamic_img_size": True}, {"strict_img_size": False}, {}):
+        with suppress(TypeError):  # most models have neither option, and some versions of Swin only the second one
+            try:
+                return timm.create_model(name, pretrained=False, num_classes=0, **options)
+            except RuntimeError:
+                raise UserError(f"timm has no model '{name}'{did_you_mean(name, timm.list_models())}") from None
+    raise UserError(f"timm's model '{name}' cannot be built without a classifier")
+
+
+def _patch_side(network: Any) -> int:
+    """Return the side in pixels of a patch, or of a window of patches where attention has windows; 1 without patches.
+
+    Other sizes would be padded to whole windows, at the cost of whole ones.
+    """
+    side = getattr(getattr(network, "patch_embed", None), "patch_size", 1)
+    patch = int(side[0] if isinstance(side, tuple) else side)
+    if patch == 1:
+        return 1
+    windows = [getattr(module, "window_size", None) for module in network.modules()]
+    return patch * max((window[0] for window in windows if isinstance(window, tuple)), default=1)
 
 
 FAMILIES.update(torchvision=torchvision_backbone, timm=Timm)

@@ -25,6 +25,9 @@ METADATA = "unshuffle"
 """Key under which a state dict written by `unshuffle export` carries its metadata."""
 CHECKSUM = "crc32"
 """Key of the metadata for the checksum over the rest of the header and the tensors."""
+PRETRAINED = "pretrained"
+"""Name of the weights that come with the package."""
+PRETRAINED_FILE = Path(__file__).parents[1] / "weights" / "pretrained.safetensors"
 _PICKLED = (".pth", ".pt", ".tar", ".bin")
 
 Weights = dict[str, Tensor]
@@ -55,9 +58,16 @@ def describe(backbone: Backbone) -> dict[str, str]:
     }
 
 
-def write_weights(backbone: nn.Module, metadata: dict[str, str], path: Path) -> None:
-    """Write a backbone, or a module that contains one, with the given metadata; the file appears only when complete."""
+def write_weights(backbone: nn.Module, metadata: dict[str, str], path: Path, *, half: bool = False) -> None:
+    """Write a backbone, or a module that contains one, with the given metadata; the file appears only when complete.
+
+    `half`: matrices and convolutions in fp16, which is half the size; biases and statistics, which are few, stay fp32.
+    """
     weights = {key: value.detach().cpu().contiguous() for key, value in backbone.state_dict().items()}
+    if half:
+        weights = {key: value.half() if value.ndim > 1 else value for key, value in weights.items()}
+        if not all(value.isfinite().all() for value in weights.values()):
+            raise UserError(f"{path} was not written: the weights are too large for fp16")
     with atomic_write(path) as draft:
         draft.write_bytes(_with_checksum(save(weights, metadata)))
 
@@ -96,9 +106,22 @@ def _check(file: Path) -> None:
         raise UserError(f"{file} is damaged (wrong checksum): copy it again, or write it again from its run")
 
 
-def read_weights(path: Path) -> tuple[Weights, dict[str, str]]:
-    """Return the tensors and the metadata of a weights file, or of the one in a run folder."""
-    file = path / WEIGHTS_NAME if path.is_dir() else path
+def weights_file(path: str | Path) -> Path:
+    """Return the file that holds weights: of the package for `pretrained`, of a run folder, or the given one."""
+    if str(path) == PRETRAINED:
+        if not PRETRAINED_FILE.is_file():
+            raise UserError(
+                "this installation has no pretrained weights (weights/pretrained.safetensors of the package is "
+                "missing): train a backbone with unshuffle pretrain and give its run folder"
+            )
+        return PRETRAINED_FILE
+    path = Path(path).expanduser()
+    return path / WEIGHTS_NAME if path.is_dir() else path
+
+
+def read_weights(path: str | Path) -> tuple[Weights, dict[str, str]]:
+    """Return the tensors and the metadata of a weights file, of the one in a run folder, or of `pretrained`."""
+    file = weights_file(path)
     if not file.is_file():
         raise UserError(f"there are no weights at {file}")
     if file.suffix in _PICKLED:
@@ -150,7 +173,7 @@ def load_into(backbone: Backbone, path: Path) -> None:
     _load(backbone, *read_weights(path), path)
 
 
-def _load(backbone: Backbone, weights: Weights, metadata: dict[str, str], path: Path) -> None:
+def _load(backbone: Backbone, weights: Weights, metadata: dict[str, str], path: str | Path) -> None:
     name = backbone.architecture
     architecture = metadata.get("architecture", name)
     if architecture != name:
@@ -185,12 +208,12 @@ def _mismatch(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> st
 
 
 def load_backbone(path: str | Path, architecture: str | None = None) -> Backbone:
-    """Return the backbone stored at `path` (a weights file or a run folder) in the form that evaluations use.
+    """Return the backbone stored at `path` in the form that evaluations use.
 
-    Reads the files that `unshuffle` writes, and other state dicts (.pth, .pt) that fit a registered backbone.
+    `path` is a weights file, a run folder, or `pretrained` for the weights that come with the package. Reads the files
+    that `unshuffle` writes, and other state dicts (.pth, .pt) that fit a registered backbone.
     `architecture` is needed only where a file does not name its architecture and fits no registered one.
     """
-    path = Path(path).expanduser()
     weights, metadata = read_weights(path)
     name = architecture or metadata.get("architecture") or _recognise(weights)
     if name is None:

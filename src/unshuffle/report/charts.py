@@ -166,8 +166,9 @@ def _chances(run: Run) -> dict[str, float]:
 
 
 def _chance_losses(run: Run) -> dict[str, float]:
-    """Return ln N of each task with N classes, whose chance level is 1 − 1 / N."""
-    return {task: -math.log(1 - chance) for task, chance in _chances(run).items() if chance < 1}
+    """Return ln N of each task with N classes, whose chance level is 1 − 1 / N, where training has as many."""
+    chances = {task: chance for task, chance in _chances(run).items() if TASKS[task].fixed_choices}
+    return {task: -math.log(1 - chance) for task, chance in chances.items() if chance < 1}
 
 
 def _baselines(run: Run) -> dict[str, float]:

@@ -97,7 +97,7 @@ def _seconds(run: Run) -> float | None:
 
 
 def _split_remarks(splits: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    remarks = (split_sentence(task, split, TASKS[task].medium) for task, split in splits.items())
+    remarks = (split_sentence(task, split) for task, split in splits.items())
     return [remark for remark in remarks if remark is not None]
 
 

@@ -8,12 +8,13 @@ import torch
 
 from unshuffle.config import Config
 from unshuffle.tasks.base import Task
+from unshuffle.tasks.instance import InstanceTask
 from unshuffle.tasks.ordering import OrderingTask
 from unshuffle.tasks.rotation import RotationTask
 from unshuffle.tasks.spatial import SpatialTask
 from unshuffle.tasks.temporal import TemporalTask
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (SpatialTask, TemporalTask, RotationTask)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (SpatialTask, TemporalTask, RotationTask, InstanceTask)}
 PermutationSets = Mapping[str, npt.NDArray[np.int64]]
 
 

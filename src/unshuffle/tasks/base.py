@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from unshuffle.accelerator import has_kernels
 from unshuffle.config import Config, TaskConfig
 from unshuffle.data.batches import Samples
-from unshuffle.data.crops import CropPlan, crop, render
+from unshuffle.data.crops import Plan, render
 from unshuffle.data.source import Items, Source
 from unshuffle.data.sources import Media
 from unshuffle.data.squares import WHOLE, RankSlice, Squares
@@ -158,9 +158,11 @@ class Task(ABC):
     name: ClassVar[str]
     parts: int
     """P: crops of a sample that pass the backbone."""
-    medium: ClassVar[Literal["images", "videos"]] = "images"
+    medium: Literal["images", "videos"] = "images"
     """What the task is made for; tasks on images also take frames of videos."""
     view: ClassVar[TaskView]
+    fixed_choices: ClassVar[bool] = True
+    """Whether training and validation choose among equally many answers, and so have one chance level."""
     held_out_samples: ClassVar[int] = 100
     """Validation samples that a run folder keeps for the report."""
 
@@ -177,6 +179,14 @@ class Task(ABC):
     @abstractmethod
     def chance(self) -> float:
         """Error at chance level."""
+
+    @classmethod
+    def easier(cls, choices: int) -> dict[str, Any]:
+        """Return changes of the task's section with which it can memorise a few samples, for `unshuffle doctor`.
+
+        `choices` are the answers to choose from, where the task can have fewer.
+        """
+        return {}
 
     # data
 
@@ -217,8 +227,8 @@ class Task(ABC):
     # crops
 
     @abstractmethod
-    def plan_crops(self, batch: int, side: int, generator: torch.Generator | None = None) -> CropPlan:
-        """Plan the crops of a batch of squares: random ones with a generator, centre crops without."""
+    def plan_crops(self, batch: int, side: int, generator: torch.Generator | None = None) -> Plan:
+        """Plan the crops of a batch of squares: random ones with a generator, fixed ones such as the centre without."""
 
     def crops(
         self,
@@ -231,7 +241,7 @@ class Task(ABC):
         plan = self.plan_crops(len(squares) * part.world_size, squares.side, generator).slice(part)
         if not has_kernels(self.device):
             return render(squares.pixels(), plan, self.settings.crop_size)
-        from unshuffle.kernels.crops import render as fused_render  # needs Triton
+        from unshuffle.kernels.render import render as fused_render  # needs Triton
 
         return fused_render(squares, plan, self.settings.crop_size, dtype)
 
@@ -239,7 +249,7 @@ class Task(ABC):
         """Return the centre crops of (N, frames, H, H, 3) bytes for a person to look at, (N, P, 3, side, side)."""
         squares = pixels.flatten(0, 1)
         plan = self.plan_crops(len(pixels), squares.shape[1])
-        crops: Tensor = crop(squares, plan, side).unflatten(0, (-1, plan.parts))
+        crops: Tensor = plan.crop(squares, side).unflatten(0, (-1, plan.parts))
         return crops
 
     # targets, head and loss

@@ -87,6 +87,11 @@ class OrderingTask(Task):
         """Error at chance level."""
         return 1 - 1 / len(self.permutations)
 
+    @classmethod
+    def easier(cls, choices: int) -> dict[str, Any]:
+        """Return few permutations."""
+        return {"permutations": choices}
+
     def targets(self, batch: int, generator: torch.Generator, part: RankSlice) -> dict[str, Tensor]:
         """Return the proposed permutations (B, M), or candidates (B, K) and what is needed to choose among them."""
         whole = self.sampler.propose(batch, self.config.permutations.per_sample, generator)

@@ -13,7 +13,7 @@ from unshuffle.data.source import Items, Skipped
 from unshuffle.data.sources import Media, SourceFacts
 from unshuffle.errors import UserError
 from unshuffle.randomness import numpy_rng
-from unshuffle.tasks import TASKS, build_tasks
+from unshuffle.tasks import build_tasks
 from unshuffle.wording import counted, source_sentence, split_sentence
 
 MAX_HELD_OUT = 5  # at most one sample in so many is held out for validation
@@ -32,6 +32,8 @@ class SplitFacts:
     """data.val_size."""
     source: str
     """images, or videos if the task takes their frames."""
+    medium: str
+    """What the task is made for, images or videos."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Data:
 
     def sentences(self) -> list[str]:
         """Return what was found, for the console."""
-        splits = [split_sentence(task, vars(split), TASKS[task].medium) for task, split in self.splits.items()]
+        splits = [split_sentence(task, vars(split)) for task, split in self.splits.items()]
         return [source_sentence(vars(source)) for source in self.sources] + [text for text in splits if text]
 
 
@@ -68,7 +70,9 @@ def prepare(config: Config, progress: bool = True) -> Data:
         if len(test):
             data.test[name] = test
         source = "images" if task.uses_images(media) else "videos"
-        data.splits[name] = SplitFacts(len(training), len(validation), len(test), config.data.val_size, source)
+        data.splits[name] = SplitFacts(
+            len(training), len(validation), len(test), config.data.val_size, source, task.medium
+        )
     return data
 
 

@@ -1,5 +1,6 @@
 """The optimisers of the backbone and of each head, under one learning-rate schedule for each stage."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ def lr_factor(config: Config, iteration: int) -> float:
     """Return the factor of the learning rates in a step; iterations count from 0."""
     optim, scheduled = config.optim, config.schedule_iteration(iteration)
     warmup = min(1.0, (scheduled + 1) / optim.warmup) if optim.warmup else 1.0
+    if optim.schedule == "cosine":
+        progress = max(0, scheduled - optim.warmup) / max(1, optim.iterations - optim.warmup)
+        return warmup * (1 + math.cos(math.pi * min(1.0, progress))) / 2
     drops = sum(scheduled >= milestone for milestone in optim.milestones)
     return warmup * optim.decay**drops
 

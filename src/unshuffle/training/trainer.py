@@ -19,8 +19,10 @@ from unshuffle.data.batches import Batch, BatchStream, Prefetcher, WaitingStoppe
 from unshuffle.data.squares import RankSlice, Squares, make_resident
 from unshuffle.errors import UserError
 from unshuffle.models import Backbone, build_backbone
-from unshuffle.models.batch_norm import synchronise
+from unshuffle.models.batch_norm import check_synchronised, synchronise
+from unshuffle.models.registry import fitting_crop_size
 from unshuffle.models.weights import load_into
+from unshuffle.options import merge
 from unshuffle.policy.rollouts import run_rollouts
 from unshuffle.randomness import seed_everything, stream_seed, torch_generator
 from unshuffle.runs.checkpoints import checkpoint_iterations
@@ -495,4 +497,20 @@ def initial_backbone(config: Config) -> Backbone:
         load_into(backbone, config.init.expanduser())
     if config.model.sync_bn:
         synchronise(backbone)
+        check_synchronised(backbone)
     return backbone
+
+
+def fit_crop_sizes(config: Config) -> tuple[Config, list[str]]:
+    """Return the config with crop sizes that suit its backbone, and a sentence for each that is not as it was."""
+    family, _, member = config.model.backbone.partition(":")
+    if family != "timm" or not member:
+        return config, []
+    backbone, sentences = build_backbone(config.model.backbone), []
+    for name in config.task_names:
+        asked = config.section(name).crop_size
+        fitting = fitting_crop_size(backbone, asked)
+        if fitting != asked:
+            config = merge(config, {name: {"crop_size": fitting}})
+            sentences.append(f"{name}.crop_size is {fitting}, as {asked} does not suit {config.model.backbone}")
+    return config, sentences

@@ -1,0 +1,370 @@
+"""Rotation prediction and SimCLR against our arms: same backbone, same data, same GPU seconds, start included.
+
+    python benchmarks/rivals.py train --images DATA [--videos DATA] [--sibling_pattern PATTERN] [--arms rotation SimCLR
+                                S+T I S+T+I S+T+I+P ... ARMS.yaml] [--seconds 120] [--seeds 3] [--shared FILE.yaml]
+                                [--out runs/rivals] [--device cuda]
+    python benchmarks/rivals.py evaluate --out runs/rivals --train CLASSES --test CLASSES
+                                [--frames_train CLASSES --frames_test CLASSES] [--inside]
+
+`train` starts each run as a process of its own and counts its seconds from the start of Python to the written weights;
+the folders are packed before. Two short runs of each arm give the time of its start and of an iteration, and from them
+the iterations that fit into --seconds. Finished runs are not repeated; other --seconds need another --out. Run it alone
+on the GPU.
+
+All arms begin with the preset `small` with the changes in --shared. `rotation` is our task R alone. `SimCLR` has the
+loss and the projection head of the package `lightly`, and the parameters of its augmentations, which our batched code
+applies on the device; data, backbone, kernels and precision are those of our arms. Its loss reads from the GPU in every
+step, so it is not recorded as a CUDA graph. AdamW at 1e-3 with a cosine, 512 images of 112 px and a temperature of 0.2
+are the settings of our first measurement; `SimCLR, temperature 0.5` has the default of lightly. Others are our arms, as
+`unshuffle ablate` names them, or a file of them.
+
+`evaluate` measures the runs that are finished: top-1 retrieval and a linear probe on pool5 of --train and --test, top-1
+retrieval of frames on --frames_train and --frames_test. With --inside it opens the training sides only, and measures
+leave-one-out retrieval in them, without neighbours that match --sibling_pattern; recipes are chosen by that. Results go
+to results/rivals_DEVICE.csv (results/rivals_inside_DEVICE.csv), or into the folder --results.
+"""
+
+import argparse
+import inspect
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+from rich.console import Console
+from table import RESULTS, write_table
+from torch import Tensor, nn
+
+from unshuffle.ablation.arms import build_evaluation, find_arms, plain
+from unshuffle.accelerator import choose_device
+from unshuffle.config import Config, check, small
+from unshuffle.data.dataset import Square, open_dataset
+from unshuffle.evaluation.features import extract_features, find_backbone, merge_chunks, pool5
+from unshuffle.evaluation.retrieval import top_k_accuracy
+from unshuffle.models.weights import save_backbone
+from unshuffle.options import merge, read_yaml, to_dict
+from unshuffle.pretraining import run_pretraining
+from unshuffle.randomness import seed_everything
+from unshuffle.runs.run import WEIGHTS_NAME
+from unshuffle.tasks.base import Outcome
+from unshuffle.tasks.instance import InstanceTask
+from unshuffle.tasks.prepare import prepare
+from unshuffle.training.step import Step
+from unshuffle.training.trainer import Trainer, initial_backbone
+from unshuffle.wording import plus_minus
+
+Values = dict[str, Any]
+SIMCLR = "SimCLR"
+ARMS = ("rotation", SIMCLR, f"{SIMCLR}, temperature 0.5", "S+T", "I", "S+T+I", "S+T+I+P")
+NEVER = 1_000_000_000
+WARMUP = 500
+FRAMES = 10  # of each video
+
+
+def main() -> None:
+    """Do the step that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=("train", "evaluate", "job"))
+    parser.add_argument("job_file", nargs="?", type=Path, help=argparse.SUPPRESS)  # what `train` starts
+    for name in ("--images", "--videos", "--train", "--test", "--frames_train", "--frames_test"):
+        parser.add_argument(name)
+    parser.add_argument("--sibling_pattern", default="")
+    parser.add_argument("--shared", type=Path, help="changes of all arms")
+    parser.add_argument("--arms", nargs="+", default=list(ARMS))
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--trials", type=int, nargs=2, default=(100, 1000), help="iterations of the two short runs")
+    parser.add_argument("--inside", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("runs/rivals"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args()
+    if args.step == "job":
+        run_one(args.job_file)
+    else:
+        {"train": train, "evaluate": evaluate}[args.step](args)
+
+
+# ---- arms
+
+
+def shared_config(args: argparse.Namespace) -> Config:
+    """Return what all arms have in common."""
+    values: Values = {
+        "device": args.device,
+        "data": {"sibling_pattern": args.sibling_pattern, "test_size": 0},
+        # nothing but training: no pictures, no checkpoint before the end
+        "log": {"pictures": False, "monitor_every": NEVER, "checkpoint_every": NEVER},
+    }
+    values |= {name: getattr(args, name) for name in ("images", "videos") if getattr(args, name)}
+    config = merge(small(), values)
+    return config if args.shared is None else merge(config, read_yaml(args.shared, "options"))
+
+
+def arms(args: argparse.Namespace) -> dict[str, Values]:
+    """Return the changes of each arm."""
+    chosen: dict[str, Values] = {}
+    for name in args.arms:
+        if name == "rotation":
+            chosen[name] = find_arms(["R"], shared_config(args))["R"]
+        elif name.startswith(SIMCLR):
+            chosen[name] = simclr_options(float(name.rpartition(" ")[2]) if "temperature" in name else 0.2)
+        else:
+            chosen |= find_arms([name], shared_config(args))
+    return chosen
+
+
+def simclr_options(temperature: float) -> Values:
+    """Return the options of SimCLR: the augmentations of lightly's transform, by its own defaults."""
+    from lightly.transforms.simclr_transform import SimCLRTransform  # lightly may be absent, and our arms need it not
+
+    given = {name: value.default for name, value in inspect.signature(SimCLRTransform).parameters.items()}
+    assert not given["vf_prob"] and not given["rr_prob"], "transforms that our views lack"
+    views = {
+        "scale": [given["min_scale"], 1.0],
+        "hflip": given["hf_prob"],
+        "jitter": given["cj_prob"],
+        "brightness": given["cj_strength"] * given["cj_bright"],
+        "contrast": given["cj_strength"] * given["cj_contrast"],
+        "saturation": given["cj_strength"] * given["cj_sat"],
+        "hue": given["cj_strength"] * given["cj_hue"],
+        "grayscale": given["random_gray_scale"],
+        "blur": given["gaussian_blur"],
+        "sigma": [float(sigma) for sigma in given["sigmas"]],
+    }
+    optimiser = {"kind": "adamw", "lr": 1e-3, "weight_decay": 0.05}
+    return {
+        "tasks": "I",
+        "policy": {"sampler": "uniform"},
+        "optim": {"schedule": "cosine", "backbone": optimiser},
+        "instance": {"views": views, "temperature": temperature, "batch_size": 512, "optimiser": optimiser},
+    }
+
+
+def schedule(iterations: int) -> Values:
+    """Return the preset's schedule for so many iterations."""
+    milestones = [round(0.7 * iterations), round(0.9 * iterations)]
+    return {"iterations": iterations, "warmup": min(WARMUP, iterations // 20), "milestones": milestones}
+
+
+# ---- SimCLR by lightly
+
+
+class LightlySimCLR(InstanceTask):
+    """Our views, with the projection head and the loss of lightly."""
+
+    def build_head(self, features: int) -> nn.Module:
+        """Return lightly's projection head."""
+        from lightly.models.modules.heads import SimCLRProjectionHead
+
+        head: nn.Module = SimCLRProjectionHead(features, self.settings.hidden, self.settings.output)
+        return head
+
+    def outcome(self, head: nn.Module, features: Tensor, targets: Mapping[str, Tensor]) -> Outcome:
+        """Return lightly's loss; the accuracy is not needed."""
+        from lightly.loss import NTXentLoss
+
+        first, second = head(features.flatten(0, 1)).float().unflatten(0, features.shape[:2]).unbind(1)
+        with torch.autocast(features.device.type, enabled=False):
+            loss: Tensor = NTXentLoss(temperature=self.settings.temperature)(first, second)
+        return Outcome(loss, torch.zeros_like(loss))
+
+
+def train_simclr(config: Config) -> None:
+    """Train SimCLR with lightly's parts and our data, and write its backbone."""
+    assert config.out is not None
+    device = choose_device(config.device)
+    seed_everything(config.seed)
+    task = LightlySimCLR(config, device)
+    trainer = Trainer(config, prepare(config), {task.name: task}, initial_backbone(config), device)
+    # the loss of lightly reads from the GPU, which a CUDA graph cannot record
+    weights = {task.name: config.instance.loss_weight}
+    trainer.__dict__["learn"] = Step(trainer.network.train(), weights, trainer.optimisers, trainer.precision)
+    trainer.train_iterations(config.optim.iterations)
+    config.out.mkdir(parents=True)
+    crop_sizes = {task.name: config.instance.crop_size}
+    save_backbone(trainer.network.backbone, config.out / WEIGHTS_NAME, crop_sizes=crop_sizes, permutations={})
+
+
+# ---- training
+
+
+def run_one(file: Path) -> None:
+    """Train the run that a file describes."""
+    job = json.loads(file.read_text())
+    config = merge(small(), job["config"])
+    check(config)
+    if job["arm"].startswith(SIMCLR):
+        train_simclr(config)
+    else:
+        run_pretraining(config, console=Console(quiet=True))
+
+
+def timed(arm: str, config: Config) -> float:
+    """Train in a process of its own; return its seconds from the start of Python to the end."""
+    assert config.out is not None
+    config.out.parent.mkdir(parents=True, exist_ok=True)
+    file = config.out.with_suffix(".json")
+    file.write_text(json.dumps({"arm": arm, "config": plain(to_dict(config))}))
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, __file__, "job", str(file)], check=True)
+    return time.perf_counter() - begin
+
+
+def calibrate(arm: str, config: Config, folder: Path, trials: Sequence[int]) -> dict[str, float]:
+    """Return the seconds of an arm's start and of an iteration, from two short runs."""
+    file = folder / "calibration.json"
+    if not file.is_file():
+        fewer, more = sorted(trials)
+        seconds = [
+            timed(arm, merge(config, {"out": str(folder / f"trial-{count}"), "optim": schedule(count)}))
+            for count in (fewer, more)
+        ]
+        iteration = (seconds[1] - seconds[0]) / (more - fewer)
+        if iteration <= 0:
+            sys.exit(f"the short runs of {arm} are too short to be timed: raise --trials")
+        file.write_text(json.dumps({"start": seconds[0] - fewer * iteration, "iteration": iteration}))
+    figures: dict[str, float] = json.loads(file.read_text())
+    return figures
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train all arms and seeds."""
+    shared = shared_config(args)
+    for arm, changes in arms(args).items():
+        config, folder = merge(shared, changes), args.out / arm
+        check(config)
+        prepare(config)  # packs folders, once
+        times = calibrate(arm, config, folder, args.trials)
+        iterations = max(2, int((args.seconds - times["start"]) / times["iteration"]))
+        for seed in range(args.seeds):
+            out = folder / f"seed-{seed}"
+            if result_file(out).is_file():
+                continue
+            options = {"out": str(out), "seed": seed, "optim": schedule(iterations)}
+            seconds = timed(arm, merge(config, options))
+            samples = {task: config.batch_size(task) for task in config.task_names}
+            figures = {"arm": arm, "seed": seed, "allowed": args.seconds, "seconds": seconds, "iterations": iterations}
+            result_file(out).write_text(json.dumps({**figures, "samples": samples, "start": times["start"]}))
+            print(f"{arm}, seed {seed}: {iterations} iterations in {seconds:.1f} s", flush=True)
+
+
+def result_file(out: Path) -> Path:
+    """Return the file that says that a run is finished, and what it took."""
+    return out / "rival.json"
+
+
+# ---- evaluation
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """Evaluate all finished runs, and write the table."""
+    kind = "inside" if args.inside else "test"
+    rows = []
+    for file in sorted(args.out.glob("*/seed-*/rival.json")):
+        run, cached = json.loads(file.read_text()), file.with_name(f"{kind}.json")
+        if run["arm"] not in args.arms and args.arms != list(ARMS):
+            continue
+        if not cached.is_file():
+            weights = str(file.with_name(WEIGHTS_NAME))
+            cached.write_text(json.dumps(inside(weights, args) if args.inside else on_test_sides(weights, args)))
+        rows.append(row(run) | {name: round(value, 2) for name, value in json.loads(cached.read_text()).items()})
+        print(rows[-1], flush=True)
+    if not rows:
+        sys.exit(f"there are no finished runs in {args.out}")
+    name = "rivals_inside" if args.inside else "rivals"
+    write_table(name, rows, args.device, out=args.results / f"{name}_{args.device}.csv")
+    summarise(rows)
+
+
+def row(run: Values) -> Values:
+    """Return the columns about the training of a run."""
+    samples = " + ".join(f"{count} {task}" for task, count in run["samples"].items())
+    times = {name: round(run[name], 1) for name in ("allowed", "seconds", "start")}
+    return {"arm": run["arm"], "seed": run["seed"], "samples": samples, "iterations": run["iterations"], **times}
+
+
+def on_test_sides(weights: str, args: argparse.Namespace) -> dict[str, float]:
+    """Return retrieval and linear probe of images, and retrieval of frames."""
+    images = {"train": args.train, "test": args.test}
+    frames = {"train": args.frames_train, "test": args.frames_test, "frames": FRAMES}
+    chosen = {
+        "images_top1": ("retrieval", {**images, "limit": 0}, ("top1",)),
+        "images_linear": ("linear", {**images, "limit": 0, "layers": ["pool5"]}, ("pool5", "top1")),
+        "frames_top1": ("retrieval", {**frames, "limit": 0}, ("top1",)),
+    }
+    figures = {}
+    for name, (evaluation, options, keys) in chosen.items():
+        if None in options.values():
+            continue
+        values = {"preset": "quick", "weights": weights, "device": args.device, **options}
+        metrics: Any = build_evaluation(evaluation, values).run(Console(quiet=True)).metrics
+        for key in keys:
+            metrics = metrics[key]
+        figures[name] = float(metrics)
+    return figures
+
+
+def inside(weights: str, args: argparse.Namespace) -> dict[str, float]:
+    """Return leave-one-out retrieval in the training sides."""
+    given = {"images_top1": args.train, "frames_top1": args.frames_train}
+    device = choose_device(args.device)
+    return {
+        name: leave_one_out(weights, address, args.sibling_pattern, device)
+        for name, address in given.items()
+        if address is not None
+    }
+
+
+def leave_one_out(weights: str, address: str, pattern: str, device: torch.device) -> float:
+    """Return the percentage of images or frames whose nearest other one has their class.
+
+    Neighbours of the same file do not count, nor those of files with the same match of the pattern.
+    """
+    backbone = find_backbone(weights).to(device)
+    size = backbone.eval_size
+    dataset = open_dataset(address, square=Square(size), frames=FRAMES)
+    chunks = extract_features(dataset, lambda pixels: pool5(backbone, pixels, size), device, Console(quiet=True), "")
+    features = merge_chunks(list(chunks))
+    labels = torch.tensor([int(label) for label in dataset.labels])[features.items]
+    names = [_family(str(path), pattern) for path in dataset.paths()]
+    numbers = {name: number for number, name in enumerate(sorted(set(names)))}
+    families = torch.tensor([numbers[name] for name in names])[features.items]
+    return nearest_other(features.values.to(device), labels, families)
+
+
+def _family(name: str, pattern: str) -> str:
+    match = re.search(pattern, name) if pattern else None
+    return match[0] if match else name
+
+
+def nearest_other(vectors: Tensor, labels: Tensor, families: Tensor) -> float:
+    """Return the percentage of vectors whose nearest one of another family, by cosine, has their label."""
+    unit = nn.functional.normalize(vectors, dim=1)
+    nearest = []
+    for rows, own in zip(unit.split(1024), families.to(unit.device).split(1024), strict=True):
+        related = own[:, None] == families.to(unit.device)
+        nearest.append((rows @ unit.T).masked_fill(related, -torch.inf).argmax(dim=1).cpu())
+    return top_k_accuracy(torch.cat(nearest)[:, None], labels, labels, (1,))["top1"]
+
+
+def summarise(rows: Sequence[Values]) -> None:
+    """Print mean and standard deviation over the seeds of each arm."""
+    columns = [name for name in rows[0] if name.endswith(("top1", "linear"))]
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        own = [row for row in rows if row["arm"] == arm]
+        figures = []
+        for column in columns:
+            values = [row[column] for row in own]
+            figures.append(f"{column} {plus_minus(fmean(values), stdev(values) if len(values) > 1 else None, 2)}")
+        print(f"{arm} ({len(own)} seeds, {fmean(row['seconds'] for row in own):.1f} s): {', '.join(figures)}")
+
+
+if __name__ == "__main__":
+    main()
