@@ -53,7 +53,7 @@ def photos(folder: Path, count: int) -> Path:
         ("embed . --weights random:tiny --out f.npy --json no/f.json", "there is no folder no to write --json into"),
         ("embed . --weights random:tiny --out no/f.npy", "there are no images or videos in ."),
         ("embed x.tar --weights random:tiny --out f.npy", "x.tar does not exist"),
-        ("embed s3://b/shards --weights random:tiny --out f.npy", "s3://b/shards needs a package"),
+        ("embed gs://b/shards --weights random:tiny --out f.npy", "gs://b/shards needs a package"),
         ("pack images x.tar store", "x.tar means tar shards"),
         ("evaluate rankme --weights random:tiny --images x.tar", "x.tar does not exist"),
         ("export random:tiny --json no/such.json", "there is no folder no to write --json into"),

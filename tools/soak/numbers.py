@@ -1,17 +1,23 @@
 """Part f: numbers that training cannot use: constant images, identical frames, values that are not finite."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from soak.campaign import Campaign
 from soak.commands import run
 from soak.samples import training_options, write_video
+from unshuffle.data.batches import Batch
 from unshuffle.runs.run import Run
+from unshuffle.tasks.base import Inputs, Outcome
+from unshuffle.training.step import Step
+from unshuffle.training.trainer import Trainer
 
 ITERATIONS = 12
 
@@ -38,11 +44,71 @@ def check(campaign: Campaign) -> None:
 
 
 def check_injected(campaign: Campaign) -> None:
-    """Inject NaN and infinity into losses and gradients while a run trains.
+    """Let single steps see NaN or infinity, which must be skipped and named, and all steps, which must end the run."""
+    folder = campaign.folder / "constant-0"
+    with campaign.row("f", "NaN or infinity in a sample or a gradient of single steps, and of all") as row:
+        for value, place in ((value, place) for value in (math.nan, math.inf) for place in INJECTIONS):
+            for number in range(campaign.counts.rounds):
+                stream = campaign.rng("injected", value, place, number)
+                chosen = sorted(stream.sample(range(ITERATIONS), 2))
+                problem = _train_injected(
+                    folder, f"{place}-{value}-{number}", partial(INJECTIONS[place], value, chosen)
+                )
+                row.count += 1
+                if problem:
+                    row.lost.append(f"{value} in a {place} at {chosen}: {problem}")
+        args = ["pretrain", "--out", "never", "--optim.max_skipped_steps", "3", *training_options(ITERATIONS)]
+        ended = run(args, folder, partial(poison_sample, math.nan, range(ITERATIONS)))
+        row.count += 1
+        if "not finite" not in ended.sentence:
+            row.lost.append(f"NaN in all steps: {ended.problem or f'exit code {ended.code}'}")
+        row.result = f"{row.count - len(row.lost)} skipped and named with their files, or ended in one sentence"
 
-    Steps with such values are not skipped yet. When they are, this is where they are injected (as `sabotage` of
-    `soak.commands.run`), and where the count of skipped steps and the batch's files are checked.
-    """
+
+def _train_injected(folder: Path, name: str, sabotage: Callable[[], None]) -> str | None:
+    """Train with values that are not finite in two steps; return what is wrong with the run."""
+    ended = run(["pretrain", "--out", name, *training_options(ITERATIONS)], folder, sabotage)
+    if ended.code:
+        return ended.problem or ended.sentence
+    trained = Run(folder / name)
+    skipped = list(trained.metrics("skipped"))
+    if len(skipped) != 2 or not all(entry["files"] for entry in skipped):
+        return f"{len(skipped)} skipped steps were logged"
+    weights = load_file(trained.weights)
+    return None if all(bool(tensor.isfinite().all()) for tensor in weights.values()) else "the weights are not finite"
+
+
+def poison_sample(value: float, iterations: Container[int]) -> None:
+    """Replace a crop in the steps of these iterations."""
+    inputs = Trainer.inputs
+
+    def poisoned(self: Trainer, batch: Batch) -> dict[str, Inputs]:
+        result = inputs(self, batch)
+        if self.iteration in iterations:
+            next(iter(result.values())).crops[0, 0] = value
+        return result
+
+    Trainer.inputs = poisoned  # type: ignore[method-assign]
+
+
+def poison_gradient(value: float, iterations: Container[int]) -> None:
+    """Replace the first gradient in the steps of these iterations."""
+    step = Step.__call__
+
+    def poisoned(self: Step, inputs: Mapping[str, Inputs], iteration: int) -> tuple[dict[str, Outcome], torch.Tensor]:
+        if iteration not in iterations:
+            return step(self, inputs, iteration)
+        weight = next(self.network.parameters())
+        handle = weight.register_hook(lambda gradient: torch.full_like(gradient, value))
+        try:
+            return step(self, inputs, iteration)
+        finally:
+            handle.remove()
+
+    Step.__call__ = poisoned  # type: ignore[method-assign]
+
+
+INJECTIONS = {"sample": poison_sample, "gradient": poison_gradient}
 
 
 # ---- data without information
