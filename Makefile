@@ -1,6 +1,6 @@
 # make demo: learned features from nothing, in minutes.   make test: all tests.   make check: before a commit.
 # make mutants: deliberate bugs in the numerics, each of which a test must find; some 15 minutes.
-# make soak: kills, faults, damaged and hostile files, after which nothing may be lost; some 30 minutes.
+# make soak: kills, faults, damaged and hostile files, after which nothing may be lost; some 10 minutes.
 # make gallery: the pictures of docs/gallery.md, from a new demo run; needs chromium.
 # make architecture: the picture and the table of docs/architecture.md.
 PYTHON ?= python3
