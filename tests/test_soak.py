@@ -1,5 +1,6 @@
 """The fuzzer of the reliability campaign and its comparisons; `make soak` runs the campaign itself."""
 
+import os
 import sys
 from pathlib import Path
 from random import Random
@@ -116,3 +117,9 @@ def test_equality_is_to_the_bit() -> None:
     ):
         assert not samples.same(value, other)
     assert not samples.same(torch.tensor([0.0]), torch.tensor([-0.0]))
+
+
+def test_writing_videos_does_not_change_the_scheduling_of_the_process(tmp_path: Path) -> None:
+    before = os.sched_getscheduler(0)
+    samples.write_video(tmp_path / "a.mp4", [np.zeros((64, 64, 3), np.uint8)] * 8, "mp4", "libsvtav1")
+    assert os.sched_getscheduler(0) == before

@@ -196,7 +196,7 @@ def a_step_that_is_not_finite_in_one_is_skipped_by_all(outcomes: Outcomes) -> No
     assert first["skipped"]["total"] == second["skipped"]["total"] == 2
     sentence, elsewhere = outcomes.ranks[0]["often not finite"]
     assert sentence == outcomes.alone["often not finite"][0] and elsewhere == "ReportedElsewhere: rank 0 has failed"
-    assert sentence.startswith("UserError: the last 2 steps were skipped")
+    assert sentence.startswith("UserError: 2 steps in a row were skipped")
 
 
 def a_signal_to_one_stops_all_after_the_same_step(outcomes: Outcomes) -> None:

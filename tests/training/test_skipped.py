@@ -47,15 +47,24 @@ def test_steps_are_counted_in_all_and_in_a_row() -> None:
     ("total", "in_a_row", "iterations", "excess"),
     [
         (3, 3, 100, None),
-        (4, 4, 100, "the last 4 steps"),
+        (4, 4, 100, "4 steps in a row were"),
         (10, 1, 100, None),
-        (11, 1, 100, "11 of 100 steps"),
+        (11, 1, 100, "11 of 100 steps were"),
         (3, 1, 4, None),  # too few to tell
-        (4, 1, 5, "4 of 5 steps"),
+        (4, 1, 5, "4 of 5 steps were"),
     ],
 )
 def test_when_too_many_are_skipped(total: int, in_a_row: int, iterations: int, excess: str | None) -> None:
-    assert SkippedSteps(total, in_a_row).excess(3, iterations) == excess
+    assert SkippedSteps(total, longest=in_a_row).excess(3, iterations) == excess
+
+
+def test_a_row_that_has_ended_before_the_check_counts() -> None:
+    steps = SkippedSteps()
+    steps.count(flags(0, True, True, True, True, False))
+    assert steps.in_a_row == 0 and steps.excess(3, 1000) == "4 steps in a row were" and steps.excess(4, 1000) is None
+    once = SkippedSteps()
+    once.count(flags(7, False, True, False))
+    assert once.excess(0, 1000) == "a step was"
 
 
 def final(run: Run) -> dict[str, Any]:
@@ -101,7 +110,7 @@ def test_too_many_in_a_row_stop_the_run_and_name_the_files(small: Any, poisoned:
     assert checkpoint_iterations(run.checkpoints) == [4], "none is written amid skipped steps"
     *_, last = run.metrics("skipped")
     assert last["step"] == 10 and last["iteration"] == 10
-    assert sentence.startswith("the last 5 steps were skipped because their loss or gradients were not finite")
+    assert sentence.startswith("5 steps in a row were skipped because loss or gradients were not finite")
     assert f"the last one step 10 with {last['files']['spatial'][0]}" in sentence
     assert "the checkpoint of iteration 4 is kept" in sentence and "\n" not in sentence
     assert all(bool(value.isfinite().all()) for value in final(run)["network"].values())
@@ -123,7 +132,7 @@ def test_the_command_ends_with_exit_code_2(
     with poisoned(*range(9)):
         assert run_command(["pretrain", "--config", str(tmp_path / "config.yaml")]) == 2
     *_, line = capsys.readouterr().err.splitlines()
-    assert line.startswith("unshuffle: the last 2 steps were skipped") and "there is no checkpoint yet" in line
+    assert line.startswith("unshuffle: 2 steps in a row were skipped") and "there is no checkpoint yet" in line
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -140,7 +149,7 @@ def test_weights_that_are_not_finite_are_never_saved(
 
     monkeypatch.setattr(Trainer, "step", damaging)
     config = small(tmp_path / "run", optim={"max_skipped_steps": 1}, policy={"interval": 9, "batches": 9})
-    with pytest.raises(UserError, match="the last 3 steps were skipped"):
+    with pytest.raises(UserError, match="3 steps in a row were skipped"):
         run_pretraining(config)
     run = Run(tmp_path / "run")
     assert checkpoint_iterations(run.checkpoints) == [4]

@@ -1,6 +1,8 @@
 """The data and the options of the campaign's runs, all made by the program itself, and what two runs must share."""
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -79,10 +81,13 @@ def write_videos(folder: Path, count: int, seed: int = 0) -> None:
 def write_video(path: Path, frames: list[Pixels], container: str | None = None, codec: str = "mpeg4") -> None:
     """Write a video; the same frames give the same bytes."""
     pixel_format = {"gif": "rgb8", "mjpeg": "yuvj420p"}.get(codec, "yuv420p")
+    own = {"libx265": {"x265-params": "log-level=none"}, "libsvtav1": {"svtav1-params": "lp=1"}}.get(codec, {})
     # bitexact: without dates, versions and random numbers
-    with av.open(str(path), "w", format=container, container_options={"fflags": "+bitexact"}) as file:
-        quiet = {"x265-params": "log-level=none"} if codec == "libx265" else {}
-        stream: Any = file.add_stream(codec, rate=25, options={"flags": "+bitexact", **quiet})
+    with (
+        _same_scheduling(),
+        av.open(str(path), "w", format=container, container_options={"fflags": "+bitexact"}) as file,
+    ):
+        stream: Any = file.add_stream(codec, rate=25, options={"flags": "+bitexact", "threads": "1", **own})
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt = pixel_format
         for number, pixels in enumerate(frames):
@@ -90,6 +95,16 @@ def write_video(path: Path, frames: list[Pixels], container: str | None = None, 
             frame.pts, frame.time_base = number, Fraction(1, 25)
             file.mux(stream.encode(frame))
         file.mux(stream.encode())
+
+
+@contextmanager
+def _same_scheduling() -> Iterator[None]:
+    """Restore the scheduling of this process: SVT-AV1 makes it a real-time one for root, which starves all others."""
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
 
 
 # ---- equality

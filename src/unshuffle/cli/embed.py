@@ -23,9 +23,8 @@ class EmbedCommand:
     VOC2007/ImageSets/Main/trainval.txt for the objects of VOC, or synthetic:images:COUNT:SEED (synthetic:videos:…)."""
     out: Path
     """File to write: .npy (with the names beside it), .parquet or .csv."""
-    weights: str = "pretrained"
-    """pretrained: the weights that come with the package; or a run folder, a weights file, alexnet, torchvision:NAME,
-    timm:NAME, random or random:NAME."""
+    weights: str
+    """A run folder, a weights file, pretrained, alexnet, torchvision:NAME, timm:NAME, random or random:NAME."""
     kind: Literal["auto", "images", "videos"] = "auto"
     """What to read; auto works if there are only images or only videos."""
     size: Annotated[int, Ge(1)] | None = None

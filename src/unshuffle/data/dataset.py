@@ -561,6 +561,7 @@ def _cached_texts(file: ShardFile, cache: Path) -> dict[str, str]:
     texts: dict[str, str] | None = read_index(stored)
     if texts is None:
         texts = _text_members(file)[1]
+        file.check_unchanged()  # or these would be the labels of another version
         write_index(stored, texts)
     return texts
 

@@ -65,7 +65,10 @@ def write_weights(backbone: nn.Module, metadata: dict[str, str], path: Path, *, 
     """
     weights = {key: value.detach().cpu().contiguous() for key, value in backbone.state_dict().items()}
     if half:
-        weights = {key: value.half() if value.ndim > 1 else value for key, value in weights.items()}
+        weights = {
+            key: value.half() if value.ndim > 1 and value.is_floating_point() else value
+            for key, value in weights.items()
+        }
         if not all(value.isfinite().all() for value in weights.values()):
             raise UserError(f"{path} was not written: the weights are too large for fp16")
     with atomic_write(path) as draft:

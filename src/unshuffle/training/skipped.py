@@ -18,6 +18,8 @@ class SkippedSteps:
     total: int = 0
     in_a_row: int = 0
     """Skipped steps since the last one that was not."""
+    longest: int = 0
+    """Most of them in a row since the last check."""
     unlogged: list[int] = field(default_factory=list)
     """Iterations of those that no log entry names yet."""
     last: int = 0
@@ -28,20 +30,21 @@ class SkippedSteps:
         skipped = torch.stack(list(flags.values())).tolist() if flags else []
         for iteration, is_skipped in zip(flags, skipped, strict=True):
             self.in_a_row = self.in_a_row + 1 if is_skipped else 0
+            self.longest = max(self.longest, self.in_a_row)
             if is_skipped:
                 self.total, self.last = self.total + 1, iteration
                 self.unlogged.append(iteration)
         flags.clear()
 
     def excess(self, limit: int, iterations: int) -> str | None:
-        """Return why too many of so many steps were skipped; None if they were not.
+        """Return which steps of so many were too many to skip, as the beginning of a sentence; None if none were.
 
         There may be `limit` of them, in a row or more often than the allowed fraction.
         """
-        if self.in_a_row > limit:
-            return f"the last {self.in_a_row} steps"
+        if self.longest > limit:
+            return f"{self.longest} steps in a row were" if self.longest > 1 else "a step was"
         if self.total > limit and self.total > MAX_SKIPPED_FRACTION * iterations:
-            return f"{self.total} of {iterations} steps"
+            return f"{self.total} of {iterations} steps were"
         return None
 
     def state_dict(self) -> dict[str, Any]:

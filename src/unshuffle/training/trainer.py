@@ -376,6 +376,7 @@ class Trainer:
         """Raise a UserError if too many steps were skipped; all processes have the same counts."""
         excess = self.skipped.excess(self.config.optim.max_skipped_steps, self.iteration)
         if excess is None:
+            self.skipped.longest = self.skipped.in_a_row
             return
         last = self.skipped.last
         files = "; ".join(f"{listed(files)} ({name})" for name, files in self.files(last).items())
@@ -383,7 +384,7 @@ class Trainer:
         checkpoint = f"the checkpoint of iteration {saved[-1]} is kept" if saved else "there is no checkpoint yet"
         with together():
             raise UserError(
-                f"{excess} were skipped because their loss or gradients were not finite, the last one step {last + 1} "
+                f"{excess} skipped because loss or gradients were not finite, the last one step {last + 1} "
                 f"with {files}; {checkpoint}: lower the learning rates (optim.backbone.lr, TASK.optimiser.lr) or raise "
                 "optim.warmup, and start again; if it is always the same files, remove them"
             )
