@@ -320,9 +320,4 @@ def test_weights_too_large_for_fp16(tmp_path: Path) -> None:
 def test_embedding_takes_the_pretrained_weights(pretrained: Backbone, labelled: Path, tmp_path: Path) -> None:
     line = ["embed", str(labelled), "--weights", "pretrained", "--out", str(tmp_path / "f.npy"), "--device", "cpu"]
     assert cli.run(line) == 0
-        cli.run(
-            ["embed", str(labelled), "--weights", "pretrained", "--out", str(tmp_path / "f.npy"), "--device", "cpu"]
-        )
-        == 0
-    )
     assert np.load(tmp_path / "f.npy").shape[0] == 6
