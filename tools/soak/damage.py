@@ -165,7 +165,7 @@ def targets(folder: Path, trained: Run) -> list[Target]:
         _read_shard(indexed, kind, cache)
         (index,) = (cache / "shards").glob("*.index")
         found.append(Target("shard", shard, partial(_read_shard, shard, kind, None), exact=False))
-        found.append(Target("index of a shard", index, partial(_read_shard, indexed, kind, cache), is_json=True))
+        found.append(Target("index of a shard", index, partial(_read_shard, indexed, kind, cache)))
     return found
 
 
