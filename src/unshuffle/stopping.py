@@ -99,7 +99,11 @@ def explain_bus_errors() -> None:
         return
     import ctypes
 
+    explaining = threading.Lock()
+
     def explain(signum: int) -> None:
+        if not explaining.acquire(blocking=False):
+            time.sleep(60)  # another thread failed as well and is ending the process
         names = ", ".join(_truncated_maps())
         cause = f"{names} was truncated while it was read, or its disk failed: restore it, then try again"
         unknown = "a file in memory cannot be read: is a disk failing, or the shared memory (/dev/shm) full?"
