@@ -343,8 +343,8 @@ def _finish(trainer: Trainer, run: Run, console: Console) -> None:
     console.print(error_table(run))
     if trainer.monitor is not None:
         console.print("", retrieval_table(run), sep="\n")
-    if trainer.skipped.total:
-        say(console, skipped_sentence(trainer.skipped.total, trainer.iteration))
+    if trainer.skipped_steps.total:
+        say(console, skipped_sentence(trainer.skipped_steps.total, trainer.iteration))
     say(console, "\nResults:")
     for path in (*pages, run.weights, run.metrics_file):
         say(console, f"  {path}")

@@ -9,7 +9,7 @@ from unshuffle.config import ViewConfig
 from unshuffle.data.crops import normalise
 from unshuffle.data.squares import Squares
 from unshuffle.data.views import ViewPlan, view_uniforms
-from unshuffle.kernels.render import render
+from unshuffle.kernels.views import render
 
 
 def random_squares(count: int, frames: int, side: int, device: torch.device) -> Squares:

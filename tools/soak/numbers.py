@@ -47,16 +47,16 @@ def check_injected(campaign: Campaign) -> None:
     """Let single steps see NaN or infinity, which must be skipped and named, and all steps, which must end the run."""
     folder = campaign.folder / "constant-0"
     with campaign.row("f", "NaN or infinity in a sample or a gradient of single steps, and of all") as row:
-        for value, place in ((value, place) for value in (math.nan, math.inf) for place in INJECTIONS):
+        for value, target in ((value, target) for value in (math.nan, math.inf) for target in INJECTIONS):
             for number in range(campaign.counts.rounds):
-                stream = campaign.rng("injected", value, place, number)
+                stream = campaign.rng("injected", value, target, number)
                 chosen = sorted(stream.sample(range(ITERATIONS), 2))
                 problem = _train_injected(
-                    folder, f"{place}-{value}-{number}", partial(INJECTIONS[place], value, chosen)
+                    folder, f"{target}-{value}-{number}", partial(INJECTIONS[target], value, chosen)
                 )
                 row.count += 1
                 if problem:
-                    row.lost.append(f"{value} in a {place} at {chosen}: {problem}")
+                    row.lost.append(f"{value} in a {target} at {chosen}: {problem}")
         args = ["pretrain", "--out", "never", "--optim.max_skipped_steps", "3", *training_options(ITERATIONS)]
         ended = run(args, folder, partial(poison_sample, math.nan, range(ITERATIONS)))
         row.count += 1

@@ -143,12 +143,14 @@ class Timm(Backbone):
 def _create(name: str) -> Any:
     """Return a timm model for any input size, if it has an option for that."""
     timm = _timm()
+    if not timm.is_model(name.partition(".")[0]):  # behind the dot are the weights that would be downloaded
+        raise UserError(f"timm has no model '{name}'{did_you_mean(name, timm.list_models())}")
     for options in ({"dynamic_img_size": True}, {"strict_img_size": False}, {}):
         with suppress(TypeError):  # most models have neither option, and some versions of Swin only the second one
             try:
                 return timm.create_model(name, pretrained=False, num_classes=0, **options)
-            except RuntimeError:
-                raise UserError(f"timm has no model '{name}'{did_you_mean(name, timm.list_models())}") from None
+            except RuntimeError as error:
+                raise UserError(f"timm's model '{name}' cannot be built: {error}") from None
     raise UserError(f"timm's model '{name}' cannot be built without a classifier")
 
 

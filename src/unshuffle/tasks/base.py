@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from unshuffle.accelerator import has_kernels
 from unshuffle.config import Config, TaskConfig
 from unshuffle.data.batches import Samples
-from unshuffle.data.crops import Plan, render
+from unshuffle.data.crops import CropPlan, Plan, render
 from unshuffle.data.source import Items, Source
 from unshuffle.data.sources import Media
 from unshuffle.data.squares import WHOLE, RankSlice, Squares
@@ -241,8 +241,13 @@ class Task(ABC):
         plan = self.plan_crops(len(squares) * part.world_size, squares.side, generator).slice(part)
         if not has_kernels(self.device):
             return render(squares.pixels(), plan, self.settings.crop_size)
-        from unshuffle.kernels.render import render as fused_render  # needs Triton
+        return self.render_by_kernel(squares, plan, dtype)
 
+    def render_by_kernel(self, squares: Squares, plan: Plan, dtype: torch.dtype) -> Tensor:
+        """Return the normalised crops of a batch, (B, P, 3, S, S); each is channels-last."""
+        from unshuffle.kernels.crops import render as fused_render  # needs Triton
+
+        assert isinstance(plan, CropPlan)
         return fused_render(squares, plan, self.settings.crop_size, dtype)
 
     def pictures(self, pixels: Tensor, side: int) -> Tensor:

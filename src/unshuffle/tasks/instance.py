@@ -11,7 +11,9 @@ from torch.nn import functional as F
 
 from unshuffle.config import Config, InstanceConfig
 from unshuffle.data.batches import Samples
+from unshuffle.data.crops import Plan
 from unshuffle.data.source import Items, Source
+from unshuffle.data.squares import Squares
 from unshuffle.data.views import VIEWS, ViewPlan, view_uniforms
 from unshuffle.models.all_gather import all_gather, rank
 from unshuffle.models.batch_norm import synchronise
@@ -64,6 +66,13 @@ class InstanceTask(Task):
         """Plan two views of each sample; without a generator, random ones that depend on the sample alone."""
         views = batch * VIEWS
         return ViewPlan(views, self.settings.views, view_uniforms(views, self.device, generator))
+
+    def render_by_kernel(self, squares: Squares, plan: Plan, dtype: torch.dtype) -> Tensor:
+        """Return the normalised views of a batch, (B, 2, 3, S, S); each is channels-last."""
+        from unshuffle.kernels.views import render as fused_render  # needs Triton
+
+        assert isinstance(plan, ViewPlan)
+        return fused_render(squares, plan, self.settings.crop_size, dtype)
 
     def build_head(self, features: int) -> nn.Module:
         """Return the projection head."""

@@ -41,7 +41,7 @@ class Display:
     crops_per_second: float = 0.0
     waiting: float = 0.0
     top1: float | None = None
-    skipped: int = 0
+    skipped_steps: int = 0
     """Steps that were skipped because their loss or gradients were not finite."""
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class Display:
         """Speed and retrieval, each short enough for a line of a narrow terminal."""
         speed = f"{self.samples_per_second:.0f} samples/s ({self.crops_per_second:.0f} crops/s)"
         monitor = [] if self.top1 is None else [f"retrieval top-1 {self.top1:.1f} %"]
-        skipped = [] if not self.skipped else [f"{counted(self.skipped, 'steps')} skipped (not finite)"]
+        skipped = [] if not self.skipped_steps else [f"{counted(self.skipped_steps, 'steps')} skipped (not finite)"]
         return [f"{speed} · waiting for data {100 * self.waiting:.0f} %", *monitor, *skipped]
 
     def _line(self) -> str:

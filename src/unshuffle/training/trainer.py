@@ -112,7 +112,7 @@ class Trainer:
         """Where `train` begins, with a validation of the network as it is, and where it ends."""
         self.keeps_samplers = False
         """Whether the samplers are those of a checkpoint at `first`: then they do not learn from that validation."""
-        self.skipped = SkippedSteps()
+        self.skipped_steps = SkippedSteps()
         self._concerned: set[str] = set()
         self._request = StopRequest()
 
@@ -160,13 +160,13 @@ class Trainer:
                 self._monitor(log, display)
                 self._validate(log, display, learns=not self.keeps_samplers)
                 display.update(self.iteration)
-            tally, display.skipped = Tally(), self.skipped.total
+            tally, display.skipped_steps = Tally(), self.skipped_steps.total
             while self.iteration < self.last:
                 try:
                     with together():
                         batch = next(upcoming)
                 except WaitingStopped:
-                    self.skipped.count(tally.skipped)
+                    self.skipped_steps.count(tally.skipped)
                     self.save(run)
                     raise self._stopped(run.folder) from None
                 self.step(batch, tally)
@@ -205,10 +205,10 @@ class Trainer:
             if monitors:
                 self._monitor(log, display)
             if saves or stopping:
-                self.skipped.count(tally.skipped)
+                self.skipped_steps.count(tally.skipped)
                 self._check_skipped(run)
                 # amid skipped steps the weights may be useless, and their checkpoint would replace a good one
-                if stopping or self.iteration == self.last or not self.skipped.in_a_row:
+                if stopping or self.iteration == self.last or not self.skipped_steps.in_a_row:
                     self.save(run, own_buffers)
 
     def _buffers(self) -> dict[str, Tensor]:
@@ -274,7 +274,7 @@ class Trainer:
             "network": self.network.state_dict(),
             "optimisers": self.optimisers.state_dict(),
             "tasks": {name: task.state_dict() for name, task in self.tasks.items()},
-            "skipped": self.skipped.state_dict(),
+            "skipped": self.skipped_steps.state_dict(),
             "random": random_state(),
             "data": self.data_digests,
         }
@@ -290,7 +290,7 @@ class Trainer:
             self.network.load_state_dict(state["buffers"][self.part.rank], strict=False)
         for name, task in self.tasks.items():
             task.load_state_dict(state["tasks"][name])
-        self.skipped.load_state_dict(state.get("skipped", {}))  # older versions have none
+        self.skipped_steps.load_state_dict(state.get("skipped", {}))  # older versions have none
         restore_random_state(state["random"])
 
     def save(self, run: Run, buffers: Sequence[dict[str, Tensor]] = ()) -> None:
@@ -329,7 +329,7 @@ class Trainer:
     def _log_training(self, run: Run, log: RunLog, display: Display, tally: Tally, waited: float) -> Tally:
         loss, accuracy = self._averages(tally.losses, tally), self._averages(tally.accuracies, tally)
         seconds = time.perf_counter() - tally.begin  # after the averages, which wait for the GPU
-        self.skipped.count(tally.skipped)
+        self.skipped_steps.count(tally.skipped)
         skipped = self._log_skipped(log, display)
         display.samples_per_second, display.crops_per_second = tally.samples / seconds, tally.crops / seconds
         display.waiting = (waited - tally.waited_before) / seconds
@@ -356,14 +356,14 @@ class Trainer:
 
     def _log_skipped(self, log: RunLog, display: Display) -> int:
         """Log the steps that were skipped since the last line, with the files of their batches; return their number."""
-        skipped, self.skipped.unlogged = self.skipped.unlogged, []
+        skipped, self.skipped_steps.unlogged = self.skipped_steps.unlogged, []
         for iteration in skipped:
             files = self.files(iteration)
             with together():
                 log.write("skipped", self.iteration, step=iteration + 1, files=files)
-        if skipped and not display.skipped:
-            say(display.console, skipped_sentence(self.skipped.total, self.iteration))
-        display.skipped = self.skipped.total
+        if skipped and not display.skipped_steps:
+            say(display.console, skipped_sentence(self.skipped_steps.total, self.iteration))
+        display.skipped_steps = self.skipped_steps.total
         return len(skipped)
 
     def files(self, iteration: int) -> dict[str, list[str]]:
@@ -374,11 +374,11 @@ class Trainer:
 
     def _check_skipped(self, run: Run) -> None:
         """Raise a UserError if too many steps were skipped; all processes have the same counts."""
-        excess = self.skipped.excess(self.config.optim.max_skipped_steps, self.iteration)
+        excess = self.skipped_steps.excess(self.config.optim.max_skipped_steps, self.iteration)
         if excess is None:
-            self.skipped.longest = self.skipped.in_a_row
+            self.skipped_steps.longest = self.skipped_steps.in_a_row
             return
-        last = self.skipped.last
+        last = self.skipped_steps.last
         files = "; ".join(f"{listed(files)} ({name})" for name, files in self.files(last).items())
         saved = checkpoint_iterations(run.checkpoints)
         checkpoint = f"the checkpoint of iteration {saved[-1]} is kept" if saved else "there is no checkpoint yet"
