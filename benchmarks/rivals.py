@@ -1,15 +1,16 @@
 """Rotation prediction and SimCLR against our arms: same backbone, same data, same GPU seconds, start included.
 
     python benchmarks/rivals.py train --images DATA [--videos DATA] [--sibling_pattern PATTERN] [--arms rotation SimCLR
-                                S+T I S+T+I S+T+I+P ... ARMS.yaml] [--seconds 120] [--seeds 3] [--shared FILE.yaml]
-                                [--out runs/rivals] [--device cuda]
+                                S+T I S+T+I S+T+I+P ... ARMS.yaml] [--seconds 120] [--seeds 3] [--jobs 1]
+                                [--shared FILE.yaml] [--out runs/rivals] [--device cuda]
     python benchmarks/rivals.py evaluate --out runs/rivals --train CLASSES --test CLASSES
                                 [--frames_train CLASSES --frames_test CLASSES] [--inside]
 
 `train` starts each run as a process of its own and counts its seconds from the start of Python to the written weights;
-the folders are packed before. Two short runs of each arm give the time of its start and of an iteration, and from them
-the iterations that fit into --seconds. Finished runs are not repeated; other --seconds need another --out. Run it alone
-on the GPU.
+the folders are packed before. A short run of each arm, alone on the GPU, gives the time of its start and of an
+iteration with its part of the validations and rollouts, and from them the iterations that fit into --seconds. The runs
+then have so many iterations; with --jobs, several train at a time, and the seconds that they really take say nothing.
+Finished runs are not repeated; other --seconds need another --out. Run it alone on the GPU.
 
 All arms begin with the preset `small` with the changes in --shared. `rotation` is our task R alone. `SimCLR` has the
 loss and the projection head of the package `lightly`, and the parameters of its augmentations, which our batched code
@@ -20,8 +21,9 @@ are the settings of our first measurement; `SimCLR, temperature 0.5` has the def
 
 `evaluate` measures the runs that are finished: top-1 retrieval and a linear probe on pool5 of --train and --test, top-1
 retrieval of frames on --frames_train and --frames_test. With --inside it opens the training sides only, and measures
-leave-one-out retrieval in them, without neighbours that match --sibling_pattern; recipes are chosen by that. Results go
-to results/rivals_DEVICE.csv (results/rivals_inside_DEVICE.csv), or into the folder --results.
+leave-one-out retrieval in them, without neighbours that match --sibling_pattern, and a cross-validated linear probe of
+images; recipes are chosen by that. Results go to results/rivals_DEVICE.csv (results/rivals_inside_DEVICE.csv), or into
+the folder --results.
 """
 
 import argparse
@@ -32,20 +34,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import torch
+from comparison import TIMED, TIMED_INTERVAL, time_of
 from rich.console import Console
 from table import RESULTS, write_table
 from torch import Tensor, nn
 
 from unshuffle.ablation.arms import build_evaluation, find_arms, plain
-from unshuffle.accelerator import choose_device
+from unshuffle.accelerator import choose_device, wait_for
 from unshuffle.config import Config, check, small
 from unshuffle.data.dataset import Square, open_dataset
 from unshuffle.evaluation.features import extract_features, find_backbone, merge_chunks, pool5
+from unshuffle.evaluation.probes import C_GRID, logistic_regression, standardised
 from unshuffle.evaluation.retrieval import top_k_accuracy
 from unshuffle.models.weights import save_backbone
 from unshuffle.options import merge, read_yaml, to_dict
@@ -63,8 +68,10 @@ Values = dict[str, Any]
 SIMCLR = "SimCLR"
 ARMS = ("rotation", SIMCLR, f"{SIMCLR}, temperature 0.5", "S+T", "I", "S+T+I", "S+T+I+P")
 NEVER = 1_000_000_000
+TIMES = "times.json"
 WARMUP = 500
 FRAMES = 10  # of each video
+FOLDS = 4  # of the cross-validated probe
 
 
 def main() -> None:
@@ -79,7 +86,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", default=list(ARMS))
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--trials", type=int, nargs=2, default=(100, 1000), help="iterations of the two short runs")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, once all arms are timed")
     parser.add_argument("--inside", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("runs/rivals"))
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -176,9 +183,8 @@ class LightlySimCLR(InstanceTask):
         return Outcome(loss, torch.zeros_like(loss))
 
 
-def train_simclr(config: Config) -> None:
-    """Train SimCLR with lightly's parts and our data, and write its backbone."""
-    assert config.out is not None
+def simclr_trainer(config: Config) -> Trainer:
+    """Return a trainer of SimCLR with lightly's parts and our data."""
     device = choose_device(config.device)
     seed_everything(config.seed)
     task = LightlySimCLR(config, device)
@@ -186,73 +192,112 @@ def train_simclr(config: Config) -> None:
     # the loss of lightly reads from the GPU, which a CUDA graph cannot record
     weights = {task.name: config.instance.loss_weight}
     trainer.__dict__["learn"] = Step(trainer.network.train(), weights, trainer.optimisers, trainer.precision)
+    return trainer
+
+
+def train_simclr(config: Config) -> None:
+    """Train SimCLR, and write its backbone."""
+    assert config.out is not None
+    trainer = simclr_trainer(config)
     trainer.train_iterations(config.optim.iterations)
     config.out.mkdir(parents=True)
-    crop_sizes = {task.name: config.instance.crop_size}
+    crop_sizes = {"instance": config.instance.crop_size}
     save_backbone(trainer.network.backbone, config.out / WEIGHTS_NAME, crop_sizes=crop_sizes, permutations={})
+
+
+def time_of_simclr(config: Config) -> dict[str, float]:
+    """Return the milliseconds of an iteration of SimCLR, which has no validations."""
+    begin, end = TIMED
+    trainer = simclr_trainer(config)
+    trainer.train_iterations(begin)
+    wait_for(trainer.device)
+    started = time.perf_counter()
+    trainer.train_iterations(end - begin)
+    wait_for(trainer.device)
+    milliseconds = 1e3 * (time.perf_counter() - started) / (end - begin)
+    return {"step": milliseconds, "milliseconds": milliseconds}
 
 
 # ---- training
 
 
 def run_one(file: Path) -> None:
-    """Train the run that a file describes."""
+    """Train the run that a file describes, or time its arm."""
     job = json.loads(file.read_text())
     config = merge(small(), job["config"])
     check(config)
-    if job["arm"].startswith(SIMCLR):
+    is_simclr = job["arm"].startswith(SIMCLR)
+    if job["timed"]:
+        assert config.out is not None
+        figures = time_of_simclr(config) if is_simclr else time_of(config, config.out)
+        file.with_name(TIMES).write_text(json.dumps(figures))
+    elif is_simclr:
         train_simclr(config)
     else:
         run_pretraining(config, console=Console(quiet=True))
 
 
-def timed(arm: str, config: Config) -> float:
-    """Train in a process of its own; return its seconds from the start of Python to the end."""
+def in_own_process(arm: str, config: Config, *, timed: bool = False) -> float:
+    """Train in a process of its own, or time an arm; return its seconds from the start of Python to the end."""
     assert config.out is not None
     config.out.parent.mkdir(parents=True, exist_ok=True)
     file = config.out.with_suffix(".json")
-    file.write_text(json.dumps({"arm": arm, "config": plain(to_dict(config))}))
+    file.write_text(json.dumps({"arm": arm, "config": plain(to_dict(config)), "timed": timed}))
     begin = time.perf_counter()
     subprocess.run([sys.executable, __file__, "job", str(file)], check=True)
     return time.perf_counter() - begin
 
 
-def calibrate(arm: str, config: Config, folder: Path, trials: Sequence[int]) -> dict[str, float]:
-    """Return the seconds of an arm's start and of an iteration, from two short runs."""
+def calibrate(arm: str, config: Config, folder: Path) -> dict[str, float]:
+    """Return the seconds of an arm's start and of an iteration, from a short run."""
     file = folder / "calibration.json"
     if not file.is_file():
-        fewer, more = sorted(trials)
-        seconds = [
-            timed(arm, merge(config, {"out": str(folder / f"trial-{count}"), "optim": schedule(count)}))
-            for count in (fewer, more)
-        ]
-        iteration = (seconds[1] - seconds[0]) / (more - fewer)
-        if iteration <= 0:
-            sys.exit(f"the short runs of {arm} are too short to be timed: raise --trials")
-        file.write_text(json.dumps({"start": seconds[0] - fewer * iteration, "iteration": iteration}))
+        out, (_, iterations) = folder / "timed", TIMED
+        seconds = in_own_process(arm, merge(config, {"out": str(out), "optim": schedule(iterations)}), timed=True)
+        times = json.loads((folder / TIMES).read_text())
+        validations = times.get("validation_and_rollouts", 0.0) * (iterations // TIMED_INTERVAL)
+        start = seconds - (times["step"] * iterations + validations) / 1e3
+        file.write_text(json.dumps({"start": start, "iteration": times["milliseconds"] / 1e3}))
     figures: dict[str, float] = json.loads(file.read_text())
     return figures
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train all arms and seeds."""
+    """Time all arms, then train all arms and seeds."""
     shared = shared_config(args)
+    jobs = []
     for arm, changes in arms(args).items():
         config, folder = merge(shared, changes), args.out / arm
         check(config)
         prepare(config)  # packs folders, once
-        times = calibrate(arm, config, folder, args.trials)
+        times = calibrate(arm, config, folder)
         iterations = max(2, int((args.seconds - times["start"]) / times["iteration"]))
+        print(
+            f"{arm}: start {times['start']:.1f} s, {1e3 * times['iteration']:.2f} ms, {iterations} iterations",
+            flush=True,
+        )
         for seed in range(args.seeds):
             out = folder / f"seed-{seed}"
-            if result_file(out).is_file():
-                continue
-            options = {"out": str(out), "seed": seed, "optim": schedule(iterations)}
-            seconds = timed(arm, merge(config, options))
-            samples = {task: config.batch_size(task) for task in config.task_names}
-            figures = {"arm": arm, "seed": seed, "allowed": args.seconds, "seconds": seconds, "iterations": iterations}
-            result_file(out).write_text(json.dumps({**figures, "samples": samples, "start": times["start"]}))
-            print(f"{arm}, seed {seed}: {iterations} iterations in {seconds:.1f} s", flush=True)
+            if not result_file(out).is_file():
+                options = {"out": str(out), "seed": seed, "optim": schedule(iterations)}
+                jobs.append((arm, merge(config, options), times))
+    jobs.sort(key=lambda job: job[1].seed)  # the first seed of all arms first
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for done in [pool.submit(train_one, arm, config, times, args) for arm, config, times in jobs]:
+            done.result()
+
+
+def train_one(arm: str, config: Config, times: Mapping[str, float], args: argparse.Namespace) -> None:
+    """Train one run, and write what it took."""
+    assert config.out is not None
+    seconds, iterations = in_own_process(arm, config), config.optim.iterations
+    computed = times["start"] + iterations * times["iteration"]
+    figures = {"arm": arm, "seed": config.seed, "allowed": args.seconds, "seconds": computed, "iterations": iterations}
+    samples = {task: config.batch_size(task) for task in config.task_names}
+    result_file(config.out).write_text(
+        json.dumps({**figures, "samples": samples, "start": times["start"], "elapsed": seconds, "jobs": args.jobs})
+    )
+    print(f"{arm}, seed {config.seed}: {iterations} iterations in {seconds:.1f} s", flush=True)
 
 
 def result_file(out: Path) -> Path:
@@ -284,9 +329,9 @@ def evaluate(args: argparse.Namespace) -> None:
 
 
 def row(run: Values) -> Values:
-    """Return the columns about the training of a run."""
+    """Return the columns about the training of a run; its seconds are computed from those of its arm alone."""
     samples = " + ".join(f"{count} {task}" for task, count in run["samples"].items())
-    times = {name: round(run[name], 1) for name in ("allowed", "seconds", "start")}
+    times = {name: round(run[name], 1) for name in ("allowed", "seconds", "start", "elapsed", "jobs")}
     return {"arm": run["arm"], "seed": run["seed"], "samples": samples, "iterations": run["iterations"], **times}
 
 
@@ -312,21 +357,22 @@ def on_test_sides(weights: str, args: argparse.Namespace) -> dict[str, float]:
 
 
 def inside(weights: str, args: argparse.Namespace) -> dict[str, float]:
-    """Return leave-one-out retrieval in the training sides."""
-    given = {"images_top1": args.train, "frames_top1": args.frames_train}
+    """Return leave-one-out retrieval in the training sides, and a cross-validated linear probe of images."""
     device = choose_device(args.device)
-    return {
-        name: leave_one_out(weights, address, args.sibling_pattern, device)
-        for name, address in given.items()
-        if address is not None
-    }
+    figures = {}
+    if args.train is not None:
+        features, labels, families = labelled_features(weights, args.train, "", device)
+        figures["images_top1"] = nearest_other(features, labels, families)
+        figures["images_linear"] = cross_validated(features, labels.to(device))
+    if args.frames_train is not None:
+        figures["frames_top1"] = nearest_other(
+            *labelled_features(weights, args.frames_train, args.sibling_pattern, device)
+        )
+    return figures
 
 
-def leave_one_out(weights: str, address: str, pattern: str, device: torch.device) -> float:
-    """Return the percentage of images or frames whose nearest other one has their class.
-
-    Neighbours of the same file do not count, nor those of files with the same match of the pattern.
-    """
+def labelled_features(weights: str, address: str, pattern: str, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return pool5 of images or frames, their classes, and a number that files with the same match share."""
     backbone = find_backbone(weights).to(device)
     size = backbone.eval_size
     dataset = open_dataset(address, square=Square(size), frames=FRAMES)
@@ -336,7 +382,22 @@ def leave_one_out(weights: str, address: str, pattern: str, device: torch.device
     names = [_family(str(path), pattern) for path in dataset.paths()]
     numbers = {name: number for number, name in enumerate(sorted(set(names)))}
     families = torch.tensor([numbers[name] for name in names])[features.items]
-    return nearest_other(features.values.to(device), labels, families)
+    return features.values.to(device), labels, families
+
+
+def cross_validated(features: Tensor, labels: Tensor) -> float:
+    """Return the accuracy in percent of logistic regression on the folds that it was not fitted to, with the best C."""
+    order = torch.argsort(labels, stable=True)
+    fold = torch.empty_like(labels)
+    fold[order] = torch.arange(len(labels), device=labels.device) % FOLDS  # equally many of each class
+    hits = dict.fromkeys(C_GRID, 0)
+    for number in range(FOLDS):
+        kept, held_out = fold != number, fold == number
+        training, testing = standardised(features[kept], features[held_out])
+        for c in C_GRID:
+            weight, bias = logistic_regression(training, labels[kept], int(labels.max()) + 1, c=c, tolerance=1e-4)
+            hits[c] += int(((testing @ weight.T + bias).argmax(dim=1) == labels[held_out]).sum())
+    return 100 * max(hits.values()) / len(labels)
 
 
 def _family(name: str, pattern: str) -> str:

@@ -15,18 +15,20 @@ from torch.nn import functional as F
 
 from unshuffle.kernels.norm_pool import new_map, norm_relu_pool
 
-UNROLLED = 80  # channels of unrolled images; faster than the 72 that are needed
+KERNEL = 12  # side of conv1's kernel, padded by one to a multiple of its stride
+UNROLLED = {2: 80, 4: 144}  # channels of unrolled images for each stride of conv1; 80 are faster than the 72 needed
 
 
-def fused_pool5(blocks: Sequence[nn.Sequential], images: Tensor) -> Tensor:
+def fused_pool5(blocks: Sequence[nn.Sequential], images: Tensor, stride: int = 2) -> Tensor:
     """Return the pool5 map of (N, 3, S, S) images in training mode, in their dtype.
 
-    The blocks are CaffeNet's `conv1` to `conv5`, each a convolution, a batch normalisation and a ReLU.
+    The blocks are CaffeNet's `conv1` to `conv5`, each a convolution, a batch normalisation and a ReLU; `stride` is that
+    of conv1.
     """
     conv1, conv2, conv3, conv4, conv5 = blocks
     with torch.no_grad():
-        unrolled = unroll(images)
-    weight = unrolled_weight(_conv(conv1).weight).to(images.dtype, memory_format=torch.channels_last)
+        unrolled = unroll(images, stride)
+    weight = unrolled_weight(_conv(conv1).weight, stride).to(images.dtype, memory_format=torch.channels_last)
     maps = _normalised(conv1, [F.conv2d(unrolled, weight)], pool=True, parts=2)
     maps = _normalised(conv2, _convolved(conv2, maps), pool=True)
     maps = _normalised(conv3, _convolved(conv3, maps), parts=2)
@@ -51,38 +53,45 @@ def _normalised(block: nn.Sequential, maps: Sequence[Tensor], *, pool: bool = Fa
     return list(norm_relu_pool(maps, cast(nn.BatchNorm2d, block[1]), bias, pool=pool, parts=parts))
 
 
-def unroll(images: Tensor) -> Tensor:
-    """Return (N, 3, S, S) images as (N, 80, S / 2, S') maps, on which conv1 is a 6 x 1 convolution with stride 1.
+def unroll(images: Tensor, stride: int = 2) -> Tensor:
+    """Return (N, 3, S, S) images as maps on which conv1 with this stride is a convolution with stride 1.
 
-    An 11 x 11 convolution with stride 2 on 3 channels uses the tensor cores poorly. Here two rows of an image become
-    one, and the 2 x 12 pixels of 3 values that lie under a row of the kernel become the channels, padded to 80.
+    An 11 x 11 convolution on 3 channels uses the tensor cores poorly. Here as many rows of an image as the stride
+    become one, and the pixels in them that lie under a row of the kernel become the channels: 2 x 12 pixels of 3 values
+    and a kernel of 6 x 1 with stride 2, 4 x 12 pixels and 3 x 1 with stride 4.
     """
-    count, side = len(images), images.shape[-1]
-    half, width = (side + 1) // 2, (side - 11) // 2 + 1
+    count, side, channels = len(images), images.shape[-1], UNROLLED[stride]
+    width = (side - 11) // stride + 1
+    height = width + KERNEL // stride - 1
     images = images.contiguous(memory_format=torch.channels_last)
-    maps = new_map(images, UNROLLED, (half, width))
-    unroll_kernel[count * half,](
-        images, maps, S=side, SIDE=half, OW=width, K=UNROLLED, B=triton.next_power_of_2(width * UNROLLED)
-    )
+    maps = new_map(images, channels, (height, width))
+    unroll_kernel[count * height,](
+        images, maps, S=side, SIDE=height, OW=width, STRIDE=stride, ROW=3 * KERNEL, K=channels,
+        B=triton.next_power_of_2(width * channels),
+    )  # fmt: skip
     return maps
 
 
-def unrolled_weight(weight: Tensor) -> Tensor:
-    """Return conv1's (O, 3, 11, 11) weight for unrolled images, (O, 80, 6, 1); differentiable."""
-    padded = F.pad(weight, (0, 1, 0, 1)).unflatten(2, (6, 2))  # outputs, channel, row, lower, column
-    rows = padded.permute(0, 3, 4, 1, 2).flatten(1, 3)  # outputs, (lower, column, channel), row
-    return F.pad(rows, (0, 0, 0, UNROLLED - rows.shape[1]))[..., None]
+def unrolled_weight(weight: Tensor, stride: int = 2) -> Tensor:
+    """Return conv1's (O, 3, 11, 11) weight for unrolled images, (O, channels, 12 / stride, 1); differentiable."""
+    padded = F.pad(weight, (0, 1, 0, 1)).unflatten(2, (KERNEL // stride, stride))
+    # from outputs, channel, row, row within the stride, column
+    rows = padded.permute(0, 3, 4, 1, 2).flatten(1, 3)
+    return F.pad(rows, (0, 0, 0, UNROLLED[stride] - rows.shape[1]))[..., None]
 
 
 @triton.jit
-def unroll_kernel(x, y, S: tl.constexpr, SIDE: tl.constexpr, OW: tl.constexpr, K: tl.constexpr, B: tl.constexpr):
-    """Write one row of unrolled maps from two rows of an image: see `unroll`."""
+def unroll_kernel(
+    x, y, S: tl.constexpr, SIDE: tl.constexpr, OW: tl.constexpr, STRIDE: tl.constexpr, ROW: tl.constexpr,
+    K: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Write one row of unrolled maps from as many rows of an image as the stride: see `unroll`."""
     row = tl.program_id(0).to(tl.int64)
-    top = (row % SIDE) * 2
+    top = (row % SIDE) * STRIDE
     x += (row // SIDE * S + top) * (S * 3)
     index = tl.arange(0, B)
     channel = index % K
-    lower = (channel >= 36).to(tl.int32)
-    offset = index // K * 6 + channel - 36 * lower
-    valid = (channel < 72) & (offset < S * 3) & (top + lower < S) & (index < OW * K)
+    lower = channel // ROW
+    offset = index // K * (3 * STRIDE) + channel - ROW * lower
+    valid = (channel < STRIDE * ROW) & (offset < S * 3) & (top + lower < S) & (index < OW * K)
     tl.store(y + row * (OW * K) + index, tl.load(x + lower * (S * 3) + offset, valid, 0.0), index < OW * K)
