@@ -230,19 +230,23 @@ def grayscale(images: Tensor) -> Tensor:
 
 
 def gaussian_blur(images: Tensor, sigma: Tensor) -> Tensor:
-    """Blur (N, 3, S, S) images with (N,) standard deviations in pixels, by a kernel of a tenth of S; 0: no blur.
+    """Blur (N, 3, S, S) images with (N,) standard deviations in pixels, by a kernel of a tenth of S; 0: no blur."""
+    matrices = blur_matrices(images.shape[-1], sigma)[:, None]
+    blurred: Tensor = matrices @ images @ matrices.transpose(2, 3)
+    return blurred
 
-    A blur is linear and separable: a matrix product for the rows and one for the columns.
+
+def blur_matrices(size: int, sigma: Tensor) -> Tensor:
+    """Return (N, S, S) matrices: from the left they blur the columns of an image; transposed, from the right, its rows.
+
+    A blur is linear and separable, so two matrix products are enough.
     """
-    size = images.shape[-1]
     kernel_size = blur_kernel_size(size)
-    offset = torch.arange(kernel_size, device=images.device) - kernel_size // 2
+    offset = torch.arange(kernel_size, device=sigma.device) - kernel_size // 2
     # with a tiny standard deviation all other weights are zero exactly
     kernels = torch.exp(-0.5 * (offset / sigma.clamp(min=1e-3)[:, None]).square())
     kernels = kernels / kernels.sum(dim=1, keepdim=True)
-    matrices = (kernels @ _taps(size, images.device)).view(-1, 1, size, size)
-    blurred: Tensor = matrices @ images @ matrices.transpose(2, 3)
-    return blurred
+    return (kernels @ _taps(size, sigma.device)).view(-1, size, size)
 
 
 def blur_kernel_size(size: int) -> int:

@@ -1,7 +1,7 @@
 """Rendering of augmented views, as `data.views` and `data.crops.normalise` do it, in fewer passes over the pixels.
 
-One kernel crops, resizes, flips and changes the colours; the blur, which needs other pixels, and the normalisation
-follow as tensor code.
+One kernel crops, resizes, flips and changes the colours; the blur, two matrix products, and the normalisation follow as
+tensor code. In between, the axes of a view are row, channel, column, so that both products read it as it lies in memory.
 """
 
 import torch
@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from unshuffle.data.crops import normalise
+from unshuffle.data.crops import MIN_STD
 from unshuffle.data.squares import Squares
-from unshuffle.data.views import ViewPlan, gaussian_blur
+from unshuffle.data.views import ViewPlan, blur_matrices
 
 WARPS = 8
 BLOCK = 1024  # pixels of a view in registers at a time
@@ -26,14 +26,24 @@ def render(squares: Squares, plan: ViewPlan, crop_size: int, dtype: torch.dtype 
     changes = plan.changes(squares.side)
     flags = torch.stack([changes.flip, changes.grayscale], dim=1).float()
     table = torch.cat([changes.boxes.T, flags[:, :1], changes.factors, changes.order.float(), flags[:, 1:]], dim=1)
-    shape, device = (plan.count, 3, crop_size, crop_size), squares.data.device
-    views = torch.empty(shape, dtype=torch.float32, device=device)
+    # fp16 has more digits than bf16 for numbers between 0 and 1
+    precise = torch.float16 if dtype == torch.bfloat16 else dtype
+    views = torch.empty(plan.count, crop_size, 3, crop_size, dtype=precise, device=squares.data.device)
     views_kernel[plan.count,](
         squares.data, squares.offsets, table.contiguous(), views, squares.offsets.shape[1], S=crop_size,
         VIEWS_OF_SQUARE=plan.count // squares.offsets.shape[1], COLUMNS=COLUMNS, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
-    finished = normalise(gaussian_blur(views, changes.sigma)).to(dtype, memory_format=torch.channels_last)
-    return finished.view(-1, plan.parts, 3, crop_size, crop_size)
+    matrices = blur_matrices(crop_size, changes.sigma).to(precise)
+    blurred = torch.bmm(torch.bmm(matrices, views.flatten(2)).view(len(views), -1, crop_size), matrices.mT)
+    return _normalised(blurred.view_as(views), dtype).view(-1, plan.parts, 3, crop_size, crop_size)
+
+
+def _normalised(views: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return (N, S, 3, S) views as `data.crops.normalise` does, as (N, 3, S, S), channels-last."""
+    std, mean = torch.std_mean(views, dim=(1, 3), keepdim=True, correction=0)
+    finished = torch.empty_like(views.permute(0, 2, 1, 3), dtype=dtype, memory_format=torch.channels_last)
+    torch.div(views - mean, std.clamp(min=MIN_STD), out=finished.permute(0, 2, 1, 3))
+    return finished
 
 
 @triton.jit
@@ -54,23 +64,25 @@ def views_kernel(
         pixel = begin + tl.arange(0, BLOCK)
         mask = pixel < S * S
         red, green, blue = _resized(data, offsets, changes, squares, view // VIEWS_OF_SQUARE, pixel, mask, S)
-        tl.store(target + pixel, red, mask)
-        tl.store(target + S * S + pixel, green, mask)
-        tl.store(target + 2 * S * S + pixel, blue, mask)
+        place = target + pixel // S * (3 * S) + pixel % S
+        tl.store(place, red, mask)
+        tl.store(place + S, green, mask)
+        tl.store(place + 2 * S, blue, mask)
         red, green, blue = _jittered(red, green, blue, changes, 0.0, True)
         total += tl.sum(tl.where(mask, RED * red + GREEN * green + BLUE * blue, 0.0), 0)
     tl.debug_barrier()  # what other threads have stored is loaded again
     for begin in range(0, S * S, BLOCK):
         pixel = begin + tl.arange(0, BLOCK)
         mask = pixel < S * S
-        red = tl.load(target + pixel, mask, 0.0)
-        green = tl.load(target + S * S + pixel, mask, 0.0)
-        blue = tl.load(target + 2 * S * S + pixel, mask, 0.0)
+        place = target + pixel // S * (3 * S) + pixel % S
+        red = tl.load(place, mask, 0.0).to(tl.float32)
+        green = tl.load(place + S, mask, 0.0).to(tl.float32)
+        blue = tl.load(place + 2 * S, mask, 0.0).to(tl.float32)
         red, green, blue = _jittered(red, green, blue, changes, total / (S * S), False)
         grey, is_grey = RED * red + GREEN * green + BLUE * blue, tl.load(changes + 13) > 0.5
-        tl.store(target + pixel, tl.where(is_grey, grey, red), mask)
-        tl.store(target + S * S + pixel, tl.where(is_grey, grey, green), mask)
-        tl.store(target + 2 * S * S + pixel, tl.where(is_grey, grey, blue), mask)
+        tl.store(place, tl.where(is_grey, grey, red), mask)
+        tl.store(place + S, tl.where(is_grey, grey, green), mask)
+        tl.store(place + 2 * S, tl.where(is_grey, grey, blue), mask)
 
 
 @triton.jit
