@@ -1,7 +1,7 @@
 """Rendering of augmented views, as `data.views` and `data.crops.normalise` do it, in fewer passes over the pixels.
 
 One kernel crops, resizes, flips and changes the colours; the blur, two matrix products, and the normalisation follow as
-tensor code. In between, the axes of a view are row, channel, column, so that both products read it as it lies in memory.
+tensor code. In between, the axes of a view are row, channel, column, so that both products read it without a copy.
 """
 
 import torch
@@ -40,7 +40,7 @@ def render(squares: Squares, plan: ViewPlan, crop_size: int, dtype: torch.dtype 
 
 def _normalised(views: Tensor, dtype: torch.dtype) -> Tensor:
     """Return (N, S, 3, S) views as `data.crops.normalise` does, as (N, 3, S, S), channels-last."""
-    std, mean = torch.std_mean(views, dim=(1, 3), keepdim=True, correction=0)
+    std, mean = torch.std_mean(views.float(), dim=(1, 3), keepdim=True, correction=0)
     finished = torch.empty_like(views.permute(0, 2, 1, 3), dtype=dtype, memory_format=torch.channels_last)
     torch.div(views - mean, std.clamp(min=MIN_STD), out=finished.permute(0, 2, 1, 3))
     return finished

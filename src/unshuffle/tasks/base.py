@@ -4,7 +4,7 @@ The training loop iterates over tasks and names none. `tasks/rotation.py` is a c
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
@@ -94,7 +94,12 @@ class Network(nn.Module):
     def __init__(self, backbone: Backbone, tasks: "Mapping[str, Task]") -> None:
         super().__init__()
         self.backbone, self.tasks = backbone, dict(tasks)
+        self._training_pass: Callable[[Tensor], Tensor] = backbone.training_pass
         self.heads = nn.ModuleDict({name: task.build_head(task.features(backbone)) for name, task in tasks.items()})
+
+    def compile_backbone(self) -> None:
+        """Compile the backbone's pass in training; each size of crops is compiled when it is first seen."""
+        self._training_pass = torch.compile(self.backbone.training_pass, dynamic=False)
 
     def features(self, crops: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the backbone's features (B, P, F) of (B, P, 3, S, S) crops; crops of one size share a pass."""
@@ -105,7 +110,7 @@ class Network(nn.Module):
         for names in by_size.values():
             shapes = [crops[name].shape[:2] for name in names]
             images = torch.cat([crops[name].flatten(0, 1) for name in names])
-            maps = self.backbone.training_pass(images) if self.training else self.backbone(images)
+            maps = self._training_pass(images) if self.training else self.backbone(images)
             rows = maps.flatten(1).split([batch * parts for batch, parts in shapes])
             features |= {name: row.unflatten(0, shape) for name, row, shape in zip(names, rows, shapes, strict=True)}
         return {name: features[name] for name in crops}

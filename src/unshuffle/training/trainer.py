@@ -94,6 +94,9 @@ class Trainer:
         self.precision = choose_precision(config.optim.precision, device)
         if self.precision == "bf16" and has_kernels(device):
             prefer_speed()
+            self.network.to(memory_format=torch.channels_last)  # the layout in which crops come
+            if config.model.compile:
+                self.network.compile_backbone()
         self.optimisers = Optimisers(self.network, config)
         self.part = RankSlice(distributed.rank(), distributed.size())
         self.streams = self._build_streams(data)
