@@ -84,8 +84,8 @@ def plain_ms(name: str, compiled: bool, args: argparse.Namespace) -> float:
     device = torch.device(args.device)
     prefer_speed()
     network, features = plain_network(name, args.size)
-    model = nn.Sequential(network, projection_head(features, HIDDEN, OUTPUT))
-    model = model.to(device, memory_format=torch.channels_last).train()
+    model = nn.Sequential(network, projection_head(features, HIDDEN, OUTPUT)).to(device).train()
+    model.to(memory_format=torch.channels_last)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05, fused=device.type == "cuda")
     step = torch.compile(model) if compiled else model
     shape = (POOL, 2 * args.batch, 3, args.size, args.size)
@@ -106,7 +106,8 @@ def plain_ms(name: str, compiled: bool, args: argparse.Namespace) -> float:
     for number in range(args.iterations):
         learn(pool[number % POOL])
     wait_for(device)
-    return 1e3 * (time.perf_counter() - begin) / args.iterations
+    seconds = time.perf_counter() - begin
+    return 1e3 * seconds / int(args.iterations)
 
 
 def plain_network(name: str, size: int) -> tuple[nn.Module, int]:

@@ -20,6 +20,13 @@ class Geometry(NamedTuple):
     """Pixel coordinate of the centre of the first cell's receptive field."""
 
 
+class _Tracer(fx.Tracer):
+    """A tracer that takes every convolution as one layer, those of our own classes too."""
+
+    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+        return isinstance(module, nn.Conv2d) or super().is_leaf_module(module, name)
+
+
 def chain_of(backbone: Backbone) -> nn.Sequential:
     """Return copies of a backbone's layers one after another; only backbones without branches have this form."""
     error = UserError(
@@ -27,15 +34,14 @@ def chain_of(backbone: Backbone) -> nn.Sequential:
         "changed: use detection and segmentation with backbones such as caffenet, alexnet and tiny"
     )
     try:
-        traced = fx.symbolic_trace(backbone)
+        nodes = list(_Tracer().trace(backbone).nodes)
     except Exception:  # tracing runs the backbone's own code, which may raise anything
         raise error from None
-    nodes = list(traced.graph.nodes)
     are_linked = all(node.args == (previous,) and not node.kwargs for previous, node in pairwise(nodes))
     calls = nodes[1:-1]  # without input and output
     if not are_linked or any(node.op != "call_module" for node in calls):
         raise error
-    layers = [copy.deepcopy(traced.get_submodule(str(node.target))) for node in calls]
+    layers = [copy.deepcopy(backbone.get_submodule(str(node.target))) for node in calls]
     return nn.Sequential(*(layer for layer in layers if not isinstance(layer, nn.Identity)))
 
 
