@@ -27,6 +27,26 @@ def listed(names: Sequence[str], limit: int = 4) -> str:
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
+def duration(seconds: float) -> str:
+    """Return a time in the units that a reader wants: `0.8 s`, `45 s`, `3 min 20 s`, `5 h 12 min`, `22 days 18 h`."""
+    if 0.05 <= seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return _two_units(whole, 60, "min", "s")
+    minutes = round(seconds / 60)
+    if minutes < 2 * 24 * 60:
+        return _two_units(minutes, 60, "h", "min")
+    return _two_units(round(seconds / 3600), 24, "days", "h")
+
+
+def _two_units(amount: int, factor: int, large: str, small: str) -> str:
+    whole, rest = divmod(amount, factor)
+    return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
+
+
 def skipped_sentence(skipped: int, steps: int) -> str:
     """Return how many of so many training steps were skipped, and why."""
     verb = "was" if skipped == 1 else "were"
