@@ -22,6 +22,7 @@ from unshuffle.tasks import TASKS
 from unshuffle.tasks.prepare import MAX_HELD_OUT, prepare
 from unshuffle.training.step import Step, are_finite
 from unshuffle.training.trainer import Tally, Trainer, build_trainer, fit_crop_sizes
+from unshuffle.wording import duration
 
 WORLD = {"images": 400, "clips": 240, "clip_frames": 12}
 """Size of the synthetic world that stands in when no data is given: enough to hold out X_val."""
@@ -253,7 +254,7 @@ def _rows(figures: dict[str, Any], trainer: Trainer) -> list[tuple[str, str]]:
         *((f"validation, {task}", _ms(value)) for task, value in figures["validation_ms"].items()),
         ("validations, fraction of the run", _percent(figures["validation_fraction"])),
         ("GPU memory", "no GPU" if memory is None else f"{memory:.1f} GB"),
-        (f"all {iterations:,} iterations of a run", f"{figures['hours_for_all_iterations']:.2f} h"),
+        (f"all {iterations:,} iterations of a run", duration(3600 * figures["hours_for_all_iterations"])),
     ]
 
 

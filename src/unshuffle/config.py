@@ -826,7 +826,9 @@ def with_epochs(config: Config, samples: Mapping[str, int], *, scale: bool = Tru
 
 def with_absolute_paths(config: Config) -> Config:
     """Return the config with absolute paths, so that it means the same in every working directory."""
-    data = {name: _absolute(value) for name, value in vars(config.data).items() if name.endswith(("_images", "_videos"))}
+    data = {
+        name: _absolute(value) for name, value in vars(config.data).items() if name.endswith(("_images", "_videos"))
+    }
     top = {name: _absolute(getattr(config, name)) for name in ("images", "videos", "out")}
     if str(config.init) != "pretrained":
         top["init"] = _absolute(config.init)

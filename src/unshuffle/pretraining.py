@@ -6,20 +6,35 @@ import os
 import platform
 import shlex
 import shutil
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 
 import unshuffle
 from unshuffle.accelerator import choose_device, local_rank
-from unshuffle.config import Config, check, preset_config, with_absolute_paths, with_epochs, with_options
+from unshuffle.config import (
+    CPU_PRESET,
+    GPU_PRESETS,
+    Config,
+    OrderingConfig,
+    addresses,
+    check,
+    preset_config,
+    with_absolute_paths,
+    with_epochs,
+    with_options,
+)
 from unshuffle.console import ResilientConsole, say
+from unshuffle.data.dataset import address_exists
 from unshuffle.data.held_out import load_held_out, save_held_out
+from unshuffle.data.squares import WHOLE
 from unshuffle.errors import UserError
 from unshuffle.evaluation.retrieval import RetrievalMonitor, build_monitor
 from unshuffle.files import check_folder, csv_cell, locked, locked_folder
@@ -43,14 +58,16 @@ from unshuffle.runs.folders import find_runs
 from unshuffle.runs.history import stored_permutations
 from unshuffle.runs.run import Run
 from unshuffle.tasks import build_tasks
+from unshuffle.tasks.base import Inputs, Network
 from unshuffle.tasks.prepare import Data, prepare
 from unshuffle.training import distributed
 from unshuffle.training.display import Display
 from unshuffle.training.distributed import is_main, together
 from unshuffle.training.log import NoLog, RunLog
-from unshuffle.training.optim import lr_factor
+from unshuffle.training.optim import Optimisers, lr_factor
+from unshuffle.training.step import Step
 from unshuffle.training.trainer import Trainer, build_trainer, fit_crop_sizes, initial_backbone
-from unshuffle.wording import counted, skipped_sentence
+from unshuffle.wording import counted, duration, skipped_sentence
 
 CHANGEABLE_ON_RESUME = (
     "device",
@@ -144,8 +161,10 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
     with together():
         if resumed is not None and list_checkpoints(resumed.checkpoints):
             config = replace(config, init=None)  # the checkpoint holds the weights
-        choose_device(config.device)
+        device = choose_device(config.device)
         try_backbone(config)
+        if is_main() and device.type == "cpu":
+            _warn_of_cpu(config, console)
     data = _prepare(config)
     samples = {name: len(task_samples) for name, task_samples in data.training.items()}
     config, epochs = with_epochs(config, samples, scale=resumed is None)
@@ -183,6 +202,52 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
     return run
 
 
+def _warn_of_cpu(config: Config, console: Console) -> None:
+    """Print how long the training would take without a GPU, if it is made for one, and what to choose instead."""
+    backbone, small = config.model.backbone, preset_config(CPU_PRESET).model.backbone
+    if config.preset not in GPU_PRESETS and backbone == small:
+        return
+    choice = f"--preset {config.preset}" if config.preset in GPU_PRESETS else f"the backbone {backbone}"
+    seconds, optim = estimate_step(config), config.optim
+    time_left = (
+        f"each iteration takes about {duration(seconds)}"
+        if optim.epochs is not None
+        else f"{counted(optim.iterations, 'iterations')} take about {duration(seconds * optim.iterations)}"
+    )
+    advice = f"--preset {CPU_PRESET}" if config.preset in GPU_PRESETS else f"--backbone {small}"
+    say(console, f"warning: {choice} is made for a GPU; on this CPU {time_left}. Use {advice} instead")
+
+
+def estimate_step(config: Config) -> float:
+    """Return about how many seconds a training step takes on the CPU, by two steps with few random samples."""
+    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    sections = {name: config.section(name) for name in config.task_names}
+    permutations = {
+        name: rng.permuted(np.tile(np.arange(section.parts), (section.permutations, 1)), axis=1)
+        for name, section in sections.items()
+        if isinstance(section, OrderingConfig)
+    }
+    tasks = build_tasks(config, sections, permutations=permutations)
+    network = Network(initial_backbone(config), tasks)
+    weights = {name: section.loss_weight for name, section in sections.items()}
+    step = Step(network, weights, Optimisers(network, config), "fp32")
+
+    def seconds(samples: int) -> float:
+        inputs = {}
+        for name, task in tasks.items():
+            crops = torch.rand(samples, task.parts, 3, task.settings.crop_size, task.settings.crop_size)
+            inputs[name] = Inputs(crops, task.targets(samples, generator, WHOLE))
+        begin = time.perf_counter()
+        step(inputs, 0)
+        return time.perf_counter() - begin
+
+    seconds(2)  # the first step also allocates
+    few, more = seconds(2), seconds(6)
+    batch = max(map(config.batch_size, sections)) // distributed.size()
+    each = (more - few) / 4 if more > few else more / 6
+    return few + each * max(0, batch - 2)
+
+
 def _check_divisible(config: Config, val_size: int) -> None:
     sizes = {"optim.batch_size": config.optim.batch_size}
     sizes |= {f"{name}.batch_size": config.batch_size(name) for name in config.task_names}
@@ -206,6 +271,10 @@ def _check_out(config: Config, resumed: Run | None) -> None:
         if changed:
             raise UserError(f"a resumed run keeps its config, but {', '.join(changed)} would change")
         _check_length(config, resumed)
+        for medium in ("images", "videos"):
+            for address in addresses(getattr(config, medium)):
+                if not address_exists(address):
+                    raise UserError(f"{address} does not exist: if the run's data was moved, give --{medium} again")
         return
     if config.out is not None and Run(config.out).config_file.exists():
         raise UserError(f"{config.out} already holds a run: continue it with --resume, or choose another --out")

@@ -42,6 +42,11 @@ def duration(seconds: float) -> str:
     return _two_units(round(seconds / 3600), 24, "days", "h")
 
 
+def time_left(seconds: float, done: int, remaining: int) -> str:
+    """Return `5 h 12 min left`: the time that the remaining work takes at the speed of what is done."""
+    return f"{duration(seconds / done * remaining)} left" if done > 0 else "time left unknown"
+
+
 def _two_units(amount: int, factor: int, large: str, small: str) -> str:
     whole, rest = divmod(amount, factor)
     return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"

@@ -94,7 +94,7 @@ def fine_tune(
     network.train()
     accumulate = recipe.accumulate
     batches = iter(Prefetcher(batch, start * accumulate, recipe.iterations * accumulate, setup.workers))
-    bar = progress(setup.console, setup.title, recipe.iterations)
+    bar = progress(setup.console, setup.title, recipe.iterations, start)
     last_loss = torch.tensor(math.nan)
     with closing(batches), bar as advance, stop_requests() as request:
         for iteration in range(start, recipe.iterations):
