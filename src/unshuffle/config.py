@@ -848,7 +848,7 @@ def with_absolute_paths(config: Config) -> Config:
 def _absolute(value: Any) -> Any:
     """Return an address or a path, or several, as an absolute one of the same type.
 
-    Those in the home directory (~), of remote storage and of the synthetic world do not depend on the working directory.
+    Those in the home directory (~), of remote storage and of the synthetic world mean the same everywhere already.
     """
     if isinstance(value, tuple | list):
         return tuple(map(_absolute, value))
