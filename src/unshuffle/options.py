@@ -14,7 +14,7 @@ from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen
 
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
-from unshuffle.wording import counted, did_you_mean
+from unshuffle.wording import counted, did_you_mean, os_error_sentence
 
 T = TypeVar("T")
 _LIMITS = {
@@ -120,7 +120,9 @@ def read_yaml(path: Path, kind: str) -> dict[str, Any]:
         raise UserError(f"there is no {kind} file {path}") from None
     except RecursionError:
         raise UserError(f"{path} cannot be read as YAML: it is nested too deeply") from None
-    except (yaml.YAMLError, ValueError, OSError) as error:  # ValueError: not UTF-8, or no such date
+    except OSError as error:
+        raise UserError(os_error_sentence(error)) from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or no such date
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold keys and values")

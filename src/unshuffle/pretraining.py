@@ -196,9 +196,9 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
             log.write("warning", trainer.iteration, concern=concern, sentence=sentence)
     with log:
         trainer.train(run, log, Display(trainer.statuses(), config.optim.iterations, trainer.iteration, console))
-    with together():
-        if is_main():
-            _finish(trainer, run, console)
+        with together():
+            if is_main():
+                _finish(trainer, run, log, console)
     return run
 
 
@@ -492,7 +492,7 @@ def _open_log(trainer: Trainer, run: Run) -> RunLog:
     return log
 
 
-def _finish(trainer: Trainer, run: Run, console: Console) -> None:
+def _finish(trainer: Trainer, run: Run, log: RunLog, console: Console) -> None:
     config = trainer.config
     save_backbone(
         trainer.network.backbone,
@@ -500,7 +500,7 @@ def _finish(trainer: Trainer, run: Run, console: Console) -> None:
         crop_sizes={name: task.settings.crop_size for name, task in trainer.tasks.items()},
         permutations={name: rows.cpu().numpy() for name, rows in trainer.permutations.items()},
     )
-    pages = _draw(trainer, run, console) if config.log.pictures else []
+    pages = _draw(trainer, run, log, console) if config.log.pictures else []
     console.print(error_table(run))
     if trainer.monitor is not None:
         console.print("", retrieval_table(run), sep="\n")
@@ -511,10 +511,11 @@ def _finish(trainer: Trainer, run: Run, console: Console) -> None:
         say(console, f"  {path}")
 
 
-def _draw(trainer: Trainer, run: Run, console: Console) -> list[Path]:
+def _draw(trainer: Trainer, run: Run, log: RunLog, console: Console) -> list[Path]:
     """Write the report and the pictures, and return the files."""
     snapshot = Snapshot.of(trainer, hold_out(trainer))
     pictures = draw_pictures(snapshot, trainer.monitor, run)
+    log.write_pictures(trainer.iteration, pictures)
     try:
         stored = replace(snapshot, held_out=load_held_out(run.held_out))  # as `unshuffle report` will show it
         write_report(find_runs([run.folder]), run.report, snapshots={run.folder: stored})

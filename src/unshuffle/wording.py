@@ -1,8 +1,11 @@
 """Sentences for the user, made of facts."""
 
 import difflib
+import errno
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -59,6 +62,25 @@ def skipped_sentence(skipped: int, steps: int) -> str:
         f"{skipped} of {counted(steps, 'steps')} {verb} skipped because the loss or a gradient was not finite; "
         "metrics.jsonl lists the files of their batches"
     )
+
+
+_OS_ADVICE = {
+    errno.EACCES: "change its permissions, or choose another place",
+    errno.EPERM: "change its permissions, or choose another place",
+    errno.EROFS: "choose another place",
+    errno.ENOSPC: "make room on the disk",
+    errno.EDQUOT: "make room on the disk",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
+
+
+def os_error_sentence(error: OSError) -> str:
+    """Return the system's error as a sentence: which file, what is wrong, what to do."""
+    problem = (error.strerror or str(error) or type(error).__name__).lower()
+    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes | Path)]
+    sentence = f"{' and '.join(names)} cannot be used: {problem}" if names else problem
+    advice = _OS_ADVICE.get(error.errno or 0)
+    return f"{sentence}; {advice}" if advice else sentence
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:

@@ -109,17 +109,23 @@ class Analysis:
     """Options that every analysis has; fields of a subclass that have no default are positional arguments."""
 
     out: Path | None = None
-    """Folder for the numbers (JSON, CSV) and the figure (SVG, PNG); by default `analysis` in the run, or here."""
+    """Folder for the numbers (JSON, CSV) and the figure (SVG, PNG); by default `analysis` in the run, or in the working
+    directory for several runs."""
     json: Path | None = None
     """Also write the metrics to this JSON file."""
 
     @property
     def folder(self) -> Path:
-        """Folder of the files; by default in the run, as the files of two runs have the same names."""
+        """Folder of the files; by default in the run if there is one, as the files of two runs have the same names."""
         if self.out is not None:
             return self.out.expanduser()
-        run: Path | None = getattr(self, "run", None)
-        return Path("analysis") if run is None else run.expanduser() / "analysis"
+        folders = [folder for folder in self._sources() if Run(folder).config_file.is_file()]
+        return folders[0] / "analysis" if len(folders) == 1 == len(self._sources()) else Path("analysis")
+
+    def _sources(self) -> list[Path]:
+        """Return what is analysed: run folders, or weights that may be run folders."""
+        given = next((getattr(self, name) for name in ("run", "runs", "weights") if hasattr(self, name)), ())
+        return [Path(source).expanduser() for source in (given if isinstance(given, tuple) else (given,))]
 
     def analyse(self, console: Console) -> AnalysisResult:
         """Return the result; the command line prints its statement and writes its files."""

@@ -348,6 +348,7 @@ class Trainer:
                 self.iteration,
                 loss=loss,
                 accuracy=accuracy,
+                lr=self.optimisers.learning_rates(self.iteration - 1),
                 samples_per_second=display.samples_per_second,
                 crops_per_second=display.crops_per_second,
                 waiting_for_data=display.waiting,
