@@ -27,7 +27,7 @@ def test_elsewhere_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPat
         assert not console.file.getvalue(), "too early for a line"
         monkeypatch.setattr("unshuffle.console.SECONDS_BETWEEN_LINES", -1.0)
         advance(2, "1 skipped")
-    assert console.file.getvalue() == "packing images 2/8 1 skipped\n"
+    assert console.file.getvalue() == "packing images 2/8 1 skipped, 0 s left\n"
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -95,6 +95,6 @@ def progress(console: Console, title: str, total: int, done: int = 0) -> Iterato
             if not console.is_terminal and time.monotonic() - last > SECONDS_BETWEEN_LINES:
                 last = time.monotonic()
                 left = time_left(last - begin, done - start, total - done)
-                say(console, f"{title} {done}/{total}, {left} {note}".rstrip())
+                say(console, f"{title} {done}/{total}{f' {note}' if note else ''}, {left}")
 
         yield advance

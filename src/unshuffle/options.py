@@ -121,7 +121,7 @@ def read_yaml(path: Path, kind: str) -> dict[str, Any]:
     except RecursionError:
         raise UserError(f"{path} cannot be read as YAML: it is nested too deeply") from None
     except OSError as error:
-        raise UserError(os_error_sentence(error)) from None
+        raise UserError(os_error_sentence(error, "read")) from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or no such date
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):

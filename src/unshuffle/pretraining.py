@@ -67,7 +67,7 @@ from unshuffle.training.log import NoLog, RunLog
 from unshuffle.training.optim import Optimisers, lr_factor
 from unshuffle.training.step import Step
 from unshuffle.training.trainer import Trainer, build_trainer, fit_crop_sizes, initial_backbone
-from unshuffle.wording import counted, duration, skipped_sentence
+from unshuffle.wording import counted, duration, os_error_sentence, skipped_sentence
 
 CHANGEABLE_ON_RESUME = (
     "device",
@@ -521,6 +521,7 @@ def _draw(trainer: Trainer, run: Run, log: RunLog, console: Console) -> list[Pat
         write_report(find_runs([run.folder]), run.report, snapshots={run.folder: stored})
     except Exception as error:  # the training is done, and the page can be written again
         again = f"unshuffle report {shlex.quote(str(run.folder))}"
-        say(console, f"no report was written ({error}); try again with: {again}")
+        problem = os_error_sentence(error) if isinstance(error, OSError) else error
+        say(console, f"no report was written ({problem}); try again with: {again}")
         return pictures
     return [run.report, *pictures]

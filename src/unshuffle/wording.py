@@ -74,11 +74,11 @@ _OS_ADVICE = {
 }
 
 
-def os_error_sentence(error: OSError) -> str:
+def os_error_sentence(error: OSError, verb: str = "used") -> str:
     """Return the system's error as a sentence: which file, what is wrong, what to do."""
     problem = (error.strerror or str(error) or type(error).__name__).lower()
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes | Path)]
-    sentence = f"{' and '.join(names)} cannot be used: {problem}" if names else problem
+    sentence = f"{' and '.join(names)} cannot be {verb}: {problem}" if names else problem
     advice = _OS_ADVICE.get(error.errno or 0)
     return f"{sentence}; {advice}" if advice else sentence
 

@@ -61,7 +61,12 @@ def photos(folder: Path, count: int) -> Path:
         ("pretrain --policy.interval 3", "policy.interval is 3, but must be at least policy.batches, which is 25"),
         ("pretrain --optim.iteratons 3", "did you mean --optim.iterations?"),
         ("pretrain --optim.iterations many", "--optim.iterations is 'many', but must be a whole number; see unshuffle"),
-        ("pretrain --iterations 3", "there is no option --iterations (did you mean --optim.iterations?)"),
+        ("pretrain --iterations 3 --epochs 2", "give iterations or epochs, not both"),
+        ("pretrain --epochs 2 --optim.warmup 5", "optim.warmup counts iterations: give iterations with it instead"),
+        ("pretrain --momentum 0.5", "(did you mean --optim.backbone.momentum, --spatial.optimiser.momentum, "),
+        ("pretrain --images a a", "images names a twice: leave one of them out"),
+        ("pretrain --images a b.tar", "a does not exist"),
+        ("pretrain --log.pictures no", "'no' belongs to no option"),
         ("pretrain --optim.iterations", "--optim.iterations needs a value"),
         (
             "pretrain --tasks X",
@@ -341,8 +346,11 @@ def test_help_shows_the_values_of_the_preset(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         cli.run(["pretrain", "--preset", "paper", "--help"])
     short = capsys.readouterr().out
-    assert "default: paper" in " ".join(short.split()) and "--optim.* " in short and "350000" not in short
+    assert "default: paper" in " ".join(short.split()) and "--optim.* " in short and "--optim.warmup" not in short
     assert "None" not in short
+    for option in ("--iterations INT", "--epochs FLOAT", "--batch-size INT", "--lr FLOAT", "--backbone STR"):
+        assert f"  {option} " in short
+    assert "Training steps in all. (default: 350000)" in " ".join(short.split())
 
 
 def test_the_surface_of_the_command_line_is_a_contract() -> None:
