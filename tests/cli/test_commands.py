@@ -1,11 +1,13 @@
 """The command line as a user sees it: its surface, its errors, its exit codes."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -399,3 +401,34 @@ def test_after_ctrl_c_a_thread_inside_a_library_is_not_waited_for() -> None:
     code += "stopping.GRACE_SECONDS = 0.1\ncli.run = lambda args: 130\n"
     code += "threading.Thread(target=time.sleep, args=(600,)).start()\ncli.main()\n"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 130
+
+
+def test_errors_of_the_system_have_no_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(args: Sequence[str]) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", "/data/x")
+
+    monkeypatch.setitem(cli.COMMANDS, "doctor", (denied, ""))
+    assert cli.run(["doctor"]) == 2
+    assert capsys.readouterr().err == (
+        "unshuffle: /data/x cannot be used: permission denied; change its permissions, or choose another place\n"
+    )
+
+
+WARNS = r"""
+import logging, warnings
+from unshuffle import cli
+def command(args):
+    warnings.warn_explicit("Corrupt EXIF data", UserWarning, "TiffImagePlugin.py", 1, "PIL.TiffImagePlugin")
+    logging.getLogger("PIL.TiffImagePlugin").error("More samples per pixel than can be decoded")
+    warnings.warn("two\nlines of a library")
+    return 0
+cli.COMMANDS["doctor"] = (command, "")
+cli.main()
+"""
+
+
+def test_warnings_of_libraries_are_one_line_and_those_of_pillow_none() -> None:
+    done = subprocess.run([sys.executable, "-c", WARNS, "doctor"], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "warning: two lines of a library\n")

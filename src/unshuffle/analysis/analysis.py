@@ -119,13 +119,15 @@ class Analysis:
         """Folder of the files; by default in the run if there is one, as the files of two runs have the same names."""
         if self.out is not None:
             return self.out.expanduser()
-        folders = [folder for folder in self._sources() if Run(folder).config_file.is_file()]
-        return folders[0] / "analysis" if len(folders) == 1 == len(self._sources()) else Path("analysis")
-
-    def _sources(self) -> list[Path]:
-        """Return what is analysed: run folders, or weights that may be run folders."""
         given = next((getattr(self, name) for name in ("run", "runs", "weights") if hasattr(self, name)), ())
-        return [Path(source).expanduser() for source in (given if isinstance(given, tuple) else (given,))]
+        sources = given if isinstance(given, tuple) else (given,)
+        if len(sources) == 1:
+            folder = Path(sources[0]).expanduser()
+            if (
+                not hasattr(self, "weights") or Run(folder).config_file.is_file()
+            ):  # weights may also be a file or a name
+                return folder / "analysis"
+        return Path("analysis")
 
     def analyse(self, console: Console) -> AnalysisResult:
         """Return the result; the command line prints its statement and writes its files."""

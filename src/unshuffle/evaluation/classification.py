@@ -118,8 +118,11 @@ class Classification(Evaluation):
         """Return the number of training images that the given options name; None if they name none."""
         if given.get("train") is None:
             return None
-        size, limit = len(open_dataset(str(given["train"]))), given.get("limit", cls.limit)
-        return min(size, limit) if limit else size
+        try:
+            size, limit = len(open_dataset(str(given["train"]))), given.get("limit", cls.limit)
+        except UserError:  # stated when the evaluation opens it, after mistakes in the options
+            return None
+        return min(size, limit) if limit > 0 else size
 
     def prepare(self, console: Console) -> Setting:
         """Return the backbone on its device and the images to train and to test on, and seed all random numbers."""
@@ -345,8 +348,10 @@ class FineTuning(Classification):
         size = cls.training_size(given)
         if size is None:
             return cls(preset="auto"), None
-        batch = given.get("batch_size", cls.batch_size)
-        epochs = given.get("epochs", max(1, min(cls.epochs, MAX_STEPS * batch // size)))
+        batch = max(1, given.get("batch_size", cls.batch_size))
+        if "epochs" in given:
+            return cls(preset="auto", save_every=SAVE_EVERY), None
+        epochs = max(1, min(cls.epochs, MAX_STEPS * batch // size))
         options = cls(preset="auto", epochs=epochs, min_iterations=MIN_STEPS, save_every=SAVE_EVERY)
         return options, f"{counted(epochs, 'epochs')}, {MIN_STEPS} steps at least, for {size:,} training images"
 

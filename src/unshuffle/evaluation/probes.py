@@ -128,7 +128,7 @@ class Linear(Classification):
             return cls(preset="auto"), None
         if given.get("fast", size <= FAST_IMAGES and not SGD_OPTIONS & given.keys()):
             return cls(preset="auto", fast=True), f"logistic regression (--fast) for {size:,} training images"
-        batch = given.get("batch_size", cls.batch_size if size > FAST_IMAGES else 64)
+        batch = max(1, given.get("batch_size", cls.batch_size if size > FAST_IMAGES else 64))
         fitting = min(cls.iterations, max(MIN_STEPS, round(EPOCHS * size / batch)))
         steps = given.get("iterations", fitting)
         drop = max(1, round(steps * cls.drop_every / cls.iterations))
@@ -246,7 +246,7 @@ class NonLinear(Classification):
         few = size <= FAST_IMAGES
         name = given.get("protocol", "rotnet")
         protocol = PROTOCOLS.get(name, PROTOCOLS["rotnet"])  # a wrong name is refused later, as any option
-        batch = given.get("batch_size") or (64 if few else protocol.batch_size)
+        batch = max(0, given.get("batch_size", 0)) or (64 if few else protocol.batch_size)
         epochs = protocol.recipe.iterations if protocol.in_epochs else NOROOZI_EPOCHS
         steps = given.get("iterations") or max(MIN_HEAD_STEPS, round(epochs * size / batch))
         hidden = given.get("hidden", 512 if few else cls.hidden)
