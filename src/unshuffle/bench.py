@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from torch.utils.flop_counter import FlopCounterMode
 
 from unshuffle.accelerator import wait_for
-from unshuffle.config import Config, check
+from unshuffle.config import Config, check, with_epochs
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.batches import Batch, Prefetcher, on_device
 from unshuffle.errors import UserError
@@ -40,7 +40,8 @@ def bench(config: Config, *, iterations: int = 50, console: Console | None = Non
         raise UserError(f"iterations is {iterations}, but must be 1 or more")
     config, remarks = fit_crop_sizes(with_world(without_test(config)))
     data = prepare(config)
-    for sentence in (*remarks, *data.sentences()):
+    config, epochs = with_epochs(config, {name: len(samples) for name, samples in data.training.items()})
+    for sentence in (*remarks, *data.sentences(), *epochs):
         say(console, sentence)
     trainer = build_trainer(config, data)
     figures = measure(trainer, iterations)

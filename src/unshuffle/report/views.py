@@ -121,7 +121,8 @@ def repeat_command(config: Config) -> str:
     """Return `unshuffle pretrain` with the preset and every option that differs from it."""
     words = ["unshuffle", "pretrain", "--preset", config.preset]
     for name, value in preset_changes(config).items():
-        words += _option(name, value)
+        if name != "optim.epochs":  # the iterations, warm-up and milestones are what they became
+            words += _option(name, value)
     return shlex.join(words)
 
 
