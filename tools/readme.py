@@ -17,11 +17,9 @@ import numpy as np
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
-INSTEAD = {
-    "make demo": ".venv/bin/unshuffle pretrain --preset demo",  # the command of that target; the environment is there already
-    "make test": "true",  # runs this program among others
-}
-"""What runs in place of a command."""
+INSTEAD = {"make demo": ".venv/bin/unshuffle pretrain --preset demo", "make test": "true"}
+"""What runs in place of a command: of the demo its training, as the environment is there already, and of the tests
+nothing, as this program is one of them."""
 SMALL_RUN = (
     "--iterations 2 --batch-size 2 --data.val_size 2 --data.test_size 2 --spatial.permutations 10 "
     "--temporal.permutations 10 --synthetic.images 12 --synthetic.clips 12 --synthetic.gallery 12 --synthetic.queries 6"
