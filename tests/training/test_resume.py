@@ -548,7 +548,10 @@ def test_a_longer_run_ends_where_one_of_that_length_does(small: Any, tmp_path: P
     text = io.StringIO()
     longer = small(tmp_path / "run", optim={"iterations": 14}, **options)
     run = run_pretraining(longer, resume=True, console=Console(file=text, width=300))
-    assert_same(final_state(run), final_state(run_pretraining(long)))
+    other = run_pretraining(long)
+    assert_same(final_state(run), final_state(other))
+    rollouts = [[(entry["task"], entry["iteration"]) for entry in each.metrics("rollouts")] for each in (run, other)]
+    assert rollouts[0] == rollouts[1] and bool(rollouts[0]) == bool(options)
     assert (
         "14 iterations instead of 9: warm-up and milestones (6) stay at their iterations, so the learning rates "
         "continue at 10 % of their full values; --optim.milestones sets further drops\n"
