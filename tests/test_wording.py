@@ -41,6 +41,7 @@ def test_control_characters_are_escaped_and_other_text_is_not() -> None:
     [
         (0, "0 s"),
         (0.8, "0.8 s"),
+        (2, "2 s"),
         (9.96, "10 s"),
         (59.4, "59 s"),
         (59.6, "1 min"),

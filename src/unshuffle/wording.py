@@ -33,7 +33,7 @@ def listed(names: Sequence[str], limit: int = 4) -> str:
 def duration(seconds: float) -> str:
     """Return a time in the units that a reader wants: `0.8 s`, `45 s`, `3 min 20 s`, `5 h 12 min`, `22 days 18 h`."""
     if 0.05 <= seconds < 9.95:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.1f} s".replace(".0 ", " ")
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
