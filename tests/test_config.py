@@ -6,7 +6,19 @@ from typing import Any
 import pytest
 from torch import nn
 
-from unshuffle.config import PRESETS, Config, check, demo, paper, paper_literal, read_config, small
+from unshuffle.config import (
+    PRESETS,
+    Config,
+    check,
+    demo,
+    paper,
+    paper_literal,
+    read_config,
+    small,
+    with_absolute_paths,
+    with_epochs,
+    with_options,
+)
 from unshuffle.errors import UserError
 from unshuffle.options import differences, merge, write_config
 from unshuffle.policy.reinforce import PolicyNetwork
@@ -290,7 +302,8 @@ def test_missing_keys_take_the_presets_values(tmp_path: Path) -> None:
         ("device: 3", "device is 3, but must be text"),
         ("images: 3", "images is 3, but must be text"),
         ("init: 3", "init is 3, but must be a path"),
-        ("images: [a, b]", "images is .*, but must be text"),
+        ("images: [a, 3]", "images is 3, but must be text"),
+        ("out: [a, b]", "out is .*, but must be a path"),
         ("tasks: 3", "tasks is 3, but must be text"),
         ("optim: {backbone: {kind: adam}}", "optim.backbone.kind is 'adam', but must be one of sgd, adamw"),
         ("optim: {precision: [fp32]}", "optim.precision is .*, but must be one of"),
@@ -347,3 +360,76 @@ def test_a_run_of_an_older_version_is_one_sentence(text: str, tmp_path: Path) ->
     with pytest.raises(UserError) as caught:
         read_config(tmp_path / "mine.yaml")
     assert "older versions" not in str(caught.value), "a file of one's own is more likely misspelt"
+
+
+# short names, epochs and paths
+
+
+def test_options_from_python_have_short_names_too() -> None:
+    config = with_options(demo(), {"iterations": 7, "lr": 0.004, "optim": {"warmup": 3}})
+    assert (config.optim.iterations, config.optim.warmup, config.optim.backbone.lr) == (7, 3, 0.004)
+    assert config.spatial.optimiser.lr == 0.004, "the demo's head has the same learning rate as its backbone"
+    with pytest.raises(UserError, match="lr is 'fast', but must be a number"):
+        with_options(demo(), {"lr": "fast"})
+    with pytest.raises(UserError, match="optim must hold keys and values"):
+        with_options(demo(), {"optim": 3})
+
+
+def test_iterations_replace_the_epochs_of_a_config() -> None:
+    stored = replace(demo(), optim=replace(demo().optim, epochs=5.0, iterations=70))
+    assert with_options(stored, {"iterations": 9}).optim.epochs is None
+    assert with_options(stored, {"seed": 1}).optim == stored.optim
+    with pytest.raises(UserError, match=r"optim\.milestones counts iterations"):
+        with_options(stored, {"optim": {"milestones": [3]}})
+
+
+def test_epochs_become_iterations_of_the_task_with_most_steps() -> None:
+    config = with_options(demo(), {"epochs": 2, "batch_size": 10, "temporal": {"batch_size": 5}})
+    fitted, (sentence,) = with_epochs(config, {"spatial": 95, "temporal": 60})
+    assert fitted.optim.iterations == 24, "60 clips in batches of 5 are 12 steps, 95 images in batches of 10 are 9.5"
+    assert (fitted.optim.warmup, fitted.optim.milestones) == (3, (18,)), "50 and 300 of 400"
+    assert fitted.optim.epochs == 2
+    assert sentence == "2 epochs of 60 training samples (temporal task), in batches of 5, are 24 iterations"
+    assert with_epochs(fitted, {"spatial": 95, "temporal": 60})[0] == fitted, "a second time nothing changes"
+    unscaled, _ = with_epochs(config, {"spatial": 95, "temporal": 60}, scale=False)
+    assert (unscaled.optim.iterations, unscaled.optim.milestones) == (24, (300,))
+    assert with_epochs(demo(), {}) == (demo(), [])
+
+
+def test_every_stage_has_all_epochs() -> None:
+    config = with_options(demo(), {"epochs": 1.5, "batch_size": 10, "tasks": "S&T"})
+    fitted, (sentence,) = with_epochs(config, {"spatial": 95, "temporal": 60})
+    assert fitted.optim.iterations == 2 * 15
+    assert sentence.startswith("1.5 epochs in each stage of 95 training samples (spatial task)")
+
+
+def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    values = {
+        "images": ["photos", "../more", "/data/x", "~/pictures"],
+        "videos": "s3://bucket/{000..003}.tar",
+        "out": "runs/a",
+        "init": "weights.safetensors",
+        "data": {"val_images": "val", "cache": "cache"},
+        "monitor": {"gallery": "synthetic:images:10:0", "queries": "queries"},
+        "spatial": {"permutation_file": "psi.npy"},
+    }
+    config = with_absolute_paths(merge(demo(), values))
+    assert config.images == (f"{tmp_path}/photos", f"{tmp_path.parent}/more", "/data/x", "~/pictures")
+    assert (config.videos, config.out) == ("s3://bucket/{000..003}.tar", tmp_path / "runs/a")
+    assert config.init == tmp_path / "weights.safetensors"
+    assert (config.data.val_images, config.data.cache) == (f"{tmp_path}/val", tmp_path / "cache")
+    assert (config.monitor.gallery, config.monitor.queries) == ("synthetic:images:10:0", f"{tmp_path}/queries")
+    assert config.spatial.permutation_file == tmp_path / "psi.npy"
+    assert with_absolute_paths(config) == config
+    assert with_absolute_paths(replace(demo(), init=Path("pretrained"))).init == Path("pretrained")
+    assert with_absolute_paths(demo()) == demo()
+
+
+def test_several_folders_are_one_option(tmp_path: Path) -> None:
+    assert read("images: [a, b]", tmp_path).images == ("a", "b")
+    assert read("images: [a]", tmp_path).images == "a"
+    with pytest.raises(UserError, match=r"images and data\.val_images are both b"):
+        check(merge(demo(), {"images": ["a", "b"], "data": {"val_images": "b"}}))
+    with pytest.raises(UserError, match="images is an empty list"):
+        check(merge(demo(), {"images": []}))

@@ -1,9 +1,11 @@
 import io
+import re
 
 import pytest
 from rich.console import Console
+from rich.progress import Progress
 
-from unshuffle.console import progress, say
+from unshuffle.console import ElapsedColumn, LeftColumn, progress, say
 
 
 def test_a_line_is_printed_unchanged() -> None:
@@ -27,7 +29,7 @@ def test_elsewhere_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPat
         assert not console.file.getvalue(), "too early for a line"
         monkeypatch.setattr("unshuffle.console.SECONDS_BETWEEN_LINES", -1.0)
         advance(2, "1 skipped")
-    assert console.file.getvalue() == "packing images 2/8 1 skipped\n"
+    assert console.file.getvalue() == "packing images 2/8 1 skipped, 0 s left\n"
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -43,3 +45,13 @@ def test_escapes_in_a_line_do_not_reach_the_terminal() -> None:
     console = Console(file=io.StringIO(), force_terminal=True)
     say(console, "skipped \x1b]0;title\x07a.jpg\nsecond line")
     assert console.file.getvalue() == "skipped \\x1b]0;title\\x07a.jpg\nsecond line\n"
+
+
+def test_times_on_a_terminal_are_in_hours_and_minutes() -> None:
+    clock = iter(range(0, 10**9, 4000))
+    bar = Progress(ElapsedColumn(), LeftColumn(), get_time=lambda: float(next(clock)), speed_estimate_period=1e9)
+    task = bar.add_task("work", total=100)
+    for done in (1, 2, 3):
+        bar.update(task, completed=done)
+    shown = [str(column.render(bar.tasks[0])) for column in (ElapsedColumn(), LeftColumn())]
+    assert re.fullmatch(r"\d+ h( \d+ min)?", shown[0]) and re.fullmatch(r"\d+ days( \d+ h)? left", shown[1]), shown

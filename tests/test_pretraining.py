@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import unshuffle
 from unshuffle import pretraining
-from unshuffle.config import SyntheticConfig
+from unshuffle.config import SyntheticConfig, demo, with_options
 from unshuffle.report.views import _read_skipped
 from unshuffle.training.trainer import Trainer
 
@@ -143,3 +145,59 @@ def test_only_what_is_public_is_there() -> None:
 def test_a_device_that_is_not_there_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(unshuffle.UserError, match="cannot be used"):
         unshuffle.pretrain(out=tmp_path / "run", **{**TINY, "device": "cuda"})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("preset", ["small", "demo"])
+def test_a_warning_before_the_data_where_a_gpu_is_needed(
+    preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prepare(*arguments: Any, **options: Any) -> Any:
+        raise unshuffle.UserError("the data is opened")
+
+    monkeypatch.setattr(pretraining, "prepare", prepare)
+    monkeypatch.setattr(pretraining, "estimate_step", lambda config: 98.3761)
+    with pytest.raises(unshuffle.UserError, match="the data is opened"):
+        unshuffle.pretrain(images="x", out=tmp_path / "run", preset=preset)
+    expected = (
+        "warning: --preset small is made for a GPU; on this CPU 20000 iterations take about 22 days 19 h. "
+        "Use --preset demo instead\n"
+    )
+    assert capsys.readouterr().out == (expected if preset == "small" else "")
+
+
+def test_a_large_backbone_on_a_cpu_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {**TINY, "optim": {"batch_size": 2}}
+    run = unshuffle.pretrain(out=tmp_path / "run", backbone="resnet18", epochs=0.1, tasks="S", **options)
+    printed = capsys.readouterr().out
+    assert "the backbone resnet18 is made for a GPU; on this CPU each iteration takes about" in printed
+    assert "Use --backbone tiny instead" in printed
+    assert run.config.optim.epochs == 0.1
+
+
+def test_the_estimate_of_a_step_grows_with_the_batch() -> None:
+    config = with_options(demo(), {"tasks": "S+T+R+I"})
+    few, many = (pretraining.estimate_step(with_options(config, {"batch_size": size})) for size in (2, 4000))
+    assert 0 < few < many
+
+
+def test_epochs_are_stated_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [photos(tmp_path / name, 12) for name in ("a", "b")]
+    options = {**TINY, "data": {**TINY["data"], "cache": str(tmp_path / "cache")}, "optim": {"batch_size": 2}}  # type: ignore[dict-item]
+    run = unshuffle.pretrain(images=folders, epochs=1, out=tmp_path / "run", **options)
+    assert "1 epoch of 18 training samples (spatial task), in batches of 2, are 9 iterations" in capsys.readouterr().out
+    stored = yaml.safe_load(run.config_file.read_text())
+    assert (stored["optim"]["epochs"], stored["optim"]["iterations"]) == (1.0, 9)
+    assert stored["images"] == list(map(str, folders))
+
+
+def test_tensorboard_has_the_learning_rates_and_the_pictures(tmp_path: Path) -> None:
+    run = unshuffle.pretrain(out=tmp_path / "run", **{**TINY, "log": {"pictures": True, "train_every": 1}})
+    board = EventAccumulator(str(run.tensorboard))
+    board.Reload()
+    lrs = [scalar.value for scalar in board.Scalars("train/lr/backbone")]
+    assert lrs == pytest.approx([0.002 * 1 / 50, 0.002 * 2 / 50]), "the demo's warm-up"
+    assert "train/lr/spatial" in board.Tags()["scalars"]
+    assert board.Tags()["images"] == ["puzzles", "clips", "neighbours"]

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from torch.utils.flop_counter import FlopCounterMode
 
 from unshuffle.accelerator import wait_for
-from unshuffle.config import Config, check
+from unshuffle.config import Config, check, with_epochs
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.batches import Batch, Prefetcher, on_device
 from unshuffle.errors import UserError
@@ -22,6 +22,7 @@ from unshuffle.tasks import TASKS
 from unshuffle.tasks.prepare import MAX_HELD_OUT, prepare
 from unshuffle.training.step import Step, are_finite
 from unshuffle.training.trainer import Tally, Trainer, build_trainer, fit_crop_sizes
+from unshuffle.wording import duration
 
 WORLD = {"images": 400, "clips": 240, "clip_frames": 12}
 """Size of the synthetic world that stands in when no data is given: enough to hold out X_val."""
@@ -39,7 +40,8 @@ def bench(config: Config, *, iterations: int = 50, console: Console | None = Non
         raise UserError(f"iterations is {iterations}, but must be 1 or more")
     config, remarks = fit_crop_sizes(with_world(without_test(config)))
     data = prepare(config)
-    for sentence in (*remarks, *data.sentences()):
+    config, epochs = with_epochs(config, {name: len(samples) for name, samples in data.training.items()})
+    for sentence in (*remarks, *data.sentences(), *epochs):
         say(console, sentence)
     trainer = build_trainer(config, data)
     figures = measure(trainer, iterations)
@@ -253,7 +255,7 @@ def _rows(figures: dict[str, Any], trainer: Trainer) -> list[tuple[str, str]]:
         *((f"validation, {task}", _ms(value)) for task, value in figures["validation_ms"].items()),
         ("validations, fraction of the run", _percent(figures["validation_fraction"])),
         ("GPU memory", "no GPU" if memory is None else f"{memory:.1f} GB"),
-        (f"all {iterations:,} iterations of a run", f"{figures['hours_for_all_iterations']:.2f} h"),
+        (f"all {iterations:,} iterations of a run", duration(3600 * figures["hours_for_all_iterations"])),
     ]
 
 

@@ -7,16 +7,17 @@ statements, with reasons; `tests/test_decisions.py` compares it with this module
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Interval
 
 from unshuffle.errors import UserError
-from unshuffle.options import check_bounds, merge, read_yaml
+from unshuffle.options import check_bounds, merge, read_yaml, typed
 from unshuffle.permutations import Criterion
+from unshuffle.wording import counted
 
 Preset = Literal["demo", "small", "paper", "paper-literal"]
 TaskName = Literal["spatial", "temporal", "rotation", "instance"]
@@ -30,6 +31,8 @@ Fraction = Annotated[float, Interval(gt=0, le=1)]
 Probability = Annotated[float, Interval(ge=0, le=1)]
 FractionRange = Annotated[tuple[Fraction, ...], Interval(ge=2, le=2)]
 PositiveRange = Annotated[tuple[Positive, ...], Interval(ge=2, le=2)]
+Addresses = str | tuple[str, ...]
+"""One source of data, or several: folders, packed stores, split lists, or one pattern of tar shards."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +56,16 @@ class DataConfig:
     val_size: Count = 100
     """|X_val|: samples of each task held out for validation, at most a fifth; more make the reward less noisy.
     Validation takes centre crops and evenly spaced frames, training random ones."""
-    val_images: str | None = None
+    val_images: Addresses | None = None
     """Images to validate on instead (folder, packed store or tar shards); nothing is held out of --images then."""
-    val_videos: str | None = None
+    val_videos: Addresses | None = None
     """Videos to validate on instead; also for tasks on images when no images are given."""
     test_size: Annotated[int, Ge(0)] = 100
     """Samples of each task held out as the pretext test set, at most a tenth; 0: none. Neither the policy nor its
     rollouts see them, and the final errors are measured on them."""
-    test_images: str | None = None
+    test_images: Addresses | None = None
     """Images to test on instead, all of them (folder, packed store or tar shards); nothing is held out for it then."""
-    test_videos: str | None = None
+    test_videos: Addresses | None = None
     """Videos to test on instead, all of them; also for tasks on images when no images are given."""
     sibling_pattern: str = ""
     """Regular expression: files with the same match (or first group) stay on one side of each split. For UCF-101, whose
@@ -328,6 +331,10 @@ class OptimConfig:
 
     iterations: Count = 350_000
     """Training steps in all."""
+    epochs: Positive | None = None
+    """Passes over the training samples of the task that has most of them, instead of optim.iterations, which is set to
+    the number of steps once the data is known; warm-up and milestones are scaled with it. With --tasks in stages (S&T),
+    passes in each stage."""
     batch_size: Annotated[int, Ge(2)] = 128
     """Samples of each task in a step, over all processes."""
     warmup: Annotated[int, Ge(0)] = 0
@@ -455,11 +462,11 @@ class Config:
     """demo: 2 CPU cores, minutes. small: one GPU, minutes, the best recipe for little data, with uniform sampling; the
     others use REINFORCE. paper: the published hyper-parameters with the few changes that make both tasks learn and the
     reward less noisy. paper-literal: exactly what the paper states, whether it learns or not."""
-    images: str | None = None
-    """Images without labels: a folder, flat or nested, a packed store, or tar shards such as
+    images: Addresses | None = None
+    """Images without labels: one folder or several, flat or nested, packed stores, or tar shards such as
     's3://bucket/img-{000..123}.tar'."""
-    videos: str | None = None
-    """Videos: a folder, a packed store, tar shards of videos or frames, or an official split list such as
+    videos: Addresses | None = None
+    """Videos: one folder or several, packed stores, tar shards of videos or frames, or an official split list such as
     trainlist01.txt of UCF-101, for its training videos alone."""
     out: Path | None = None
     """The run folder; by default the next free runs/PRESET-N."""
@@ -664,6 +671,12 @@ PRESETS: dict[str, Callable[[], Config]] = {
 }
 
 
+GPU_PRESETS = frozenset({"small", "paper", "paper-literal"})
+"""Presets that take days without a GPU."""
+CPU_PRESET = "demo"
+"""The preset to take instead of them without a GPU."""
+
+
 def preset_config(name: str) -> Config:
     """Return the preset of that name."""
     if name not in list(PRESETS):  # in a YAML file it may be anything
@@ -704,20 +717,146 @@ def _check_data(config: Config) -> None:
         training = getattr(config, medium)
         options = {medium: training}
         options |= {f"data.{use}_{medium}": getattr(data, f"{use}_{medium}") for use in ("val", "test")}
-        given = {name: str(address) for name, address in options.items() if address is not None}  # may be a Path
+        for name, value in options.items():
+            if value is not None and not addresses(value):
+                raise UserError(f"{name} is an empty list: give a folder, or leave it out")
+        given = [(name, address) for name, value in options.items() for address in addresses(value)]
         if given and training is None:
-            raise UserError(f"{', '.join(given)} would not be used: give --{medium} to train on too")
-        for name, other in itertools.combinations(given, 2):
-            if _resolved(given[name]) == _resolved(given[other]):
-                raise UserError(
-                    f"{name} and {other} are both {given[other]}: what is trained on, X_val and the pretext test set "
-                    "must be different data"
-                )
+            raise UserError(f"{', '.join(dict(given))} would not be used: give --{medium} to train on too")
+        for (name, address), (other, other_address) in itertools.combinations(given, 2):
+            if _resolved(address) != _resolved(other_address):
+                continue
+            if name == other:
+                raise UserError(f"{name} names {address} twice: leave one of them out")
+            raise UserError(
+                f"{name} and {other} are both {other_address}: what is trained on, X_val and the pretext test set "
+                "must be different data"
+            )
+
+
+def addresses(value: Addresses | None) -> tuple[str, ...]:
+    """Return all addresses of an option as text: none, one or several; from Python they may be paths."""
+    if value is None:
+        return ()
+    return tuple(map(str, value)) if isinstance(value, tuple | list) else (str(value),)
 
 
 def _resolved(address: str) -> str:
     """Return one spelling of a path; patterns of shards and remote addresses stay as they are."""
     return address if "{" in address or "://" in address else str(Path(address).expanduser().resolve())
+
+
+# ---- short names, epochs and paths
+
+
+SHORT_NAMES = {
+    "iterations": ("optim.iterations", "Training steps in all."),
+    "epochs": ("optim.epochs", "Passes over the training samples, instead of --iterations."),
+    "batch_size": ("optim.batch_size", "Samples of each task in a step."),
+    "lr": ("optim.backbone.lr", "Learning rate of the backbone; those of the heads change in proportion."),
+    "backbone": ("model.backbone", "caffenet, alexnet, tiny, resnet18, resnet50, torchvision:NAME or timm:NAME."),
+}
+"""The options that are changed most: the field that each short name stands for, and its line of help."""
+
+
+C = TypeVar("C", bound="Config")
+
+
+def with_options(config: C, given: Mapping[str, Any]) -> C:
+    """Return the config with the options that a user gives, sections as dicts, short names among them."""
+    given = {name: dict(value) if isinstance(value, Mapping) else value for name, value in given.items()}
+    short = [name for name in SHORT_NAMES if name in given and name not in type(config).__dataclass_fields__]
+    for name in short:
+        value = given.pop(name)
+        for field_name, field_value in _meant(name, value, config).items():
+            _set_default(given, field_name.split("."), field_value)
+    optim = given.get("optim")
+    if isinstance(optim, dict):
+        if "iterations" in optim and optim.setdefault("epochs", None) is not None:
+            raise UserError("give iterations or epochs, not both")
+        fixed = [f"optim.{name}" for name in ("warmup", "milestones") if name in optim]
+        if fixed and optim.get("epochs", config.optim.epochs) is not None:
+            raise UserError(f"{fixed[0]} counts iterations: give iterations with it instead of epochs, or leave it out")
+    return merge(config, given)
+
+
+def _meant(name: str, value: Any, config: Config) -> dict[str, Any]:
+    """Return the fields that a short name stands for, with their values."""
+    field_name, _ = SHORT_NAMES[name]
+    if name != "lr":
+        return {field_name: value}
+    lr = typed(value, Positive, name)
+    ratio = {task: config.section(task).optimiser.lr / config.optim.backbone.lr for task in TASK_SYMBOLS.values()}
+    return {field_name: lr} | {f"{task}.optimiser.lr": lr * factor for task, factor in ratio.items()}
+
+
+def _set_default(values: dict[str, Any], path: list[str], value: Any) -> None:
+    """Set a value in nested dicts, unless it is there already: a full name counts more than a short one."""
+    *sections, last = path
+    for section in sections:
+        values = values.setdefault(section, {})
+    values.setdefault(last, value)
+
+
+def with_epochs(config: Config, samples: Mapping[str, int], *, scale: bool = True) -> tuple[Config, list[str]]:
+    """Return the config with the iterations that its epochs are with so many training samples of each task.
+
+    Warm-up and milestones are scaled with them, if asked for. Also returns a sentence if there are epochs.
+    """
+    optim = config.optim
+    if optim.epochs is None:
+        return config, []
+    largest = max(config.task_names, key=lambda name: samples[name] / config.batch_size(name))
+    batch, stages = config.batch_size(largest), len(config.stages)
+    iterations = stages * max(1, math.ceil(optim.epochs * samples[largest] / batch - 1e-9))
+    factor = iterations / optim.iterations if scale else 1.0
+    changed = replace(
+        optim,
+        iterations=iterations,
+        warmup=round(factor * optim.warmup),
+        milestones=tuple(round(factor * milestone) for milestone in optim.milestones),
+    )
+    epochs, each = f"{optim.epochs:g} epoch{'' if optim.epochs == 1 else 's'}", " in each stage" if stages > 1 else ""
+    sentence = (
+        f"{epochs}{each} of {counted(samples[largest], 'training samples')} ({largest} task), in batches of {batch}, "
+        f"are {counted(iterations, 'iterations')}"
+    )
+    return replace(config, optim=changed), [sentence]
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """Return the config with absolute paths, so that it means the same in every working directory."""
+    data = {
+        name: _absolute(value) for name, value in vars(config.data).items() if name.endswith(("_images", "_videos"))
+    }
+    top = {name: _absolute(getattr(config, name)) for name in ("images", "videos", "out")}
+    if str(config.init) != "pretrained":
+        top["init"] = _absolute(config.init)
+    for name in TASK_SYMBOLS.values():
+        section = config.section(name)
+        if isinstance(section, OrderingConfig):
+            top[name] = replace(section, permutation_file=_absolute(section.permutation_file))
+    gallery, queries = _absolute(config.monitor.gallery), _absolute(config.monitor.queries)
+    return replace(
+        config,
+        data=replace(config.data, cache=_absolute(config.data.cache), **data),
+        monitor=replace(config.monitor, gallery=gallery, queries=queries),
+        **top,
+    )
+
+
+def _absolute(value: Any) -> Any:
+    """Return an address or a path, or several, as an absolute one of the same type.
+
+    Those in the home directory (~), of remote storage and of the synthetic world mean the same everywhere already.
+    """
+    if isinstance(value, tuple | list):
+        return tuple(map(_absolute, value))
+    if value is None or "://" in str(value) or str(value).startswith(("~", "synthetic:")):
+        return value
+    path = Path(value)
+    path = path.resolve() if ".." in path.parts else path.absolute()
+    return path if isinstance(value, Path) else str(path)
 
 
 def _check_policy(policy: PolicyConfig, per_sample: int) -> None:

@@ -14,13 +14,11 @@ from rich.progress import (
     ProgressColumn,
     Task,
     TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Column, Table
 from rich.text import Text
 
-from unshuffle.wording import printable
+from unshuffle.wording import duration, printable, time_left
 
 SECONDS_BETWEEN_LINES = 10.0
 Advance = Callable[..., None]
@@ -55,6 +53,25 @@ class _ThroughputColumn(ProgressColumn):
         return Text(f"{task.finished_speed or task.speed or 0:.1f}/s")
 
 
+class ElapsedColumn(ProgressColumn):
+    """The time since the work began."""
+
+    def render(self, task: Task) -> Text:
+        """Return the time, empty before the beginning."""
+        elapsed = task.finished_time if task.finished else task.elapsed
+        return Text("" if elapsed is None else duration(round(elapsed)))
+
+
+class LeftColumn(ProgressColumn):
+    """The time that the rest of the work takes."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        """Return the time, empty as long as it is not known."""
+        return Text("" if task.time_remaining is None else f"{duration(task.time_remaining)} left")
+
+
 @contextmanager
 def progress(console: Console, title: str, total: int, done: int = 0) -> Iterator[Advance]:
     """Show the progress of work with a known length, `done` of which was completed earlier."""
@@ -63,11 +80,12 @@ def progress(console: Console, title: str, total: int, done: int = 0) -> Iterato
         BarColumn(),
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
         _ThroughputColumn(Column(no_wrap=True)),
-        TimeElapsedColumn(table_column=Column(no_wrap=True)),
-        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        ElapsedColumn(table_column=Column(no_wrap=True)),
+        LeftColumn(table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[note]}"),
     )
-    last = time.monotonic()
+    begin = last = time.monotonic()
+    start = done
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=total, completed=done, note="")
 
@@ -76,6 +94,7 @@ def progress(console: Console, title: str, total: int, done: int = 0) -> Iterato
             bar.update(task, completed=done, note=note)
             if not console.is_terminal and time.monotonic() - last > SECONDS_BETWEEN_LINES:
                 last = time.monotonic()
-                say(console, f"{title} {done}/{total} {note}".rstrip())
+                left = time_left(last - begin, done - start, total - done)
+                say(console, f"{title} {done}/{total}{f' {note}' if note else ''}, {left}")
 
         yield advance

@@ -27,7 +27,8 @@ class LazyClass:
 
 def find_entry(name: str, registry: Mapping[str, T], kind: str) -> T:
     """Return what is registered under a name; raise a UserError, which says what may be meant, if nothing is."""
-    if name not in registry:
+    entries = {entry.replace("_", "-"): value for entry, value in registry.items()}
+    if name.replace("_", "-") not in entries:
         hint = did_you_mean(name, registry) or f"; choose one of {', '.join(registry)}"
         raise UserError(f"there is no {kind} '{name}'{hint}")
-    return registry[name]
+    return entries[name.replace("_", "-")]

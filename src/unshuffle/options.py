@@ -14,7 +14,7 @@ from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen
 
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
-from unshuffle.wording import counted, did_you_mean
+from unshuffle.wording import counted, did_you_mean, os_error_sentence
 
 T = TypeVar("T")
 _LIMITS = {
@@ -36,16 +36,26 @@ def field_types(options: Any) -> dict[str, Any]:
 
 
 def plain_type(hint: Any) -> tuple[Any, bool]:
-    """Return a type hint without annotations and without `| None`, and whether None was allowed."""
+    """Return a type hint without annotations and without `| None`, and whether None was allowed.
+
+    Of `T | tuple[T, ...]` it returns the tuple: see `takes_one_or_several`.
+    """
     optional = False
     while True:
         if get_origin(hint) is Annotated:
             hint = get_args(hint)[0]
         elif get_origin(hint) in (Union, types.UnionType):
-            (hint,) = [member for member in get_args(hint) if member is not type(None)]
-            optional = True
+            *_, several = members = [member for member in get_args(hint) if member is not type(None)]
+            optional = optional or len(members) < len(get_args(hint))
+            hint = several
         else:
             return hint, optional
+
+
+def takes_one_or_several(hint: Any) -> bool:
+    """Return whether a hint is `T | tuple[T, ...]`: one value stays as it is, several are a tuple."""
+    members = [plain_type(member)[0] for member in get_args(hint) if member is not type(None)]
+    return len(members) == 2 and get_origin(members[1]) is tuple
 
 
 def to_dict(options: Any) -> dict[str, Any]:
@@ -110,7 +120,9 @@ def read_yaml(path: Path, kind: str) -> dict[str, Any]:
         raise UserError(f"there is no {kind} file {path}") from None
     except RecursionError:
         raise UserError(f"{path} cannot be read as YAML: it is nested too deeply") from None
-    except (yaml.YAMLError, ValueError, OSError) as error:  # ValueError: not UTF-8, or no such date
+    except OSError as error:
+        raise UserError(os_error_sentence(error, "read")) from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or no such date
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold keys and values")
@@ -133,6 +145,7 @@ def typed(value: Any, hint: Any, name: str, current: Any = None) -> Any:
 
     `current` is the field's present value, into which the values of a section are merged.
     """
+    one_or_several = takes_one_or_several(hint)
     hint, optional = plain_type(hint)
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
@@ -146,8 +159,11 @@ def typed(value: Any, hint: Any, name: str, current: Any = None) -> Any:
         return value
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
+            if one_or_several:
+                return typed(value, get_args(hint)[0], name)
             raise UserError(f"{name} is {value!r}, but must be a list")
-        return tuple(typed(entry, get_args(hint)[0], name) for entry in value)
+        entries = tuple(typed(entry, get_args(hint)[0], name) for entry in value)
+        return entries[0] if one_or_several and len(entries) == 1 else entries
     return _scalar(value, hint, name)
 
 

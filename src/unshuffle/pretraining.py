@@ -6,24 +6,40 @@ import os
 import platform
 import shlex
 import shutil
+import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 
 import unshuffle
 from unshuffle.accelerator import choose_device, local_rank
-from unshuffle.config import Config, check, preset_config
+from unshuffle.config import (
+    CPU_PRESET,
+    GPU_PRESETS,
+    Config,
+    OrderingConfig,
+    addresses,
+    check,
+    preset_config,
+    with_absolute_paths,
+    with_epochs,
+    with_options,
+)
 from unshuffle.console import ResilientConsole, say
+from unshuffle.data.dataset import address_exists
 from unshuffle.data.held_out import load_held_out, save_held_out
+from unshuffle.data.squares import WHOLE
 from unshuffle.errors import UserError
 from unshuffle.evaluation.retrieval import RetrievalMonitor, build_monitor
 from unshuffle.files import check_folder, csv_cell, locked, locked_folder
 from unshuffle.models.weights import save_backbone
-from unshuffle.options import differences, merge, write_config
+from unshuffle.options import differences, write_config
 from unshuffle.permutations import save_permutations
 from unshuffle.report.page import write_report
 from unshuffle.report.pictures import draw_pictures
@@ -42,13 +58,16 @@ from unshuffle.runs.folders import find_runs
 from unshuffle.runs.history import stored_permutations
 from unshuffle.runs.run import Run
 from unshuffle.tasks import build_tasks
+from unshuffle.tasks.base import Inputs, Network
 from unshuffle.tasks.prepare import Data, prepare
 from unshuffle.training import distributed
 from unshuffle.training.display import Display
 from unshuffle.training.distributed import is_main, together
 from unshuffle.training.log import NoLog, RunLog
+from unshuffle.training.optim import Optimisers, lr_factor
+from unshuffle.training.step import Step
 from unshuffle.training.trainer import Trainer, build_trainer, fit_crop_sizes, initial_backbone
-from unshuffle.wording import counted, skipped_sentence
+from unshuffle.wording import counted, duration, os_error_sentence, skipped_sentence
 
 CHANGEABLE_ON_RESUME = (
     "device",
@@ -59,17 +78,26 @@ CHANGEABLE_ON_RESUME = (
     "data.shard_cache_gb",
     "data.gpu_memory_fraction",
     "data.limits.memory_gb",
+    "data.val_images",
+    "data.val_videos",
+    "data.test_images",
+    "data.test_videos",
+    "monitor.gallery",
+    "monitor.queries",
     "out",
     "images",
     "videos",
 )
+"""Options, or their sections, that a resumed run may have other values of; it checks that the data is the same."""
+LENGTH = ("optim.iterations", "optim.epochs", "optim.milestones")
+"""Options by which a resumed run is made longer."""
 STARTING = ".starting"
 """Folder in a run folder that holds the first files until they are complete."""
 
 
 def pretrain(
-    images: str | Path | None = None,
-    videos: str | Path | None = None,
+    images: str | Path | Sequence[str | Path] | None = None,
+    videos: str | Path | Sequence[str | Path] | None = None,
     out: str | Path | None = None,
     *,
     preset: str = "demo",
@@ -80,15 +108,20 @@ def pretrain(
     world.
 
     Options are the fields of `unshuffle.config.Config`; sections are given as dicts, such as
-    `optim={"iterations": 1000}`. Returns the run: a folder with the backbone, the metrics and pictures.
+    `optim={"warmup": 100}`. The short names of the command line work too: `iterations`, `epochs`, `batch_size`, `lr`,
+    `backbone`. Returns the run: a folder with the backbone, the metrics and pictures.
     """
     given = {"images": images, "videos": videos, "out": out}
-    paths = {name: str(path) for name, path in given.items() if path is not None}
+    paths = {
+        name: str(value) if isinstance(value, str | Path) else tuple(map(str, value))
+        for name, value in given.items()
+        if value is not None
+    }
     if resume and out is None:
         raise UserError("resume needs the run folder: give out")
     run = Run(Path(out or "").expanduser())
     base = run.config if resume and run.config_file.is_file() else preset_config(preset)
-    return run_pretraining(merge(base, {**paths, **options}), resume=resume)
+    return run_pretraining(with_options(base, {**paths, **options}), resume=resume)
 
 
 def run_pretraining(config: Config, resume: bool = False, console: Console | None = None) -> Run:
@@ -106,6 +139,8 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
     config = replace(config, out=out)
     resumed = Run(out) if resume and out is not None and Run(out).config_file.is_file() else None
     with together():
+        if resumed is not None:
+            config = with_stored_length(config, resumed.config)
         check(config)
         config, remarks = fit_crop_sizes(config)
         _check_divisible(config, config.data.val_size)
@@ -118,19 +153,27 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
     if resumed is not None and distributed.broadcast(_is_finished(resumed, config)):
         say(
             console,
-            f"{out} is finished, with all its {config.optim.iterations} iterations: to train its weights further, "
-            f"start another run with --init {shlex.quote(str(out))}",
+            f"{out} is finished, with all its {config.optim.iterations} iterations: give more (--iterations) to "
+            f"continue it, or start another run from its weights with --init {shlex.quote(str(out))}",
         )
         return resumed
+    stored = config
     with together():
         if resumed is not None and list_checkpoints(resumed.checkpoints):
             config = replace(config, init=None)  # the checkpoint holds the weights
-        choose_device(config.device)
+        device = choose_device(config.device)
         try_backbone(config)
+        if is_main() and device.type == "cpu":
+            _warn_of_cpu(config, console)
     data = _prepare(config)
-    for sentence in (*remarks, *data.sentences()):
+    samples = {name: len(task_samples) for name, task_samples in data.training.items()}
+    config, epochs = with_epochs(config, samples, scale=resumed is None)
+    for sentence in (*remarks, *data.sentences(), *epochs):
         say(console, sentence)
     with together():
+        check(config)
+        if resumed is not None:
+            _check_length(config, resumed)
         _check_divisible(config, min(len(samples) for samples in data.validation.values()))
         permutations = None if resumed is None else stored_permutations(resumed)
         trainer = build_trainer(config, data, permutations, build_monitor(config, console) if is_main() else None)
@@ -139,18 +182,70 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
     warnings = {} if resumed is None else _restore(trainer, run, console)
     describe(trainer, run, console)
     with together():
+        stored = with_absolute_paths(replace(stored, out=run.folder, optim=config.optim))
         if is_main() and resumed is None:
-            _start_folder(run, trainer)
+            _start_folder(run, trainer, stored)
             locks.enter_context(_run_lock(run))
         log = _open_log(trainer, run) if is_main() else NoLog()
+        if resumed is not None:
+            _extend(trainer, resumed.config, log, console)
+            if is_main() and differences(resumed.config, stored):
+                write_config(stored, run.config_file)
+                locks.enter_context(_run_lock(run))  # the file is another one now
         for concern, sentence in warnings.items():
             log.write("warning", trainer.iteration, concern=concern, sentence=sentence)
     with log:
         trainer.train(run, log, Display(trainer.statuses(), config.optim.iterations, trainer.iteration, console))
-    with together():
-        if is_main():
-            _finish(trainer, run, console)
+        with together():
+            if is_main():
+                _finish(trainer, run, log, console)
     return run
+
+
+def _warn_of_cpu(config: Config, console: Console) -> None:
+    """Print how long the training would take without a GPU, if it is made for one, and what to choose instead."""
+    backbone, small = config.model.backbone, preset_config(CPU_PRESET).model.backbone
+    if config.preset not in GPU_PRESETS and backbone == small:
+        return
+    choice = f"--preset {config.preset}" if config.preset in GPU_PRESETS else f"the backbone {backbone}"
+    seconds, optim = estimate_step(config), config.optim
+    time_left = (
+        f"each iteration takes about {duration(seconds)}"
+        if optim.epochs is not None
+        else f"{counted(optim.iterations, 'iterations')} take about {duration(seconds * optim.iterations)}"
+    )
+    advice = f"--preset {CPU_PRESET}" if config.preset in GPU_PRESETS else f"--backbone {small}"
+    say(console, f"warning: {choice} is made for a GPU; on this CPU {time_left}. Use {advice} instead")
+
+
+def estimate_step(config: Config) -> float:
+    """Return about how many seconds a training step takes on the CPU, by two steps with few random samples."""
+    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    sections = {name: config.section(name) for name in config.task_names}
+    permutations = {
+        name: rng.permuted(np.tile(np.arange(section.parts), (section.permutations, 1)), axis=1)
+        for name, section in sections.items()
+        if isinstance(section, OrderingConfig)
+    }
+    tasks = build_tasks(config, sections, permutations=permutations)
+    network = Network(initial_backbone(config), tasks)
+    weights = {name: section.loss_weight for name, section in sections.items()}
+    step = Step(network, weights, Optimisers(network, config), "fp32")
+
+    def seconds(samples: int) -> float:
+        inputs = {}
+        for name, task in tasks.items():
+            crops = torch.rand(samples, task.parts, 3, task.settings.crop_size, task.settings.crop_size)
+            inputs[name] = Inputs(crops, task.targets(samples, generator, WHOLE))
+        begin = time.perf_counter()
+        step(inputs, 0)
+        return time.perf_counter() - begin
+
+    seconds(2)  # the first step also allocates
+    few, more = seconds(2), seconds(6)
+    batch = max(map(config.batch_size, sections)) // distributed.size()
+    each = (more - few) / 4 if more > few else more / 6
+    return few + each * max(0, batch - 2)
 
 
 def _check_divisible(config: Config, val_size: int) -> None:
@@ -172,15 +267,79 @@ def _prepare(config: Config) -> Data:
 def _check_out(config: Config, resumed: Run | None) -> None:
     """Raise a UserError if the run folder holds something else, or a run with another config."""
     if resumed is not None:
-        changed = [name for name in differences(resumed.config, config) if not name.startswith(CHANGEABLE_ON_RESUME)]
+        changed = [name for name in changed_options(resumed.config, config) if name not in LENGTH]
         if changed:
             raise UserError(f"a resumed run keeps its config, but {', '.join(changed)} would change")
+        _check_length(config, resumed)
+        for medium in ("images", "videos"):
+            for address in addresses(getattr(config, medium)):
+                if not address_exists(address):
+                    raise UserError(f"{address} does not exist: if the run's data was moved, give --{medium} again")
         return
     if config.out is not None and Run(config.out).config_file.exists():
         raise UserError(f"{config.out} already holds a run: continue it with --resume, or choose another --out")
     if config.out is not None and config.out.is_dir() and not _can_start(config.out):
         raise UserError(f"{config.out} is not empty: choose another --out")
     check_folder(config.out or Path("runs"), "--out")
+
+
+def changed_options(before: Config, after: Config) -> list[str]:
+    """Return the options that decide a run and in which two configs differ, wherever the data lies."""
+    names = differences(with_absolute_paths(before), with_absolute_paths(with_stored_length(after, before)))
+    return [name for name in names if not name.startswith(CHANGEABLE_ON_RESUME)]
+
+
+def with_stored_length(config: Config, stored: Config) -> Config:
+    """Return a config with the iterations that the same number of epochs became when a run was started."""
+    if config.optim.epochs is None or config.optim.epochs != stored.optim.epochs:
+        return config
+    optim, known = config.optim, stored.optim
+    lengths = {"iterations": known.iterations, "warmup": known.warmup, "milestones": known.milestones}
+    return replace(config, optim=replace(optim, **lengths))  # type: ignore[arg-type]
+
+
+def _check_length(config: Config, resumed: Run) -> None:
+    """Raise a UserError if a resumed run would be shorter than it was, or not the same up to where it is."""
+    before, after = resumed.config.optim, config.optim
+    if after.epochs not in (None, before.epochs) and after.iterations == before.iterations:
+        return  # not known before the data
+    if after.iterations < before.iterations:
+        raise UserError(
+            f"{resumed.folder} was started for {before.iterations} iterations and cannot become shorter, "
+            f"{after.iterations}: give more, or leave it out"
+        )
+    if after.iterations > before.iterations and len(config.stages) > 1:
+        raise UserError(
+            f"tasks {config.tasks} divides the iterations among its stages, so a run of it cannot become longer: start "
+            f"another one with --init {shlex.quote(str(resumed.folder))}"
+        )
+    reached = max(checkpoint_iterations(resumed.checkpoints), default=0)
+    past = [{milestone for milestone in optim.milestones if milestone < reached} for optim in (before, after)]
+    if past[0] != past[1]:
+        raise UserError(
+            f"{resumed.folder} is at iteration {reached}, and optim.milestones before that cannot change; they are "
+            f"{', '.join(map(str, sorted(past[0]))) or 'none'}"
+        )
+
+
+def _extend(trainer: Trainer, before: Config, log: RunLog, console: Console) -> None:
+    """State what more iterations, or other milestones, do to the learning rates of a resumed run from here on."""
+    optim, iteration = trainer.config.optim, trainer.iteration
+    if (optim.iterations, optim.milestones) == (before.optim.iterations, before.optim.milestones):
+        return
+    trainer.owes_rollouts = iteration == before.optim.iterations < optim.iterations
+    log.write("extended", iteration, before=before.optim.iterations, iterations=optim.iterations)
+    old, new = (100 * lr_factor(version, iteration) for version in (before, trainer.config))
+    percent = f"{new:.3g} % of their full values"
+    if optim.schedule == "cosine":
+        schedule = f"the cosine now ends there, so the learning rates continue at {percent} instead of {old:.3g} %"
+    else:
+        milestones = ", ".join(map(str, optim.milestones)) or "none"
+        schedule = (
+            f"warm-up and milestones ({milestones}) stay at their iterations, so the learning rates continue at "
+            f"{percent}; --optim.milestones sets further drops"
+        )
+    say(console, f"{optim.iterations} iterations instead of {before.optim.iterations}: {schedule}")
 
 
 def _can_start(folder: Path) -> bool:
@@ -191,6 +350,8 @@ def _can_start(folder: Path) -> bool:
 
 def _is_finished(run: Run, config: Config) -> bool:
     """Return whether nothing is left to do; a run may also have been interrupted before its report was written."""
+    if config.optim.epochs not in (None, run.config.optim.epochs):
+        return False
     trained = any(iteration >= config.optim.iterations for iteration in checkpoint_iterations(run.checkpoints))
     return trained and run.weights.exists() and (run.report.exists() or not config.log.pictures)
 
@@ -218,7 +379,7 @@ def try_backbone(config: Config) -> None:
         task.features(backbone)
 
 
-def _start_folder(run: Run, trainer: Trainer) -> None:
+def _start_folder(run: Run, trainer: Trainer, config: Config) -> None:
     """Write the permutation sets, then the config, which makes the folder a run.
 
     Both are first written into a folder that marks a start that is not finished, so that a process killed in between
@@ -237,7 +398,7 @@ def _start_folder(run: Run, trainer: Trainer) -> None:
         started.permutations.mkdir(parents=True)
         for name, rows in trainer.permutations.items():
             save_permutations(started.permutations / f"{name}.npy", rows.cpu().numpy())
-        write_config(replace(trainer.config, out=run.folder), started.config_file)
+        write_config(config, started.config_file)
         started.permutations.rename(run.permutations)
         started.config_file.rename(run.config_file)
         draft.rmdir()
@@ -331,7 +492,7 @@ def _open_log(trainer: Trainer, run: Run) -> RunLog:
     return log
 
 
-def _finish(trainer: Trainer, run: Run, console: Console) -> None:
+def _finish(trainer: Trainer, run: Run, log: RunLog, console: Console) -> None:
     config = trainer.config
     save_backbone(
         trainer.network.backbone,
@@ -339,7 +500,7 @@ def _finish(trainer: Trainer, run: Run, console: Console) -> None:
         crop_sizes={name: task.settings.crop_size for name, task in trainer.tasks.items()},
         permutations={name: rows.cpu().numpy() for name, rows in trainer.permutations.items()},
     )
-    pages = _draw(trainer, run, console) if config.log.pictures else []
+    pages = _draw(trainer, run, log, console) if config.log.pictures else []
     console.print(error_table(run))
     if trainer.monitor is not None:
         console.print("", retrieval_table(run), sep="\n")
@@ -350,15 +511,17 @@ def _finish(trainer: Trainer, run: Run, console: Console) -> None:
         say(console, f"  {path}")
 
 
-def _draw(trainer: Trainer, run: Run, console: Console) -> list[Path]:
+def _draw(trainer: Trainer, run: Run, log: RunLog, console: Console) -> list[Path]:
     """Write the report and the pictures, and return the files."""
     snapshot = Snapshot.of(trainer, hold_out(trainer))
     pictures = draw_pictures(snapshot, trainer.monitor, run)
+    log.write_pictures(trainer.iteration, pictures)
     try:
         stored = replace(snapshot, held_out=load_held_out(run.held_out))  # as `unshuffle report` will show it
         write_report(find_runs([run.folder]), run.report, snapshots={run.folder: stored})
     except Exception as error:  # the training is done, and the page can be written again
         again = f"unshuffle report {shlex.quote(str(run.folder))}"
-        say(console, f"no report was written ({error}); try again with: {again}")
+        problem = os_error_sentence(error) if isinstance(error, OSError) else error
+        say(console, f"no report was written ({problem}); try again with: {again}")
         return pictures
     return [run.report, *pictures]

@@ -1,8 +1,11 @@
 """Sentences for the user, made of facts."""
 
 import difflib
+import errno
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -27,6 +30,31 @@ def listed(names: Sequence[str], limit: int = 4) -> str:
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
+def duration(seconds: float) -> str:
+    """Return a time in the units that a reader wants: `0.8 s`, `45 s`, `3 min 20 s`, `5 h 12 min`, `22 days 18 h`."""
+    if 0.05 <= seconds < 9.95:
+        return f"{seconds:.1f} s".replace(".0 ", " ")
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return _two_units(whole, 60, "min", "s")
+    minutes = round(seconds / 60)
+    if minutes < 2 * 24 * 60:
+        return _two_units(minutes, 60, "h", "min")
+    return _two_units(round(seconds / 3600), 24, "days", "h")
+
+
+def time_left(seconds: float, done: int, remaining: int) -> str:
+    """Return `5 h 12 min left`: the time that the remaining work takes at the speed of what is done."""
+    return f"{duration(seconds / done * remaining)} left" if done > 0 else "time left unknown"
+
+
+def _two_units(amount: int, factor: int, large: str, small: str) -> str:
+    whole, rest = divmod(amount, factor)
+    return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
+
+
 def skipped_sentence(skipped: int, steps: int) -> str:
     """Return how many of so many training steps were skipped, and why."""
     verb = "was" if skipped == 1 else "were"
@@ -34,6 +62,25 @@ def skipped_sentence(skipped: int, steps: int) -> str:
         f"{skipped} of {counted(steps, 'steps')} {verb} skipped because the loss or a gradient was not finite; "
         "metrics.jsonl lists the files of their batches"
     )
+
+
+_OS_ADVICE = {
+    errno.EACCES: "change its permissions, or choose another place",
+    errno.EPERM: "change its permissions, or choose another place",
+    errno.EROFS: "choose another place",
+    errno.ENOSPC: "make room on the disk",
+    errno.EDQUOT: "make room on the disk",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
+
+
+def os_error_sentence(error: OSError, verb: str = "used") -> str:
+    """Return the system's error as a sentence: which file, what is wrong, what to do."""
+    problem = (error.strerror or str(error) or type(error).__name__).lower()
+    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes | Path)]
+    sentence = f"{' and '.join(names)} cannot be {verb}: {problem}" if names else problem
+    advice = _OS_ADVICE.get(error.errno or 0)
+    return f"{sentence}; {advice}" if advice else sentence
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 from safetensors.torch import load_file
 
 from unshuffle import cli, pretrain
@@ -250,3 +251,27 @@ def test_a_mistake_is_found_before_anything_is_trained(
     with pytest.raises(UserError, match=sentence):
         ablate(tmp_path / "out", **{**tiny, **options})
     assert not (tmp_path / "out").exists()
+
+
+def test_a_policy_that_never_started_is_remarked(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    tiny["policy"] |= {"interval": 1, "batches": 1}
+    options = {"arms": ["S+T", "S+T+P"], "seeds": 2, "console": Console(quiet=True)}
+    idle = ablate(tmp_path / "idle", **options, **{**tiny, "policy": {**tiny["policy"], "start_below": 0.0}})
+    assert idle.table.remarks == {
+        "S+T+P": "the policy never started (seeds 0, 1), so sampling was uniform: no error fell below "
+        "policy.start_below of chance in time"
+    }
+    assert "S+T+P: the policy never started" in (tmp_path / "idle" / "table.txt").read_text()
+    rows = {row["arm"]: row for row in csv.DictReader((tmp_path / "idle" / "table.csv").open())}
+    assert rows["S+T"]["remark"] == "" and rows["S+T+P"]["remark"].startswith("the policy never started")
+    active = ablate(tmp_path / "active", **options, **{**tiny, "policy": {**tiny["policy"], "start_below": 2.0}})
+    assert active.table.remarks == {}
+
+
+def test_an_ablation_in_epochs_resumes(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    del tiny["optim"]["iterations"]
+    options = {"arms": ["S", "T"], "epochs": 1, "console": Console(quiet=True), **tiny}
+    first = ablate(tmp_path / "out", **options)
+    assert Run(tmp_path / "out" / "S" / "seed-0").config.optim.iterations > 2 and not first.failures
+    (tmp_path / "out" / "S" / "seed-0" / "backbone.safetensors").unlink()  # as if killed just before its end
+    assert ablate(tmp_path / "out", **options).metrics == first.metrics

@@ -1,6 +1,7 @@
 import csv
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,14 @@ def test_all_forms_are_written(tmp_path: Path) -> None:
 def test_cells_are_read_back(tmp_path: Path) -> None:
     TABLE.write(tmp_path)
     assert read_table(tmp_path / "table.csv") == TABLE.cells()
+
+
+def test_a_remark_stands_below_the_table_and_in_the_csv(tmp_path: Path) -> None:
+    table = replace(TABLE, remarks={"S&T": "the policy never started"})
+    assert table.text().splitlines()[-1] == "S&T: the policy never started"
+    assert "S&T: the policy never started" in table.markdown() and "% S&T: the policy" in table.latex()
+    first, second = csv.DictReader(io.StringIO(table.csv()))
+    assert (first["remark"], second["remark"]) == ("the policy never started", "")
+    (tmp_path / "table.csv").write_text(table.csv())
+    (tmp_path / "plain.csv").write_text(TABLE.csv())
+    assert read_table(tmp_path / "table.csv") == read_table(tmp_path / "plain.csv") != []

@@ -99,7 +99,22 @@ def test_a_run_without_a_validation(copied: Run, analyse: Callable[..., object])
 def test_the_files_of_one_run_go_into_it() -> None:
     assert find_analysis("cost")(run=Path("runs/a")).folder == Path("runs/a/analysis")  # type: ignore[call-arg]
     assert find_analysis("convergence")(runs=(Path("a"), Path("b"))).folder == Path("analysis")  # type: ignore[call-arg]
+    for name in ("convergence", "error-map"):
+        assert find_analysis(name)(runs=(Path("~/a"),)).folder == Path.home() / "a" / "analysis"  # type: ignore[call-arg]
     assert find_analysis("cost")(run=Path("runs/a"), out=Path("x")).folder == Path("x")  # type: ignore[call-arg]
+
+
+def test_the_files_of_a_run_given_as_weights_go_into_it(run: Run) -> None:
+    neighbours, activations = find_analysis("neighbours"), find_analysis("activations")
+    assert neighbours(weights=(str(run.folder),)).folder == run.folder / "analysis"  # type: ignore[call-arg]
+    assert neighbours(weights=("random:tiny",)).folder == Path("analysis")  # type: ignore[call-arg]
+    assert neighbours(weights=(str(run.folder), "random")).folder == Path("analysis")  # type: ignore[call-arg]
+    assert activations(weights=str(run.folder), data=("x",)).folder == run.folder / "analysis"  # type: ignore[call-arg]
+
+
+def test_the_command_writes_into_the_only_run(copied: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["analyze", "error_map", str(copied.folder)]) == 0
+    assert (copied.folder / "analysis" / "error-map.csv").is_file()
 
 
 def test_a_run_without_an_ordering_task(

@@ -1,11 +1,13 @@
 """The command line as a user sees it: its surface, its errors, its exit codes."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,12 @@ def photos(folder: Path, count: int) -> Path:
         ("pretrain --policy.interval 3", "policy.interval is 3, but must be at least policy.batches, which is 25"),
         ("pretrain --optim.iteratons 3", "did you mean --optim.iterations?"),
         ("pretrain --optim.iterations many", "--optim.iterations is 'many', but must be a whole number; see unshuffle"),
-        ("pretrain --iterations 3", "there is no option --iterations (did you mean --optim.iterations?)"),
+        ("pretrain --iterations 3 --epochs 2", "give iterations or epochs, not both"),
+        ("pretrain --epochs 2 --optim.warmup 5", "optim.warmup counts iterations: give iterations with it instead"),
+        ("pretrain --momentum 0.5", "(did you mean --optim.backbone.momentum, --spatial.optimiser.momentum, "),
+        ("pretrain --images a a", "images names a twice: leave one of them out"),
+        ("pretrain --images a b.tar", "a does not exist"),
+        ("pretrain --log.pictures no", "'no' belongs to no option"),
         ("pretrain --optim.iterations", "--optim.iterations needs a value"),
         (
             "pretrain --tasks X",
@@ -341,8 +348,11 @@ def test_help_shows_the_values_of_the_preset(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         cli.run(["pretrain", "--preset", "paper", "--help"])
     short = capsys.readouterr().out
-    assert "default: paper" in " ".join(short.split()) and "--optim.* " in short and "350000" not in short
+    assert "default: paper" in " ".join(short.split()) and "--optim.* " in short and "--optim.warmup" not in short
     assert "None" not in short
+    for option in ("--iterations INT", "--epochs FLOAT", "--batch-size INT", "--lr FLOAT", "--backbone STR"):
+        assert f"  {option} " in short
+    assert "Training steps in all. (default: 350000)" in " ".join(short.split())
 
 
 def test_the_surface_of_the_command_line_is_a_contract() -> None:
@@ -391,3 +401,34 @@ def test_after_ctrl_c_a_thread_inside_a_library_is_not_waited_for() -> None:
     code += "stopping.GRACE_SECONDS = 0.1\ncli.run = lambda args: 130\n"
     code += "threading.Thread(target=time.sleep, args=(600,)).start()\ncli.main()\n"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 130
+
+
+def test_errors_of_the_system_have_no_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(args: Sequence[str]) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", "/data/x")
+
+    monkeypatch.setitem(cli.COMMANDS, "doctor", (denied, ""))
+    assert cli.run(["doctor"]) == 2
+    assert capsys.readouterr().err == (
+        "unshuffle: /data/x cannot be used: permission denied; change its permissions, or choose another place\n"
+    )
+
+
+WARNS = r"""
+import logging, warnings
+from unshuffle import cli
+def command(args):
+    warnings.warn_explicit("Corrupt EXIF data", UserWarning, "TiffImagePlugin.py", 1, "PIL.TiffImagePlugin")
+    logging.getLogger("PIL.TiffImagePlugin").error("More samples per pixel than can be decoded")
+    warnings.warn("two\nlines of a library")
+    return 0
+cli.COMMANDS["doctor"] = (command, "")
+cli.main()
+"""
+
+
+def test_warnings_of_libraries_are_one_line_and_those_of_pillow_none() -> None:
+    done = subprocess.run([sys.executable, "-c", WARNS, "doctor"], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "warning: two lines of a library\n")

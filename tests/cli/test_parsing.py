@@ -8,9 +8,11 @@ from typing import Annotated, Any, Literal
 import pytest
 from annotated_types import Ge
 
+from unshuffle.cli.ablate import AblateCommand
+from unshuffle.cli.bench import BenchCommand
 from unshuffle.cli.parsing import HIDDEN, POSITIONAL, REQUIRED, parse, parse_config_command
 from unshuffle.cli.pretrain import PretrainCommand
-from unshuffle.config import PRESETS
+from unshuffle.config import PRESETS, Config
 from unshuffle.errors import UserError
 
 
@@ -44,6 +46,10 @@ class Command:
     """Which version."""
     task: Literal["spatial", "temporal"] | None = None
     """One task alone."""
+    mode: Literal["dash-ed", "plain"] = "plain"
+    """How."""
+    sources: str | tuple[str, ...] | None = None
+    """Where from: one place, or several."""
     file_name: str = "x"
     """A name."""
     fast: bool = False
@@ -89,6 +95,19 @@ def read_several(line: str) -> Several:
         ("x --section.steps --section.rate -1e-3", Command(Path("x"), section=Section(steps=(), rate=-1e-3))),
         ("x --section.steps 4 -5 --fast", Command(Path("x"), section=Section(steps=(4, -5)), fast=True)),
         ("x --count 4 --count 5", Command(Path("x"), count=5)),
+        ("x --section.steps 4,-5", Command(Path("x"), section=Section(steps=(4, -5)))),
+        ("x --section.steps=4,5", Command(Path("x"), section=Section(steps=(4, 5)))),
+        ("x --section.steps 4, 5 ,6", Command(Path("x"), section=Section(steps=(4, 5, 6)))),
+        ("x --section.jitter false --fast true", Command(Path("x"), fast=True, section=Section(jitter=False))),
+        ("x --section.jitter=False --fast=TRUE", Command(Path("x"), fast=True, section=Section(jitter=False))),
+        ("x --section.no_jitter true", Command(Path("x"), section=Section(jitter=False))),
+        ("x --section.no-jitter false", Command(Path("x"))),
+        ("--fast false x", Command(Path("x"))),
+        ("x --mode dash_ed", Command(Path("x"), mode="dash-ed")),
+        ("x --mode dash-ed", Command(Path("x"), mode="dash-ed")),
+        ("x --sources a", Command(Path("x"), sources="a")),
+        ("x --sources a,b c", Command(Path("x"), sources=("a,b", "c"))),
+        ("x --sources none", Command(Path("x"))),
     ],
 )
 def test_values(line: str, command: Command) -> None:
@@ -100,6 +119,7 @@ def test_values(line: str, command: Command) -> None:
     [
         ("", "still missing: DATA"),
         ("x --count", "--count needs a value"),
+        ("x --sources", "--sources needs a value"),
         ("x --count --fast", "--count needs a value"),
         ("x --count many", "--count is 'many', but must be a whole number"),
         ("x --count 1.5", "--count is '1.5', but must be a whole number"),
@@ -117,7 +137,7 @@ def test_values(line: str, command: Command) -> None:
         ("x --colour 3", "there is no option --colour"),
         ("x --hidden 3", "there is no option --hidden"),
         ("x --data 3", "there is no option --data"),
-        ("x --fast=yes", "--fast takes no value"),
+        ("x --fast=yes", "--fast is 'yes', but must be true or false, or have no value"),
         ("x --fast yes", "'yes' belongs to no option"),
         ("x y", "'y' belongs to no option"),
     ],
@@ -203,3 +223,39 @@ def test_help_lists_every_option_that_is_read(capsys: pytest.CaptureFixture[str]
     printed = capsys.readouterr().out.replace(",", " ").split()
     options = [word for word in option_words(PRESETS["demo"]()) if word.startswith("--")]
     assert len(options) > 80 and set(options) <= set(printed)
+
+
+def pretrain(*words: str) -> Config:
+    return parse_config_command(PretrainCommand, "pretrain", words).run_config()
+
+
+def test_short_names() -> None:
+    config = pretrain("--iterations", "7", "--batch-size", "6", "--backbone", "resnet18")
+    assert (config.optim.iterations, config.optim.batch_size, config.model.backbone) == (7, 6, "resnet18")
+    assert pretrain("--batch_size=6") == pretrain("--batch-size", "6") == pretrain("--optim.batch-size", "6")
+    assert pretrain("--epochs", "1.5").optim.epochs == 1.5
+
+
+def test_the_short_learning_rate_changes_all_in_proportion() -> None:
+    config = pretrain("--preset", "small", "--lr", "0.01")
+    assert config.optim.backbone.lr == 0.01
+    assert config.spatial.optimiser.lr == config.temporal.optimiser.lr == 0.005
+    assert config.policy == pretrain("--preset", "small").policy, "the policy's is another"
+    assert pretrain("--lr", "0.01", "--spatial.optimiser.lr", "1").spatial.optimiser.lr == 1
+
+
+def test_an_option_of_a_command_comes_before_a_short_name() -> None:
+    command = parse_config_command(BenchCommand, "bench", ["--iterations", "3"])
+    assert (command.iterations, command.optim.iterations) == (3, 400)
+
+
+def test_several_folders() -> None:
+    assert pretrain("--images", "a", "b", "--videos", "c").images == ("a", "b")
+    assert pretrain("--images", "a").images == "a"
+
+
+def test_a_list_is_not_split_at_the_comma_in_the_name_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "a,b.yaml"
+    file.touch()
+    command = parse_config_command(AblateCommand, "ablate", ["--arms", "S,S+T", str(file)])
+    assert command.arms == ("S", "S+T", str(file))

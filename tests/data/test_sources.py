@@ -1,4 +1,5 @@
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from unshuffle.config import Config, DataConfig, SyntheticConfig
 from unshuffle.data import sources
 from unshuffle.data.pack import pack
+from unshuffle.data.source import FlatSource
 from unshuffle.data.sources import Media, SourceFacts
 from unshuffle.data.store import Store
 from unshuffle.data.synthetic import SyntheticSource
@@ -190,3 +192,43 @@ def test_a_split_list_of_a_packed_store_is_refused(config: Config, split_list: P
     lists = split_list.parent.rename(tmp_path / "store" / "lists")
     with pytest.raises(UserError, match=r"lists videos of the packed store .*: give the folder of video files"):
         _ = open_media(replace(config, videos=str(lists / split_list.name))).videos
+
+
+# several folders
+
+
+def test_several_folders_are_one_source(config: Config, image_folder: Path, tmp_path: Path) -> None:
+    twin = tmp_path / "elsewhere" / image_folder.name
+    shutil.copytree(image_folder, twin)
+    media = open_media(replace(config, images=(str(image_folder), str(twin))))
+    both, alone = media.images, open_media(replace(config, images=str(image_folder))).images
+    assert both is not None and alone is not None and len(both) == 2 * len(alone) == 12
+    label = image_folder.name
+    assert list(both.names) == [f"{label}/{name}" for name in alone.names] + [
+        f"{label}-2/{name}" for name in alone.names
+    ]
+    for item in range(12):
+        assert (both.num_frames(item), both.size(item)) == (1, alone.size(item % 6))
+        np.testing.assert_array_equal(both.read(item, [0]), alone.read(item % 6, [0]))
+    assert [facts.address for facts in media.facts] == [str(image_folder), str(twin)]
+    assert media.skipped[2][0] == f"{label}-2/b/cc.jpg"
+
+
+def test_the_bytes_of_several_folders_are_contiguous(config: Config, image_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(image_folder, tmp_path / "twin")
+    both = open_media(replace(config, images=(str(image_folder), str(tmp_path / "twin")))).images
+    assert isinstance(both, FlatSource)
+    data, starts = both.flat()
+    assert both.flat_bytes == len(data)
+    for item in range(len(both)):
+        height, width = both.size(item)
+        pixels = data[starts[item] :][: height * width * 3].reshape(1, height, width, 3)
+        np.testing.assert_array_equal(pixels, both.read(item, [0]))
+    jpeg = replace(config, data=replace(config.data, encoding="jpeg"))
+    compressed = open_media(replace(jpeg, images=(str(image_folder), str(tmp_path / "twin")))).images
+    assert isinstance(compressed, FlatSource) and compressed.flat_bytes is None
+
+
+def test_shards_are_one_address(config: Config, image_folder: Path) -> None:
+    with pytest.raises(UserError, match=r"b\.tar means tar shards, which are one address"):
+        _ = open_media(replace(config, images=(str(image_folder), "b.tar"))).images

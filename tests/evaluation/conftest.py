@@ -39,6 +39,12 @@ def slow_nearest(
 
 
 @pytest.fixture(autouse=True)
+def cache_of_the_test(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep the states of interrupted evaluations out of the user's cache."""
+    monkeypatch.setattr("unshuffle.data.dataset.CACHE", tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
 def headlines_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that every evaluation that runs here has a metric that the ablation makes a column of."""
     names = {entry.name: name for name, entry in EVALUATIONS.items()}

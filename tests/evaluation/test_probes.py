@@ -14,6 +14,7 @@ from torch import nn
 
 from unshuffle import cli
 from unshuffle.console import Advance, progress
+from unshuffle.data import dataset
 from unshuffle.data.dataset import LabelledDataset
 from unshuffle.data.synthetic import synthetic_images
 from unshuffle.errors import UserError
@@ -32,6 +33,8 @@ from unshuffle.evaluation.probes import (
     logistic_regression,
     standardised,
 )
+from unshuffle.evaluation.protocol import rounded
+from unshuffle.files import locked_folder
 
 QUIET = Console(quiet=True)
 TINY = {"weights": "random:tiny", "device": "cpu", "workers": 1}
@@ -190,9 +193,9 @@ def test_the_progress_bar_has_the_right_title(
 ) -> None:
     titles: list[str] = []
 
-    def noted(console: Console, title: str, total: int) -> AbstractContextManager[Advance]:
+    def noted(console: Console, title: str, total: int, done: int) -> AbstractContextManager[Advance]:
         titles.append(title)
-        return progress(console, title, total)
+        return progress(console, title, total, done)
 
     monkeypatch.setattr(finetuning, "progress", noted)
     replace(SHORT[name], train=classes[0], test=classes[1]).run(QUIET)
@@ -260,8 +263,119 @@ def test_a_signal_saves_and_says_how_to_resume(
     if out:
         assert output == f"interrupted at iteration 3 of 8; the same command continues from {tmp_path}\n"
         assert [path.name for path in (tmp_path / "unfinished" / "checkpoints").iterdir()] == ["00000003.pt"]
-    else:
-        assert output == "interrupted at iteration 3 of 8; nothing is saved without --out\n"
+        return
+    (state,) = (dataset.CACHE / "evaluations").iterdir()
+    assert output == f"interrupted at iteration 3 of 8; the same command continues from {state}\n"
+    monkeypatch.setattr(finetuning, "_step", step)
+    assert cli.run([*line, *folders, "--json", str(tmp_path / "a.json")]) == 0
+    printed = capsys.readouterr().out
+    assert f"the same command continues from {state}, which is deleted at the end" in printed
+    assert "resuming after iteration 3" in printed and not list(state.parent.iterdir())
+    unbroken = FineTuning(**TINY, train=str(classes[0]), test=str(classes[1]), batch_size=6, epochs=2).run(QUIET)
+    assert json.loads((tmp_path / "a.json").read_text())["metrics"] == rounded(unbroken.metrics)
+
+
+def interrupted_evaluation(classes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the command line of an evaluation that was interrupted after its first step."""
+    line = ["evaluate", "finetune", "--weights", "random:tiny", "--device", "cpu", "--batch-size", "6", "--epochs", "1"]
+    line += ["--train", str(classes[0]), "--test", str(classes[1])]
+    step = finetuning._step
+
+    def interrupted(*args: object) -> torch.Tensor:
+        signal.raise_signal(signal.SIGINT)
+        return step(*args)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(finetuning, "_step", interrupted)
+        assert cli.run(line) == 128 + signal.SIGINT
+    return line
+
+
+def test_an_interrupted_evaluation_of_other_files_starts_again(
+    classes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = shutil.copytree(classes[0], tmp_path / "train")
+    line = interrupted_evaluation((train, classes[1]), monkeypatch)
+    next(file for file in (train / "down").iterdir() if file.name != "broken.jpg").unlink()
+    assert cli.run(line) == 0
+    assert "weights or data have changed since" in capsys.readouterr().out
+    assert not list((dataset.CACHE / "evaluations").iterdir())
+
+
+def test_the_same_evaluation_twice_at_once_is_refused(
+    classes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = interrupted_evaluation(classes, monkeypatch)
+    (state,) = (dataset.CACHE / "evaluations").iterdir()
+    with locked_folder(state, "free"):
+        assert cli.run(line) == 2
+    assert "the same evaluation is running in another process" in capsys.readouterr().err
+
+
+def test_without_room_in_the_cache_nothing_is_kept(
+    classes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("unshuffle.cli.evaluate.MIN_FREE", 1e30)
+    interrupted_evaluation(classes, monkeypatch)
+    assert "nothing is saved" in capsys.readouterr().err
+
+
+# a schedule that fits the data
+
+
+def sized(monkeypatch: pytest.MonkeyPatch, size: int) -> dict[str, str]:
+    monkeypatch.setattr("unshuffle.evaluation.classification.open_dataset", lambda address: range(size))
+    return {"train": "somewhere"}
+
+
+@pytest.mark.parametrize("size", [3, 72, 1212, 5000])
+def test_few_images_are_probed_by_logistic_regression(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, choice = Linear.fitted(sized(monkeypatch, size))
+    assert options == Linear(preset="auto", fast=True)
+    assert choice == f"logistic regression (--fast) for {size:,} training images"
+
+
+def test_many_images_are_probed_for_as_many_epochs_as_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
+    options, choice = Linear.fitted(sized(monkeypatch, 51_200))
+    assert (options.fast, options.iterations, options.drop_every, options.batch_size) == (False, 5600, 1600, 256)
+    assert choice == "5,600 steps of SGD in batches of 256 for 51,200 training images"
+    whole, _ = Linear.fitted(sized(monkeypatch, 1_281_167))
+    assert (whole.iterations, whole.drop_every) == (140_000, 40_000), "ImageNet"
+    limited, _ = Linear.fitted({**sized(monkeypatch, 51_200), "limit": 100})
+    assert limited.fast
+
+
+def test_options_of_sgd_ask_for_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = sized(monkeypatch, 72)
+    options, _ = Linear.fitted({**few, "iterations": 700})
+    assert (options.fast, options.iterations, options.drop_every, options.batch_size) == (False, 700, 200, 64)
+    options, _ = Linear.fitted({**few, "fast": False})
+    assert (options.fast, options.iterations) == (False, 500)
+
+
+def test_the_nonlinear_probe_fits_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    options, choice = NonLinear.fitted(sized(monkeypatch, 72))
+    assert (options.protocol, options.iterations, options.hidden, options.batch_size) == ("rotnet", 125, 512, 64)
+    assert choice == ("protocol rotnet, layers of 512, 125 steps of SGD in batches of 64 for 72 training images")
+    many, _ = NonLinear.fitted(sized(monkeypatch, 19_200))
+    assert (many.iterations, many.hidden, many.batch_size) == (4000, 4096, 192), "40 epochs"
+    noroozi, _ = NonLinear.fitted({**sized(monkeypatch, 25_600), "protocol": "noroozi"})
+    assert (noroozi.iterations, noroozi.batch_size) == (7000, 256), "70 epochs"
+
+
+def test_fine_tuning_fits_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    options, choice = FineTuning.fitted(sized(monkeypatch, 72))
+    assert (options.epochs, options.min_iterations) == (50, 100)
+    assert choice == "50 epochs, 100 steps at least, for 72 training images"
+    assert FineTuning.fitted(sized(monkeypatch, 128_000))[0].epochs == 10
+    assert FineTuning.fitted(sized(monkeypatch, 10**7))[0].epochs == 1
+
+
+def test_the_default_says_what_it_chose(classes: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    data = ["--weights", "random:tiny", "--train", str(classes[0]), "--test", str(classes[1]), "--device", "cpu"]
+    assert cli.run(["evaluate", "linear", *data, "--layers", "pool5"]) == 0
+    chosen = capsys.readouterr().out.splitlines()[0]
+    assert chosen == ("logistic regression (--fast) for 25 training images; --preset paper has the published schedule")
 
 
 def test_a_note_about_training_files_in_the_test(

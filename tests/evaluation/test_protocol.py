@@ -1,7 +1,9 @@
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import fields, replace
 from io import StringIO
+from pathlib import Path
 from typing import Literal, get_origin
 
 import pytest
@@ -21,6 +23,7 @@ from unshuffle.evaluation.protocol import (
     published_table,
     rounded,
     skipped_figures,
+    with_preset,
 )
 from unshuffle.options import check_bounds, field_types
 
@@ -179,3 +182,28 @@ def test_a_note_about_shared_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
     note_shared(Console(), 3)
     assert "3 of the test files are training files too" in capsys.readouterr().out
+
+
+def test_the_presets_of_an_evaluation() -> None:
+    kind = find_evaluation("linear")
+    assert with_preset(kind, {"preset": "paper"}) == (kind(), None)
+    assert with_preset(kind, {"preset": "quick"}) == (kind.quick(), None)
+    assert with_preset(kind, {}) == (kind(preset="auto"), None), "there is no data to fit it to"
+
+
+@pytest.mark.parametrize(
+    ("name", "sets", "iterations"),
+    [
+        ("voc-classification", {"trainval": 50}, 798),
+        ("voc-classification", {"trainval": 3}, 400),
+        ("voc-detection", {"trainval": 50}, 399),
+    ],
+)
+def test_voc_schedules_fit_the_image_set(
+    name: str, sets: dict[str, int], iterations: int, devkit: Callable[..., Path]
+) -> None:
+    root = devkit(**sets)
+    options, choice = with_preset(find_evaluation(name), {"voc": root})
+    assert options.iterations == iterations  # type: ignore[attr-defined]
+    assert choice == f"{iterations} iterations for {sets['trainval']} training images"
+    assert with_preset(find_evaluation(name), {"voc": root, "iterations": 7})[1] is None

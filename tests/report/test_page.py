@@ -151,8 +151,8 @@ def test_from_the_run_folder_it_is_the_page_that_pretrain_wrote(run: Run, tmp_pa
 
 def test_the_time_includes_rollouts(run: Run, rollout_run: Run) -> None:
     texts = [" ".join(Seen(each.report.read_text(encoding="utf-8")).texts) for each in (run, rollout_run)]
-    assert "minutes of training and validation" in texts[0] and "rollouts" not in texts[0].split("config.yaml")[0]
-    assert "minutes of training, validation and rollouts" in texts[1]
+    assert " s of training and validation" in texts[0] and "rollouts" not in texts[0].split("config.yaml")[0]
+    assert " s of training, validation and rollouts" in texts[1]
 
 
 def test_several_runs_side_by_side(run: Run, uniform_run: Run, tmp_path: Path) -> None:

@@ -89,6 +89,12 @@ def test_the_command_gives_the_config_back(tiny_config: Callable[..., Config]) -
     assert "out" not in preset_changes(config)
 
 
+def test_the_command_of_a_run_in_epochs_over_several_folders(tiny_config: Callable[..., Config]) -> None:
+    epochs = {"epochs": 3.0, "iterations": 17, "milestones": [9]}
+    config = merge(tiny_config(), {"images": ["a, b", "c"], "optim": epochs})
+    assert parsed(repeat_command(config)) == replace(config, optim=replace(config.optim, epochs=None))
+
+
 def test_no_milestones_at_all(tiny_config: Callable[..., Config]) -> None:
     config = tiny_config()
     assert config.optim.milestones == ()

@@ -37,6 +37,16 @@ def test_every_line_is_printed_when_time_has_passed(monkeypatch: object) -> None
     assert len(text.getvalue().splitlines()) == 4
 
 
+def test_the_time_left_is_in_hours_and_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    display, text = make(terminal=False)
+    with display:
+        display._begin -= 10 * 3600 + 20 * 60
+        display.update(10)
+    first, last = text.getvalue().splitlines()
+    assert first.endswith("| 10 h 20 min left") and last.endswith("| 10 h 20 min left")
+    assert make(terminal=False)[0]._line().endswith("| time left unknown")
+
+
 def test_the_live_display_shows_figures_speed_and_chance() -> None:
     display, text = make(terminal=True)
     with display:

@@ -1,4 +1,5 @@
 import errno
+import io
 import json
 import os
 from pathlib import Path
@@ -6,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from unshuffle.errors import UserError
@@ -76,6 +78,20 @@ def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
     assert board.Scalars("validation/temporal/error")[0].value == 0.375
     assert board.Scalars("episode/temporal/reward")[0].value == 0.5
     assert board.Scalars("episode/temporal/sampled/1")[0].value == 4
+
+
+def test_tensorboard_gets_the_pictures(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "puzzles.png")
+    run = Run(tmp_path)
+    with RunLog(run) as log:
+        log.write_pictures(9, [tmp_path / "puzzles.png"])
+    board = EventAccumulator(str(run.tensorboard))
+    board.Reload()
+    (picture,) = board.Images("puzzles")
+    assert picture.step == 9
+    shown = Image.open(io.BytesIO(picture.encoded_image_string))
+    np.testing.assert_array_equal(np.asarray(shown), pixels)
 
 
 def test_a_validation_keeps_the_error_of_every_permutation(tmp_path: Path) -> None:

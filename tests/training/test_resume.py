@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from PIL import Image
 from rich.console import Console
 
 from unshuffle import pretraining
-from unshuffle.config import Config
+from unshuffle.config import Config, with_options
 from unshuffle.errors import UserError
 from unshuffle.models.weights import read_weights
+from unshuffle.options import merge, write_config
 from unshuffle.pretraining import run_pretraining
 from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
 from unshuffle.runs.run import Run
@@ -438,8 +440,8 @@ def test_only_what_does_not_change_the_result_may_change_on_resume(small: Any, t
     config = small(tmp_path / "run")
     run_pretraining(config)
     run_pretraining(small(tmp_path / "run", log={"train_every": 1}), resume=True)
-    with pytest.raises(UserError, match=r"optim\.iterations would change"):
-        run_pretraining(small(tmp_path / "run", optim={"iterations": 12}), resume=True)
+    with pytest.raises(UserError, match=r"optim\.batch_size would change"):
+        run_pretraining(small(tmp_path / "run", optim={"batch_size": 2}), resume=True)
 
 
 def test_a_finished_or_foreign_folder_is_not_overwritten(small: Any, tmp_path: Path) -> None:
@@ -497,12 +499,16 @@ def test_metrics_hold_no_line_twice_after_a_resume(small: Any, tmp_path: Path, m
     assert len(keys) == len(set(keys))
 
 
-def test_a_resumed_run_needs_the_data_it_began_with(small: Any, tmp_path: Path) -> None:
-    photos = tmp_path / "photos"
-    photos.mkdir()
+def make_photos(folder: Path) -> Path:
+    folder.mkdir()
     rng = np.random.default_rng(0)
     for number in range(12):
-        Image.fromarray(rng.integers(0, 256, (96, 96, 3), dtype=np.uint8)).save(photos / f"{number}.png")
+        Image.fromarray(rng.integers(0, 256, (96, 96, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    return folder
+
+
+def test_a_resumed_run_needs_the_data_it_began_with(small: Any, tmp_path: Path) -> None:
+    photos = make_photos(tmp_path / "photos")
     config = small(tmp_path / "run", images=str(photos), data={"cache": str(tmp_path / "cache")})
     run_pretraining(config).weights.unlink()  # as if it had been killed just before its end
     run_pretraining(config, resume=True).weights.unlink()
@@ -530,3 +536,137 @@ def test_a_start_that_fails_leaves_no_folder_behind(small: Any, tmp_path: Path) 
             run_pretraining(small(tmp_path / "run", **wrong))
         assert not (tmp_path / "run").exists()
     run_pretraining(small(tmp_path / "run"))
+
+
+# longer runs
+
+
+@pytest.mark.parametrize("options", [{}, {"policy": {"sampler": "rollouts", "rollout_iterations": 1}}])
+def test_a_longer_run_ends_where_one_of_that_length_does(small: Any, tmp_path: Path, options: dict[str, Any]) -> None:
+    long = small(tmp_path / "long", optim={"iterations": 14}, **options)
+    run_pretraining(small(tmp_path / "run", **options))
+    text = io.StringIO()
+    longer = small(tmp_path / "run", optim={"iterations": 14}, **options)
+    run = run_pretraining(longer, resume=True, console=Console(file=text, width=300))
+    other = run_pretraining(long)
+    assert_same(final_state(run), final_state(other))
+    rollouts = [[(entry["task"], entry["iteration"]) for entry in each.metrics("rollouts")] for each in (run, other)]
+    assert rollouts[0] == rollouts[1] and bool(rollouts[0]) == bool(options)
+    assert (
+        "14 iterations instead of 9: warm-up and milestones (6) stay at their iterations, so the learning rates "
+        "continue at 10 % of their full values; --optim.milestones sets further drops\n"
+    ) in text.getvalue()
+    assert run.config.optim.iterations == 14
+    assert [(entry["iteration"], entry["before"], entry["iterations"]) for entry in run.metrics("extended")] == [
+        (9, 9, 14)
+    ]
+    again = io.StringIO()
+    run_pretraining(longer, resume=True, console=Console(file=again))
+    assert "is finished, with all its 14 iterations" in again.getvalue()
+
+
+def test_a_longer_run_with_a_cosine_says_how_the_learning_rates_continue(small: Any, tmp_path: Path) -> None:
+    cosine = {"schedule": "cosine", "warmup": 0}
+    run_pretraining(small(tmp_path / "run", optim=cosine))
+    text = io.StringIO()
+    longer = small(tmp_path / "run", optim={**cosine, "iterations": 18})
+    run = run_pretraining(longer, resume=True, console=Console(file=text, width=300))
+    assert (
+        "18 iterations instead of 9: the cosine now ends there, so the learning rates continue at 50 % of their full "
+        "values instead of 0 %\n"
+    ) in text.getvalue()
+    lrs = [entry["lr"]["backbone"] for entry in run.metrics("train")]
+    assert lrs[0] > lrs[3] and lrs[5] > lrs[4] > lrs[-1], "falls, rises where it continues, and falls again"
+
+
+def test_a_run_interrupted_and_made_longer(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_and_die(small(tmp_path / "run"), 5, monkeypatch)
+    longer = {"optim": {"iterations": 12, "milestones": [8, 10]}}
+    run = run_pretraining(small(tmp_path / "run", **longer), resume=True)
+    assert (run.config.optim.iterations, run.config.optim.milestones) == (12, (8, 10))
+    assert_same(final_state(run), final_state(run_pretraining(small(tmp_path / "other", **longer))))
+
+
+def test_what_a_run_cannot_become(small: Any, tmp_path: Path) -> None:
+    run_pretraining(small(tmp_path / "run"))
+    config = (tmp_path / "run" / "config.yaml").read_bytes()
+    for optim, sentence in (
+        ({"iterations": 8}, "was started for 9 iterations and cannot become shorter, 8"),
+        ({"iterations": 12, "milestones": [7]}, r"milestones before that cannot change; they are 6$"),
+        ({"iterations": 12, "batch_size": 2}, r"keeps its config, but optim\.batch_size would change"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            run_pretraining(small(tmp_path / "run", optim=optim), resume=True)
+    run_pretraining(small(tmp_path / "stages", tasks="S&T"))
+    with pytest.raises(UserError, match=r"tasks S&T divides the iterations among its stages, .* --init"):
+        run_pretraining(small(tmp_path / "stages", tasks="S&T", optim={"iterations": 12}), resume=True)
+    assert (tmp_path / "run" / "config.yaml").read_bytes() == config
+
+
+def test_a_longer_run_is_locked_while_it_trains(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_pretraining(small(tmp_path / "run"))
+    longer, step, refused = small(tmp_path / "run", optim={"iterations": 12}), Trainer.step, []
+
+    def intruded_step(self: Trainer, *args: Any) -> None:
+        with pytest.raises(UserError, match="is being trained by another process"):
+            run_pretraining(longer, resume=True)
+        refused.append(self.iteration)
+        step(self, *args)
+
+    monkeypatch.setattr(Trainer, "step", intruded_step)
+    run_pretraining(longer, resume=True)
+    assert refused == [9, 10, 11]
+
+
+def test_epochs_of_a_resumed_run(small: Any, tmp_path: Path) -> None:
+    run = run_pretraining(small(tmp_path / "run", optim={"epochs": 2.0}))
+    steps = run.config.optim.iterations
+    assert (run.config.optim.epochs, final_state(run)["iteration"]) == (2, steps)
+    assert run.config.optim.milestones == (round(6 * steps / 9),)
+    text = io.StringIO()
+    run_pretraining(small(run.folder, optim={"epochs": 2.0}), resume=True, console=Console(file=text))
+    assert "is finished" in text.getvalue(), "the same epochs are the same iterations"
+    longer = merge(Run(run.folder).config, {"optim": {"epochs": 3.0}})
+    again = run_pretraining(longer, resume=True)
+    assert again.config.optim.iterations == pytest.approx(1.5 * steps, abs=1)
+    assert again.config.optim.milestones == run.config.optim.milestones
+    with pytest.raises(UserError, match="cannot become shorter"):
+        run_pretraining(merge(again.config, {"optim": {"epochs": 1.0}}), resume=True)
+
+
+# other folders
+
+
+def test_a_run_resumes_from_another_directory(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    photos = make_photos(tmp_path / "photos")
+    options = {"images": "photos", "data": {"cache": "cache"}}
+    run = run_pretraining(small(Path("runs/a"), **options))
+    assert Run(tmp_path / run.folder).config.images == str(photos)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    moved = Run(Path("../runs/a"))
+    longer = with_options(replace(moved.config, out=moved.folder), {"iterations": 11})
+    assert final_state(run_pretraining(longer, resume=True))["iteration"] == 11
+
+    photos.rename(tmp_path / "elsewhere" / "moved")
+    longer = with_options(replace(moved.config, out=moved.folder), {"iterations": 13})
+    with pytest.raises(UserError, match=r"photos does not exist: if the run's data was moved, give --images again"):
+        run_pretraining(longer, resume=True)
+    run_pretraining(replace(longer, images="moved"), resume=True)
+    assert Run(moved.folder).config.images == str(tmp_path / "elsewhere" / "moved")
+
+
+def test_a_run_with_relative_paths_resumes_from_its_directory(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_photos(tmp_path / "photos")
+    make_photos(tmp_path / "val")
+    config = small(Path("run"), images="photos", data={"val_images": "val", "cache": "cache"})
+    run = run_pretraining(config)
+    write_config(replace(run.config, images="photos", data=config.data), run.config_file)  # as older versions wrote it
+    stored = replace(Run(run.folder).config, out=Path("run"))
+    assert stored.data.val_images == "val"
+    again = run_pretraining(with_options(stored, {"iterations": 11}), resume=True)
+    assert Run(again.folder).config.data.val_images == str(tmp_path / "val")

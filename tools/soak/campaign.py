@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from unshuffle.wording import duration
+
 SHOWN = 20
 """Losses of a line that are printed."""
 
@@ -74,7 +76,7 @@ class Campaign:
         yield row
         row.seconds = time.monotonic() - begin
         self.rows.append(row)
-        print(f"| {row.part} | {row.tried} | {row.count} | {row.result} | {len(row.lost)} | {row.seconds:.0f} s |")
+        print(f"| {row.part} | {row.tried} | {row.count} | {row.result} | {len(row.lost)} | {duration(row.seconds)} |")
         for sentence in row.lost[:SHOWN]:
             print(f"    LOST: {sentence}")
         if len(row.lost) > SHOWN:

@@ -22,14 +22,13 @@ from unshuffle.ablation.plan import LOGS, Job, Plan
 from unshuffle.ablation.table import Cell, Table
 from unshuffle.accelerator import choose_device
 from unshuffle.analysis.analysis import Row, flat_numbers, write_rows
-from unshuffle.config import TASK_SYMBOLS, Config, preset_config
+from unshuffle.config import TASK_SYMBOLS, Config, OrderingConfig, preset_config, with_options
 from unshuffle.console import ResilientConsole, say
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import published
-from unshuffle.options import merge
 from unshuffle.pretraining import try_backbone
 from unshuffle.runs.folders import PUBLISHED
-from unshuffle.runs.history import error_kind, error_label, tasks_of
+from unshuffle.runs.history import error_kind, error_label, has_acted, tasks_of
 from unshuffle.tasks import TASKS
 from unshuffle.tasks.prepare import prepare
 
@@ -119,7 +118,7 @@ def ablate(
     jobs run in this process. Jobs that are finished in `out` are not repeated; a job that fails is listed in `failures`
     and does not stop the others.
     """
-    config = merge(preset_config(preset), plain(options))
+    config = with_options(preset_config(preset), plain(options))
     plan = make_plan(
         Path(out),
         config,
@@ -230,6 +229,7 @@ def _collect(plan: Plan, failures: Failures, columns: Sequence[str]) -> Ablation
             if kind in IN_TABLE_5 and column in _headlines(name, kind)
         },
         notes=_notes(plan, finished, columns),
+        remarks=_remarks(finished),
     )
     return Ablation(plan, table, figures, failures)
 
@@ -294,6 +294,22 @@ def _error_note(finished: Sequence[Job]) -> str:
     if label == "error":
         return f"error: test error, or validation error where there is no pretext test set, {pairs}"
     return f"error: {label}, {pairs}"
+
+
+def _remarks(finished: Sequence[Job]) -> dict[str, str]:
+    """Return a sentence for each arm with a policy that never sampled anything but uniformly, with its seeds."""
+    seeds: dict[str, list[int]] = {}
+    for job in finished:
+        config = job.config
+        ordering = [task for task in config.task_names if isinstance(config.section(task), OrderingConfig)]
+        has_policy = config.policy.sampler != "uniform" and bool(ordering)
+        if has_policy and not any(has_acted(job.run, task) for task in ordering):
+            seeds.setdefault(job.arm, []).append(job.seed)
+    reason = "no error fell below policy.start_below of chance in time"
+    return {
+        arm: f"the policy never started (seeds {', '.join(map(str, idle))}), so sampling was uniform: {reason}"
+        for arm, idle in seeds.items()
+    }
 
 
 def _notes(plan: Plan, finished: Sequence[Job], columns: Sequence[str]) -> list[str]:

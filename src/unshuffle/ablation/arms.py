@@ -8,7 +8,7 @@ from typing import Any
 from unshuffle.config import Config, OrderingConfig
 from unshuffle.data.dataset import address_exists
 from unshuffle.errors import UserError
-from unshuffle.evaluation.protocol import DATA_OPTIONS, Evaluation, find_evaluation
+from unshuffle.evaluation.protocol import DATA_OPTIONS, Evaluation, find_evaluation, with_preset
 from unshuffle.options import merge, read_yaml
 
 Values = dict[str, Any]
@@ -89,7 +89,7 @@ def build_evaluation(name: str, values: Mapping[str, Any]) -> Evaluation:
     options = dict(values)
     kind = find_evaluation(options.pop(KIND, name))
     try:
-        return merge(kind.quick() if options.get("preset") == "quick" else kind(), options)
+        return merge(with_preset(kind, {"preset": "paper", **options})[0], options)
     except UserError as error:
         raise UserError(f"evaluation {name}: {error}") from None
 

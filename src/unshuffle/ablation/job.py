@@ -22,6 +22,7 @@ from unshuffle.errors import UserError
 from unshuffle.files import locked
 from unshuffle.pretraining import run_pretraining
 from unshuffle.stopping import Stopped, stopping_at_once
+from unshuffle.wording import os_error_sentence
 
 LOG_WIDTH = 160
 
@@ -58,8 +59,10 @@ def _complete(job: Job, console: Console) -> None:
 
 def _sentence(error: Exception, console: Console) -> str:
     """Return an error in one line; the traceback of an unexpected one goes into the log."""
-    if isinstance(error, UserError | OSError):
+    if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, OSError):
+        return os_error_sentence(error)
     say(console, traceback.format_exc())
     return " ".join(f"{type(error).__name__}: {error}".split())
 

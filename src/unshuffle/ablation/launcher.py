@@ -16,6 +16,7 @@ import torch
 from unshuffle.ablation.job import run_job
 from unshuffle.ablation.plan import LOGS, Job, Plan
 from unshuffle.errors import UserError
+from unshuffle.wording import duration
 
 Launcher = Literal["local", "slurm"]
 Notify = Callable[[Job, str], None]
@@ -63,10 +64,10 @@ def run_in_process(jobs: Sequence[Job], notify: Notify) -> Failures:
 
 def _end(job: Job, start: float, problem: str | None, failures: Failures, notify: Notify) -> None:
     """Record how a job ended, and how long it took."""
-    seconds = time.monotonic() - start
+    time_taken = duration(time.monotonic() - start)
     if problem is not None:
         failures[str(job)] = problem
-    notify(job, f"done in {seconds:.0f} s" if problem is None else f"failed after {seconds:.0f} s: {problem}")
+    notify(job, f"done in {time_taken}" if problem is None else f"failed after {time_taken}: {problem}")
 
 
 @dataclass

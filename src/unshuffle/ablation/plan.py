@@ -13,8 +13,8 @@ from unshuffle.config import Config, check, preset_config
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import Evaluation, Result
 from unshuffle.files import atomic_write, check_folder, write_measurement
-from unshuffle.options import differences, merge, read_yaml, to_dict, write_yaml
-from unshuffle.pretraining import CHANGEABLE_ON_RESUME
+from unshuffle.options import merge, read_yaml, to_dict, write_yaml
+from unshuffle.pretraining import changed_options
 from unshuffle.runs.checkpoints import checkpoint_iterations
 from unshuffle.runs.folders import PLAN_NAME, folder_name
 from unshuffle.runs.run import Run
@@ -132,7 +132,7 @@ class Job:
         config = self.config
         if not self.run.config_file.exists():
             return
-        changed = [name for name in differences(self.run.config, config) if not name.startswith(CHANGEABLE_ON_RESUME)]
+        changed = changed_options(self.run.config, config)
         if changed:
             raise UserError(f"{self.folder} was started with another {', '.join(changed)}: choose another --out")
 

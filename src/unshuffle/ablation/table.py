@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unshuffle.files import csv_cell
-from unshuffle.runs.folders import PUBLISHED, decimals
+from unshuffle.runs.folders import PUBLISHED, REMARK, decimals
 from unshuffle.wording import plus_minus
 
 LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
@@ -52,6 +52,13 @@ class Table:
     """Values that the paper reports for a metric, by arm."""
     notes: Sequence[str] = ()
     """Lines below the table."""
+    remarks: Mapping[str, str] = field(default_factory=dict)
+    """What a reader must know about the figures of an arm; below the table, and in a column of its own in CSV."""
+
+    @property
+    def lines_below(self) -> list[str]:
+        """The notes and the remarks, one line each."""
+        return [*self.notes, *(f"{arm}: {remark}" for arm, remark in self.remarks.items())]
 
     def cells(self) -> list[list[str]]:
         """Return the header and the rows as text; a missing value is a dash."""
@@ -77,7 +84,7 @@ class Table:
             "  ".join(word.rjust(width) if number else word.ljust(width) for number, (word, width) in enumerate(pairs))
             for pairs in (list(zip(row, widths, strict=True)) for row in cells)
         ]
-        return "\n".join([*(line.rstrip() for line in lines), "", *self.notes]) + "\n"
+        return "\n".join([*(line.rstrip() for line in lines), "", *self.lines_below]) + "\n"
 
     def csv(self) -> str:
         """Return CSV with the unrounded mean and std in columns of their own."""
@@ -87,14 +94,14 @@ class Table:
         for column in self.columns:
             header += [f"{column} mean", f"{column} std"]
             header += [f"{column} {PUBLISHED}"] if column in self.published else []
-        writer.writerow(header)
+        writer.writerow([*header, REMARK] if self.remarks else header)
         for arm, cells in self.rows.items():
             row: list[object] = [csv_cell(arm), self.seeds.get(arm, "")]
             for column in self.columns:
                 cell = cells.get(column)
                 row += [None, None] if cell is None else [cell.mean, cell.std]
                 row += [self.published[column].get(arm)] if column in self.published else []
-            writer.writerow(row)
+            writer.writerow([*row, self.remarks.get(arm)] if self.remarks else row)
         return file.getvalue()
 
     def markdown(self) -> str:
@@ -102,14 +109,14 @@ class Table:
         cells = [[word.replace("|", r"\|") for word in row] for row in self.cells()]
         rule = ["---", *("---:" for _ in cells[0][1:])]
         lines = [f"| {' | '.join(row)} |" for row in [cells[0], rule, *cells[1:]]]
-        return "\n".join([*lines, "", *(f"{note}  " for note in self.notes)]) + "\n"
+        return "\n".join([*lines, "", *(f"{note}  " for note in self.lines_below)]) + "\n"
 
     def latex(self) -> str:
         """Return a LaTeX tabular that needs no package."""
         head, *body = [" & ".join(map(latex_escaped, row)) + r" \\" for row in self.cells()]
         columns = "l" + "r" * (len(self.cells()[0]) - 1)
         lines = [rf"\begin{{tabular}}{{{columns}}}", r"\hline", head, r"\hline", *body, r"\hline", r"\end{tabular}"]
-        return "\n".join([*(f"% {' '.join(note.split())}" for note in self.notes), *lines]) + "\n"
+        return "\n".join([*(f"% {' '.join(note.split())}" for note in self.lines_below), *lines]) + "\n"
 
     def write(self, folder: Path) -> list[Path]:
         """Write table.txt, .csv, .md and .tex; return the files."""

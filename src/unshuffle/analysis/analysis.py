@@ -109,17 +109,25 @@ class Analysis:
     """Options that every analysis has; fields of a subclass that have no default are positional arguments."""
 
     out: Path | None = None
-    """Folder for the numbers (JSON, CSV) and the figure (SVG, PNG); by default `analysis` in the run, or here."""
+    """Folder for the numbers (JSON, CSV) and the figure (SVG, PNG); by default `analysis` in the run, or in the working
+    directory for several runs."""
     json: Path | None = None
     """Also write the metrics to this JSON file."""
 
     @property
     def folder(self) -> Path:
-        """Folder of the files; by default in the run, as the files of two runs have the same names."""
+        """Folder of the files; by default in the run if there is one, as the files of two runs have the same names."""
         if self.out is not None:
             return self.out.expanduser()
-        run: Path | None = getattr(self, "run", None)
-        return Path("analysis") if run is None else run.expanduser() / "analysis"
+        given = next((getattr(self, name) for name in ("run", "runs", "weights") if hasattr(self, name)), ())
+        sources = given if isinstance(given, tuple) else (given,)
+        if len(sources) == 1:
+            folder = Path(sources[0]).expanduser()
+            if (
+                not hasattr(self, "weights") or Run(folder).config_file.is_file()
+            ):  # weights may also be a file or a name
+                return folder / "analysis"
+        return Path("analysis")
 
     def analyse(self, console: Console) -> AnalysisResult:
         """Return the result; the command line prints its statement and writes its files."""

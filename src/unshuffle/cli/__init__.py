@@ -1,10 +1,13 @@
 """The command line: which command runs, and what its errors and exit codes are."""
 
 import io
+import logging
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from unshuffle import __version__
 from unshuffle.cli import ablate, analyze, bench, doctor, embed, evaluate, export, pack, permutations, pretrain, report
@@ -12,7 +15,7 @@ from unshuffle.cli.parsing import HELP, overview
 from unshuffle.errors import ReportedElsewhere, UserError
 from unshuffle.lazy import find_entry
 from unshuffle.stopping import explain_bus_errors, join
-from unshuffle.wording import printable
+from unshuffle.wording import os_error_sentence, printable
 
 SUMMARY = "Learn visual features without labels by putting image tiles and video frames back in order."
 INTERRUPTED = 130
@@ -40,6 +43,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names need not be valid text
     explain_bus_errors()
+    _shorten_warnings()
     code = run(sys.argv[1:])
     others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
     if code >= INTERRUPTED and not join([thread for thread in others if not thread.daemon]):
@@ -48,6 +52,20 @@ def main() -> None:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _shorten_warnings() -> None:
+    """Print the warnings of libraries as one sentence each, and none of Pillow's.
+
+    Pillow warns about metadata that is not used here; a file that it cannot decode is an error, which is listed.
+    """
+
+    def show(message: Warning | str, *where: Any, **more: Any) -> None:
+        print(f"warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
+
+    warnings.showwarning = show
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 def run(args: Sequence[str]) -> int:
@@ -78,6 +96,9 @@ def run(args: Sequence[str]) -> int:
             raise
         print("unshuffle: out of GPU memory: lower the batch size or permutations.per_sample", file=sys.stderr)
         return 2
-    except (UserError, OSError) as error:  # no permission, disk full ...: the system's message says it
+    except UserError as error:
         print(f"unshuffle: {printable(str(error))}", file=sys.stderr)
+        return 2
+    except OSError as error:  # no permission, disk full ...
+        print(f"unshuffle: {printable(os_error_sentence(error))}", file=sys.stderr)
         return 2

@@ -17,11 +17,11 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_ori
 
 from docstring_parser import parse_from_object
 
-from unshuffle.config import Config, preset_config, read_config
+from unshuffle.config import SHORT_NAMES, Config, preset_config, read_config, with_options
 from unshuffle.errors import UserError
 from unshuffle.files import check_file, check_folder, write_measurement
-from unshuffle.options import check_bounds, field_types, merge, plain_type, typed
-from unshuffle.wording import did_you_mean
+from unshuffle.options import check_bounds, field_types, merge, plain_type, takes_one_or_several, typed
+from unshuffle.wording import did_you_mean, listed
 
 T = TypeVar("T")
 HELP = ("-h", "--help")
@@ -30,6 +30,7 @@ POSITIONAL, HIDDEN = "positional", "hidden"
 """Annotations of fields that are given without their name, or that are no option of the command."""
 REQUIRED: Any = object()
 """Stands in a default for what must be given."""
+_BOOLS = {"true": True, "false": False}
 _METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 
 
@@ -71,6 +72,9 @@ def parse(
     defaults. `positional`: fields without a default are given without their name.
     """
     arguments = {argument.name: argument for argument in _arguments(command, positional)}
+    if issubclass(command, Config):
+        short = {name: replace(arguments[full], name=name, short_for=full) for name, (full, _) in SHORT_NAMES.items()}
+        arguments |= {name: argument for name, argument in short.items() if name not in arguments}
     if {*HELP, *HELP_ALL} & set(args):
         default = defaults(_values_for_help(arguments, args)) if defaults is not None else None
         _print_help(command, name, list(arguments.values()), default, everything=bool({*HELP_ALL} & set(args)))
@@ -86,7 +90,8 @@ def parse(
         raise UserError(f"still missing: {', '.join(missing)}; {see}")
     if default is None:
         default = command(**{argument.name: values[argument.name] for argument in required})
-    parsed = merge(default, _nested(values))
+    nested = _nested(values)
+    parsed: T = with_options(default, nested) if isinstance(default, Config) else merge(default, nested)
     check_bounds(parsed)
     json: Path | None = getattr(parsed, "json", None)
     if json is not None:
@@ -130,10 +135,14 @@ class _Argument:
     positional: bool
     owner: type
     """Dataclass of the field."""
+    short_for: str = ""
+    """Dotted name of the field that a short name stands for."""
 
     @property
     def shown(self) -> str:
         """The argument as help and errors name it."""
+        if self.short_for:
+            return f"--{self.name.replace('_', '-')}"
         return self.name.upper() if self.positional else f"--{self.name}"
 
     @property
@@ -159,34 +168,44 @@ class _Argument:
         """Add the argument's lines to a group of the help."""
         section, dot, field = self.name.rpartition(".")
         value = default if default is not None else self.owner
-        for part in self.name.split(".") if default is not None else [field]:
+        for part in (self.short_for or self.name).split(".") if default is not None else [field]:
             value = getattr(value, part, None)
         shown = " ".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)
         remark = " (required)" if self.is_required(default) else f" (default: {shown})" if shown else ""
         names = [self.shown, f"--{section}{dot}no_{field}"] if self.is_flag else [self.shown]
         options: dict[str, Any] = {"action": "store_true"} if self.is_flag else {"metavar": self.metavar}
-        text = f"{_field_help(self.owner).get(field, '')}{remark}".replace("%", "%%")
+        meaning = SHORT_NAMES[field][1] if self.short_for else _field_help(self.owner).get(field, "")
+        text = f"{meaning}{remark}".replace("%", "%%")
         group.add_argument(*names, help=text, **options)
 
     def value(self, words: list[str]) -> Any:
         """Return the words as a value of the field's type."""
-        if not words and not self.is_list:
+        is_address = takes_one_or_several(self.hint)
+        if not words and (is_address or not self.is_list):
             raise UserError(f"{self.shown} needs a value")
-        hint, _ = plain_type(self.hint)
+        hint, optional = plain_type(self.hint)
+        if optional and words in (["none"], ["None"]):
+            return None
         if self.is_list:
-            converted: Any = [_convert(word, get_args(hint)[0]) for word in words]
+            entry, _ = plain_type(get_args(hint)[0])
+            parts = words if is_address or entry is Path else [part for word in words for part in _split(word)]
+            converted: Any = [_convert(part, entry) for part in parts]
         else:
             converted = _convert(words[0], self.hint)
         return typed(converted, self.hint, self.shown)
 
 
+def _split(word: str) -> list[str]:
+    """Return the entries of a list in one word, which commas divide; the name of a file may contain some."""
+    return [word] if Path(word).exists() else [part for part in word.split(",") if part]
+
+
 def _convert(word: str, hint: Any) -> Any:
     """Return what a word means where YAML would hold something else than text; what does not fit stays as it is."""
-    hint, optional = plain_type(hint)
-    if optional and word in ("none", "None"):
-        return None
+    hint, _ = plain_type(hint)
     if get_origin(hint) is Literal:
-        return next((choice for choice in get_args(hint) if str(choice) == word), word)
+        same = {str(choice).replace("_", "-"): choice for choice in get_args(hint)}
+        return same.get(word.replace("_", "-"), word)
     if hint is int:
         with suppress(ValueError):
             return int(word)
@@ -220,9 +239,11 @@ def _read(arguments: dict[str, _Argument], args: Sequence[str]) -> dict[str, Any
         option, has_value, attached = word.removeprefix("--").partition("=")
         argument, flag = _find(option, arguments)
         if argument.is_flag:
-            if has_value:
-                raise UserError(f"--{option} takes no value")
-            values[argument.name] = flag
+            if not has_value and rest and rest[0].lower() in _BOOLS:
+                has_value, attached = "=", rest.pop(0)
+            if has_value and attached.lower() not in _BOOLS:
+                raise UserError(f"--{option} is '{attached}', but must be true or false, or have no value")
+            values[argument.name] = flag == (_BOOLS[attached.lower()] if has_value else True)
             continue
         words = [attached] if has_value else list(takewhile(lambda word: not word.startswith("--"), rest))
         words = words if argument.is_list else words[:1]
@@ -252,8 +273,8 @@ def _find(option: str, arguments: dict[str, _Argument]) -> tuple[_Argument, bool
             options[f"{section}{dot}no_{field}"] = (argument, False)
     name = option.replace("-", "_")
     if name not in options:
-        without_section = {full.rpartition(".")[2]: full for full in options}
-        nearest = f" (did you mean --{without_section[name]}?)" if name in without_section else ""
+        in_sections = [f"--{full}" for full in options if full.rpartition(".")[2] == name]
+        nearest = f" (did you mean {listed(in_sections, 3)}?)" if in_sections else ""
         raise UserError(f"there is no option --{option}{nearest or did_you_mean(name, options, '--')}")
     return options[name]
 

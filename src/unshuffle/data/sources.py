@@ -1,6 +1,7 @@
 """The images and videos that a config names: folders, packed stores, tar shards or the synthetic world, opened once."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,11 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from unshuffle.config import Config
+from unshuffle.config import Addresses, Config, addresses
 from unshuffle.data.pack import cached_store
 from unshuffle.data.shard_files import is_shards
 from unshuffle.data.shards import ShardOptions, ShardSource, open_shards
-from unshuffle.data.source import Items, Skipped, Source
+from unshuffle.data.source import FlatSource, Items, Pixels, Skipped, Source
 from unshuffle.data.splits import find_split_list
 from unshuffle.data.store import Kind, Store
 from unshuffle.data.synthetic import synthetic_clips, synthetic_images
@@ -37,6 +38,51 @@ class SourceFacts:
     shards: int = 0
     frames: int = 0
     """Frames of each clip of the synthetic world."""
+
+
+class Concatenation:
+    """Several sources as one, their items one after another; a name begins with the label of its source."""
+
+    def __init__(self, sources: Mapping[str, Source]) -> None:
+        """Join the sources of these labels."""
+        self.sources = list(sources.values())
+        self.names = [f"{label}/{name}" for label, source in sources.items() for name in source.names]
+        self._starts = np.cumsum([0, *map(len, self.sources)])
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def _find(self, item: int) -> tuple[Source, int]:
+        number = int(np.searchsorted(self._starts, item, side="right")) - 1
+        return self.sources[number], item - int(self._starts[number])
+
+    def num_frames(self, item: int) -> int:
+        """Number of frames of one item: 1 for an image."""
+        source, position = self._find(item)
+        return source.num_frames(position)
+
+    def size(self, item: int) -> tuple[int, int]:
+        """Height and width of an item's frames."""
+        source, position = self._find(item)
+        return source.size(position)
+
+    def read(self, item: int, frames: Sequence[int]) -> Pixels:
+        """Read the chosen frames of one item, as (len(frames), height, width, 3) RGB."""
+        source, position = self._find(item)
+        return source.read(position, frames)
+
+    @property
+    def flat_bytes(self) -> int | None:
+        """Size of all frames in bytes; None if some are compressed."""
+        sizes = [source.flat_bytes if isinstance(source, FlatSource) else None for source in self.sources]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    def flat(self) -> tuple[Pixels, Items]:
+        """Return the bytes of all frames, and the offset of each item."""
+        parts = [source.flat() for source in self.sources if isinstance(source, FlatSource)]
+        begins = np.cumsum([0, *(len(data) for data, _ in parts)])
+        offsets = [offset + begin for (_, offset), begin in zip(parts, begins[:-1], strict=True)]
+        return np.concatenate([data for data, _ in parts]), np.concatenate(offsets)
 
 
 class Media:
@@ -101,8 +147,24 @@ class Media:
     def _world_seed(self, kind: str) -> int:
         return int(stream_seed(self.config.seed, "world", kind).generate_state(1)[0])
 
-    def _open(self, medium: Kind, address: str) -> Source:
-        data, address = self.config.data, str(address)  # from Python it may be a Path
+    def _open(self, medium: Kind, given: Addresses) -> Source:
+        """Open the source at an address; those at several addresses become one."""
+        first, *others = addresses(given)
+        if not others:
+            return self._open_one(medium, first)
+        sources: dict[str, Source] = {}
+        for address in (first, *others):
+            if is_shards(address):
+                raise UserError(
+                    f"{address} means tar shards, which are one address: join several by braces ({{a,b}}.tar), or give "
+                    "folders and packed stores only"
+                )
+            label = unused_label(Path(address).expanduser().name, sources)
+            sources[label] = self._open_one(medium, address, f"{label}/")
+        return Concatenation(sources)
+
+    def _open_one(self, medium: Kind, address: str, prefix: str = "") -> Source:
+        data = self.config.data
         short_side = data.image_short_side if medium == "images" else data.frame_short_side
         source: Store | ShardSource
         details: dict[str, Any]
@@ -116,7 +178,7 @@ class Media:
             source = self._open_folder(medium, Path(address).expanduser(), short_side)
             details = {"storage": "store", "short_side": source.header.short_side, "path": str(source.path)}
         self.facts.append(SourceFacts(medium, address, len(source), len(source.skipped), **details))
-        self.skipped.extend(source.skipped)
+        self.skipped.extend((f"{prefix}{name}", reason) for name, reason in source.skipped)
         self._check_bad_fraction(source.skipped, len(source) + len(source.skipped), medium)
         return source
 
@@ -156,3 +218,9 @@ class Media:
                 f"{len(bad)} of {total} {kind} cannot be used, more than data.max_bad_fraction = {limit:g} allows; "
                 f"the first is {name}: {reason}"
             )
+
+
+def unused_label(name: str, taken: Container[str]) -> str:
+    """Return the name of a folder, with a number where another folder of this name came before."""
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    return next(label for label in itertools.chain([name], numbered) if label not in taken)

@@ -137,7 +137,7 @@ class Store(IndexedSource):
         try:
             self._open()
         except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
-            raise _damaged(self.path, str(error)) from error
+            raise _damaged(self.path, getattr(error, "strerror", None) or str(error)) from error
 
     def _open(self) -> None:
         rows = _read_rows(self.path / INDEX)

@@ -117,7 +117,7 @@ class Devkit:
         return self._read("Segmentation", name, limit, lambda image: self._with_mask(image, self.folder / masks))
 
     def _read(self, kind: str, name: str, limit: int, read: Callable[[str], VocImage]) -> ImageSet:
-        names = self._names(kind, name)[: limit or None]
+        names = self.names(kind, name)[: limit or None]
 
         def read_or_skip(number: int) -> VocImage | Skipped:
             try:
@@ -130,7 +130,8 @@ class Devkit:
         skipped = [outcome for outcome in outcomes if not isinstance(outcome, VocImage)]
         return ImageSet(f"VOC{self.year} {Path(name).stem}", images, skipped)
 
-    def _names(self, kind: str, name: str) -> list[str]:
+    def names(self, kind: str, name: str) -> list[str]:
+        """Return the names of the images in an image set of ImageSets/Main or ImageSets/Segmentation, or in a file."""
         folder = self.folder / "ImageSets" / kind
         file = next((file for file in (folder / f"{name}.txt", Path(name).expanduser()) if file.is_file()), None)
         if file is None:

@@ -1,7 +1,7 @@
 """Classification of labelled images: data, training crops and accuracies of all classifiers, and fine-tuning."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from unshuffle.accelerator import choose_device
 from unshuffle.config import Count, NonNegative, Positive
-from unshuffle.data.dataset import LabelledDataset, Square, digest, shared_files
+from unshuffle.data.dataset import LabelledDataset, Square, digest, open_dataset, shared_files
 from unshuffle.data.media import BadMedia
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
@@ -47,8 +47,13 @@ from unshuffle.evaluation.protocol import (
 from unshuffle.models import Backbone
 from unshuffle.models.registry import backbone_features
 from unshuffle.randomness import numpy_rng, seed_everything
+from unshuffle.wording import counted
 
 MARGIN = 256 / 227  # short side of an image divided by the side of a crop, in training and in the test
+MIN_STEPS, MAX_STEPS = 100, 20_000
+"""Steps of fine-tuning that the preset auto chooses, whatever the number of images."""
+SAVE_EVERY = 100
+"""Iterations between checkpoints of the preset auto."""
 FEW_ITERATIONS = 50
 """Fewer iterations than this teach little."""
 Augment = Callable[[Pixels, int, np.random.Generator], Pixels]
@@ -107,6 +112,17 @@ class Classification(Evaluation):
 
     training_title: ClassVar[str] = "training the classifiers"
     """Title of the progress bar."""
+
+    @classmethod
+    def training_size(cls, given: Mapping[str, Any]) -> int | None:
+        """Return the number of training images that the given options name; None if they name none."""
+        if given.get("train") is None:
+            return None
+        try:
+            size, limit = len(open_dataset(str(given["train"]))), given.get("limit", cls.limit)
+        except UserError:  # stated when the evaluation opens it, after mistakes in the options
+            return None
+        return min(size, limit) if limit > 0 else size
 
     def prepare(self, console: Console) -> Setting:
         """Return the backbone on its device and the images to train and to test on, and seed all random numbers."""
@@ -325,6 +341,19 @@ class FineTuning(Classification):
     def quick(cls) -> Self:
         """Return the options for 5 epochs, and 100 steps at least."""
         return cls(preset="quick", epochs=5, min_iterations=100, limit=2000, save_every=50)
+
+    @classmethod
+    def fitted(cls, given: Mapping[str, Any]) -> tuple[Self, str | None]:
+        """Return as many epochs as make 100 steps at least and about 20,000 at most."""
+        size = cls.training_size(given)
+        if size is None:
+            return cls(preset="auto"), None
+        batch = max(1, given.get("batch_size", cls.batch_size))
+        if "epochs" in given:
+            return cls(preset="auto", save_every=SAVE_EVERY), None
+        epochs = max(1, min(cls.epochs, MAX_STEPS * batch // size))
+        options = cls(preset="auto", epochs=epochs, min_iterations=MIN_STEPS, save_every=SAVE_EVERY)
+        return options, f"{counted(epochs, 'epochs')}, {MIN_STEPS} steps at least, for {size:,} training images"
 
     def measure(self, console: Console) -> Result:
         """Fine-tune, then test."""

@@ -30,6 +30,7 @@ from unshuffle.data.dataset import (
 from unshuffle.data.media import BadMedia, read_image, resize_short_side, upright_rgb
 from unshuffle.data.source import Pixels, Skipped
 from unshuffle.errors import UserError
+from unshuffle.evaluation.protocol import OtherEvaluation
 from unshuffle.files import atomic_write
 from unshuffle.models import BACKBONES, Backbone, build_backbone
 from unshuffle.models.registry import PER_IMAGE
@@ -205,7 +206,7 @@ class FeatureCache:
         header = self.folder / "job.txt"
         if header.exists():
             if header.read_text() != self.identity:
-                raise UserError(
+                raise OtherEvaluation(
                     f"{self.folder} was begun with other files, weights or options: delete it, or choose another --out"
                 )
             return

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from unshuffle.console import progress, say
 from unshuffle.data.batches import Prefetcher
 from unshuffle.errors import UserError
+from unshuffle.evaluation.protocol import OtherEvaluation
 from unshuffle.models import Backbone
 from unshuffle.models.weights import load_backbone, read_weights, write_weights
 from unshuffle.randomness import numpy_rng
@@ -94,7 +95,7 @@ def fine_tune(
     network.train()
     accumulate = recipe.accumulate
     batches = iter(Prefetcher(batch, start * accumulate, recipe.iterations * accumulate, setup.workers))
-    bar = progress(setup.console, setup.title, recipe.iterations)
+    bar = progress(setup.console, setup.title, recipe.iterations, start)
     last_loss = torch.tensor(math.nan)
     with closing(batches), bar as advance, stop_requests() as request:
         for iteration in range(start, recipe.iterations):
@@ -166,7 +167,7 @@ def _resume(network: nn.Module, optimiser: torch.optim.SGD, setup: TrainingSetup
     with fitting(checkpoint.path):
         state = checkpoint.state
         if state["identity"] != setup.identity:
-            raise UserError(
+            raise OtherEvaluation(
                 f"{setup.folder} belongs to an evaluation with other options, weights or files: choose another --out"
             )
         network.load_state_dict(state["network"])

@@ -16,7 +16,14 @@ from unshuffle.config import Count, NonNegative, Positive
 from unshuffle.console import progress
 from unshuffle.data.dataset import LabelledDataset
 from unshuffle.errors import UserError
-from unshuffle.evaluation.classification import Classification, Setting, accuracies, chance_accuracies, random_crop
+from unshuffle.evaluation.classification import (
+    SAVE_EVERY,
+    Classification,
+    Setting,
+    accuracies,
+    chance_accuracies,
+    random_crop,
+)
 from unshuffle.evaluation.features import FeatureCache, network_input
 from unshuffle.evaluation.finetuning import Recipe, fc6_and_fc7, init_layer
 from unshuffle.evaluation.protocol import Result, note_skipped, published_table
@@ -25,6 +32,12 @@ from unshuffle.models.registry import backbone_features
 from unshuffle.randomness import torch_generator
 
 DIMENSIONS = 9216  # of every layer, about
+FAST_IMAGES = 5000
+"""Training images up to which the preset auto chooses logistic regression: all their features fit into memory."""
+EPOCHS, NOROOZI_EPOCHS = 28, 70
+"""Passes over ImageNet that the published 140,000 and 350,000 steps of 256 images are."""
+MIN_STEPS, MIN_HEAD_STEPS = 500, 125
+"""Steps of the linear and of the nonlinear probe that the preset auto chooses, however few images there are."""
 C_GRID = (1.0, 10.0, 100.0, 1000.0)
 CORRECT = "whose class has the highest score, or one of the five highest"
 Maps = dict[str, Tensor]
@@ -75,6 +88,10 @@ class LinearProbes(nn.Module):
         return torch.stack([probe(maps[name]) for name, probe in zip(self.names, self.probes, strict=True)], dim=1)
 
 
+SGD_OPTIONS = frozenset({"iterations", "lr", "drop_every", "batch_size", "momentum", "weight_decay"})
+"""Options that logistic regression does not have."""
+
+
 @dataclass(frozen=True)
 class Linear(Classification):
     """A linear probe on each layer of the frozen backbone (Tab. 2); --fast is logistic regression."""
@@ -100,10 +117,28 @@ class Linear(Classification):
         """Return the options for logistic regression, or 300 steps of SGD without --fast."""
         return cls(preset="quick", fast=True, limit=2000, iterations=300, drop_every=100, batch_size=64, save_every=50)
 
+    @classmethod
+    def fitted(cls, given: Mapping[str, Any]) -> tuple[Self, str | None]:
+        """Return the options for logistic regression, or for so many epochs as the paper has if there are many images.
+
+        Options of SGD ask for SGD.
+        """
+        size = cls.training_size(given)
+        if size is None:
+            return cls(preset="auto"), None
+        if given.get("fast", size <= FAST_IMAGES and not SGD_OPTIONS & given.keys()):
+            return cls(preset="auto", fast=True), f"logistic regression (--fast) for {size:,} training images"
+        batch = max(1, given.get("batch_size", cls.batch_size if size > FAST_IMAGES else 64))
+        fitting = min(cls.iterations, max(MIN_STEPS, round(EPOCHS * size / batch)))
+        steps = given.get("iterations", fitting)
+        drop = max(1, round(steps * cls.drop_every / cls.iterations))
+        options = cls(preset="auto", iterations=steps, drop_every=drop, batch_size=batch, save_every=SAVE_EVERY)
+        return options, f"{steps:,} steps of SGD in batches of {batch} for {size:,} training images"
+
     def options(self) -> dict[str, Any]:
         """Return the options that decide the figures: with --fast not those of SGD."""
-        sgd = {"iterations", "lr", "drop_every", "batch_size", "momentum", "weight_decay"} if self.fast else {"c"}
-        return {name: value for name, value in super().options().items() if name not in sgd}
+        idle = SGD_OPTIONS if self.fast else {"c"}
+        return {name: value for name, value in super().options().items() if name not in idle}
 
     def measure(self, console: Console) -> Result:
         """Train all probes together, or one after another with --fast."""
@@ -200,6 +235,27 @@ class NonLinear(Classification):
         """Return the options for 125 steps with batch normalisation, and narrow layers."""
         return cls(
             preset="quick", protocol="rotnet", iterations=125, hidden=512, limit=2000, batch_size=64, save_every=50
+        )
+
+    @classmethod
+    def fitted(cls, given: Mapping[str, Any]) -> tuple[Self, str | None]:
+        """Return the protocol that learns in fewer steps, with narrow layers for few images."""
+        size = cls.training_size(given)
+        if size is None:
+            return cls(preset="auto"), None
+        few = size <= FAST_IMAGES
+        name = given.get("protocol", "rotnet")
+        protocol = PROTOCOLS.get(name, PROTOCOLS["rotnet"])  # a wrong name is refused later, as any option
+        batch = max(0, given.get("batch_size", 0)) or (64 if few else protocol.batch_size)
+        epochs = protocol.recipe.iterations if protocol.in_epochs else NOROOZI_EPOCHS
+        steps = given.get("iterations") or max(MIN_HEAD_STEPS, round(epochs * size / batch))
+        hidden = given.get("hidden", 512 if few else cls.hidden)
+        options = cls(
+            preset="auto", protocol=name, iterations=steps, hidden=hidden, batch_size=batch, save_every=SAVE_EVERY
+        )
+        return options, (
+            f"protocol {name}, layers of {hidden}, {steps:,} steps of SGD in batches of {batch} for {size:,} training "
+            "images"
         )
 
     def measure(self, console: Console) -> Result:

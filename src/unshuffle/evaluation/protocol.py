@@ -55,10 +55,12 @@ class Evaluation:
     weights: str = ""
     """A run folder, a weights file, pretrained (the weights that come with the package), alexnet, torchvision:NAME,
     timm:NAME, or random (random:NAME)."""
-    preset: Literal["paper", "quick"] = "paper"
-    """paper: the full schedules; quick: a short version that takes minutes."""
+    preset: Literal["auto", "quick", "paper"] = "paper"
+    """auto: a schedule that fits the number of training images; paper: the full schedules; quick: a short version that
+    takes minutes."""
     out: Path | None = None
-    """Folder for pictures and for the state from which an interrupted evaluation resumes."""
+    """Folder for pictures and for the state from which an interrupted evaluation resumes; without it the state is kept
+    in ~/.cache/unshuffle until the end."""
     device: str = "auto"
     """auto: the GPU if there is one; or cpu, cuda, cuda:1 ..."""
     seed: Annotated[int, Interval(ge=0, lt=2**32)] = 0
@@ -75,6 +77,11 @@ class Evaluation:
     def quick(cls) -> Self:
         """Return the options of the preset `quick`."""
         return cls(preset="quick")
+
+    @classmethod
+    def fitted(cls, given: Mapping[str, Any]) -> tuple[Self, str | None]:
+        """Return the options of the preset `auto` for the data that the given options name, and the choice in words."""
+        return cls(preset="auto"), None
 
     def run(self, console: Console) -> Result:
         """Evaluate; progress and notes are printed meanwhile, the result is left to the caller."""
@@ -111,6 +118,10 @@ class Evaluation:
             for name, value in self.options().items()
             if name not in self.stated | idle and not self.unchanged(name)
         ]
+
+
+class OtherEvaluation(UserError):
+    """A folder holds the state of an evaluation with other options, weights or files."""
 
 
 def _option(name: str, value: object) -> str:
@@ -286,6 +297,14 @@ EVALUATIONS: dict[str, LazyClass] = {
         "Fine-tune FCN-32s to label each pixel with its class; mean IoU (Tab. 4).",
     ),
 }
+
+
+def with_preset(kind: type[Evaluation], given: Mapping[str, Any]) -> tuple[Evaluation, str | None]:
+    """Return an evaluation with the defaults of the given preset, auto if none is given, and what auto has chosen."""
+    preset = given.get("preset", "auto")
+    if preset == "auto":
+        return kind.fitted(given)
+    return kind.quick() if preset == "quick" else kind(), None
 
 
 def find_evaluation(name: str) -> type[Evaluation]:

@@ -27,7 +27,7 @@ from unshuffle.runs.folders import NamedRun
 from unshuffle.runs.history import evenly_spaced, ordering_tasks, read_sampling_states, tasks_of
 from unshuffle.runs.run import Run
 from unshuffle.tasks import TASKS
-from unshuffle.wording import skipped_sentence, source_sentence, split_sentence
+from unshuffle.wording import duration, skipped_sentence, source_sentence, split_sentence
 
 THUMBNAIL_SIDE = 96
 MAX_SKIPPED = 20  # names that are listed
@@ -56,7 +56,7 @@ def describe_run(named: NamedRun, colour: str) -> View:
         "tasks": {task: _describe_task(run, task) for task in tasks_of(run)},
         "errors": task_errors(run),
         "retrieval": retrieval_scores(run),
-        "seconds": _seconds(run),
+        "time": _time(run),
         "has_rollouts": any(entry["kind"] == "rollouts" for entry in entries),
         "start": start,
         "sources": [source_sentence(source) for source in start.get("sources", [])],
@@ -90,10 +90,10 @@ def _status(run: Run, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"iteration": last, "planned": planned, "finished": last >= planned, "written": written}
 
 
-def _seconds(run: Run) -> float | None:
-    """Return the seconds of training, validations and rollouts so far."""
+def _time(run: Run) -> str | None:
+    """Return the time of training, validations and rollouts so far."""
     training = training_seconds(run.config, run.metrics("train"))
-    return training[-1][1] + sum(entry["duration"] for entry in run.metrics("cost")) if training else None
+    return duration(training[-1][1] + sum(entry["duration"] for entry in run.metrics("cost"))) if training else None
 
 
 def _split_remarks(splits: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -121,7 +121,8 @@ def repeat_command(config: Config) -> str:
     """Return `unshuffle pretrain` with the preset and every option that differs from it."""
     words = ["unshuffle", "pretrain", "--preset", config.preset]
     for name, value in preset_changes(config).items():
-        words += _option(name, value)
+        if name != "optim.epochs":  # the iterations, warm-up and milestones are what they became
+            words += _option(name, value)
     return shlex.join(words)
 
 

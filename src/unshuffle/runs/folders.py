@@ -19,6 +19,8 @@ TABLE_NAME = "table.csv"
 """File of an ablation's folder that holds its figures."""
 PUBLISHED = "published, other data"
 """Heading of the figures that the paper reports."""
+REMARK = "remark"
+"""Column of a table.csv that says what a reader must know about the figures of an arm."""
 
 
 # ---- names
@@ -126,13 +128,14 @@ def read_table(path: Path) -> list[list[str]]:
         header, *rows = [*csv.reader(file)] or [[]]
     if header[:2] != ["arm", "seeds"] or any(len(row) != len(header) for row in rows):
         return []
-    columns = [name for name in header[2:] if not name.endswith(" std")]
+    columns = [name for name in header[2:] if not name.endswith(" std") and name != REMARK]
     names = [
         PUBLISHED if name.endswith(PUBLISHED) else name.removesuffix(" mean").replace(".", " ") for name in columns
     ]
     table = [["", "seeds", *names]]
     for row in rows:
-        figures = {name: float(text) for name, text in zip(header[2:], row[2:], strict=True) if text}
+        cells = zip(header[2:], row[2:], strict=True)
+        figures = {name: float(text) for name, text in cells if text and name != REMARK}
         stds = [figures.get(f"{name.removesuffix(' mean')} std") for name in columns]
         means = [plus_minus(figures.get(name), std, decimals(name)) for name, std in zip(columns, stds, strict=True)]
         table.append([csv_text(row[0]), row[1], *means])

@@ -229,6 +229,11 @@ def read_sampling_states(run: Run, task: str) -> list[SamplingState]:
     return states
 
 
+def has_acted(run: Run, task: str) -> bool:
+    """Return whether the sampler of a task ever chose among groups; until it starts, sampling is uniform."""
+    return any("acting_probabilities" in arrays for arrays in read_states(run, task, ("acting_probabilities",)))
+
+
 def pair_fractions(probabilities: Floats, candidates: int) -> Floats:
     """Return the (|C|,) fraction of the sampled pairs that falls into each group, one in `candidates` being sampled.
 

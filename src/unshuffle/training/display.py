@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from unshuffle.console import SECONDS_BETWEEN_LINES, ResilientConsole, say
+from unshuffle.console import SECONDS_BETWEEN_LINES, ElapsedColumn, LeftColumn, ResilientConsole, say
 from unshuffle.policy.sampler import Preference
-from unshuffle.wording import counted
+from unshuffle.wording import counted, time_left
 
 
 @dataclass
@@ -50,9 +50,8 @@ class Display:
             TextColumn("pretraining"),
             BarColumn(),
             MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            ElapsedColumn(),
+            LeftColumn(),
             console=self.console,
         )
         self._bar = self._progress.add_task("pretraining", total=self.total, completed=self.start)
@@ -91,15 +90,14 @@ class Display:
         return [f"{speed} · waiting for data {100 * self.waiting:.0f} %", *monitor, *skipped]
 
     def _line(self) -> str:
-        done = max(1, self.iteration - self.start)
-        left = (time.monotonic() - self._begin) / done * (self.total - self.iteration)
+        left = time_left(time.monotonic() - self._begin, self.iteration - self.start, self.total - self.iteration)
         tasks = [
             f"{name}: loss {_number(task.loss)}, accuracy {_number(task.accuracy)} (chance {task.chance:.3f}), "
             f"validation error {_number(task.error)}"
             + (f", sampling {_bars(task.preference)}" if task.preference else "")
             for name, task in self.tasks.items()
         ]
-        return " | ".join([f"{self.iteration}/{self.total}", *tasks, " · ".join(self._state()), f"{left:.0f} s left"])
+        return " | ".join([f"{self.iteration}/{self.total}", *tasks, " · ".join(self._state()), left])
 
     def _render(self) -> Group:
         table = Table(box=None, padding=(0, 1), pad_edge=False)

@@ -2,12 +2,13 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
@@ -79,6 +80,13 @@ class RunLog:
         file = self.run.states / f"{task}-{iteration:08d}.npz"
         with _explained(file):
             np.savez(file, **arrays)
+
+    def write_pictures(self, iteration: int, pictures: Iterable[Path]) -> None:
+        """Show PNG files in TensorBoard."""
+        for file in pictures:
+            with Image.open(file) as picture:
+                pixels = np.asarray(picture.convert("RGB"))
+            self._board.add_image(file.stem, pixels, iteration, dataformats="HWC")  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> "RunLog":
         return self

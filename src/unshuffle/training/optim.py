@@ -36,6 +36,11 @@ class Optimisers:
         self.base_lrs = {name: group.lr for name, (_, group) in groups.items()}
         self._initialise_momentum()
 
+    def learning_rates(self, iteration: int) -> dict[str, float]:
+        """Return the learning rates of the backbone and of each head in a step; iterations count from 0."""
+        factor = lr_factor(self.config, iteration)
+        return {name: lr * factor for name, lr in self.base_lrs.items()}
+
     def zero_grad(self) -> None:
         """Discard all gradients."""
         for optimiser in self.optimisers.values():
@@ -47,11 +52,11 @@ class Optimisers:
         If `skipped`, a bool on the device, is true, parameters and states stay as they are. Fused optimisers read it on
         the device, as they do with a gradient scaler; the others are those of a CPU, where reading it takes no time.
         """
-        factor = lr_factor(self.config, iteration)
+        lrs = self.learning_rates(iteration)
         found_inf = None if skipped is None else skipped.float()
         for name, optimiser in self.optimisers.items():
             for group in optimiser.param_groups:
-                group["lr"] = self.base_lrs[name] * factor
+                group["lr"] = lrs[name]
             if optimiser.defaults["fused"]:
                 optimiser.found_inf = found_inf  # type: ignore[attr-defined]
             elif found_inf is not None and bool(found_inf):

@@ -115,6 +115,8 @@ class Trainer:
         """Where `train` begins, with a validation of the network as it is, and where it ends."""
         self.keeps_samplers = False
         """Whether the samplers are those of a checkpoint at `first`: then they do not learn from that validation."""
+        self.owes_rollouts = False
+        """Whether `train` begins with the rollouts that were left out here when this was a run's end."""
         self.skipped_steps = SkippedSteps()
         self._concerned: set[str] = set()
         self._request = StopRequest()
@@ -163,6 +165,8 @@ class Trainer:
                 self._monitor(log, display)
                 self._validate(log, display, learns=not self.keeps_samplers)
                 display.update(self.iteration)
+            elif self.owes_rollouts and self._episode_ends:
+                self._run_rollouts(log)
             tally, display.skipped_steps = Tally(), self.skipped_steps.total
             while self.iteration < self.last:
                 try:
@@ -344,6 +348,7 @@ class Trainer:
                 self.iteration,
                 loss=loss,
                 accuracy=accuracy,
+                lr=self.optimisers.learning_rates(self.iteration - 1),
                 samples_per_second=display.samples_per_second,
                 crops_per_second=display.crops_per_second,
                 waiting_for_data=display.waiting,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -68,8 +68,31 @@ class VocEvaluation(Evaluation):
     save_every: Count = 1000
     """Iterations between checkpoints in --out."""
 
+    image_sets_folder: ClassVar[str] = "Main"
+    """Folder of ImageSets that lists the images."""
+    paper_images: ClassVar[int] = 5011
+    """Images of the set that the published schedules are for: VOC2007 trainval."""
     incidental = Evaluation.incidental | {"proposals_cache"}
     stated = Evaluation.stated | {"year", "train_set", "test_set", "masks", "schedule", "iterations", "proposals"}
+
+    @classmethod
+    def fitted(cls, given: Mapping[str, Any]) -> tuple[Self, str | None]:
+        """Return as many epochs as the published schedule has on the paper's image set, and no more iterations."""
+        voc, year = given.get("voc"), given.get("year", cls.year)
+        if voc is None or given.get("iterations") is not None:
+            return cls(preset="auto"), None
+        names = Devkit(voc, year).names(cls.image_sets_folder, given.get("train_set", cls.train_set))
+        size = len(names[: given.get("limit", cls.limit) or None])
+        published = cls.published_recipe(given.get("schedule")).iterations
+        if size >= cls.paper_images:
+            return cls(preset="auto"), None
+        steps = min(published, max(cls.quick().iterations or 1, round(published * size / cls.paper_images)))
+        return cls(preset="auto", iterations=steps), f"{steps:,} iterations for {size:,} training images"
+
+    @classmethod
+    def published_recipe(cls, schedule: str | None) -> Recipe:
+        """Return the published schedule of this name, or the only one."""
+        raise NotImplementedError
 
     def prepare(self, build: Callable[[Backbone], N], console: Console) -> "Setting[N]":
         """Return the network that `build` makes of the backbone, with batch normalisation folded, and the data.

@@ -58,6 +58,11 @@ class VocClassification(VocEvaluation):
         """Return options for minutes on a CPU: narrow layers, and a short schedule with a high learning rate."""
         return cls(preset="quick", iterations=400, lr=0.01, hidden=512, crops=4, init_std=0.03)
 
+    @classmethod
+    def published_recipe(cls, schedule: str | None) -> Recipe:
+        """Return Krähenbühl's schedule."""
+        return RECIPE
+
     def measure(self, console: Console) -> Result:
         """Fine-tune on one image set, test on another."""
         setting = self.prepare(lambda backbone: multi_label_classifier(backbone, self.hidden, self.init_std), console)

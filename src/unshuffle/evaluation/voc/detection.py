@@ -93,6 +93,11 @@ class VocDetection(VocEvaluation):
             max_proposals=500,
         )
 
+    @classmethod
+    def published_recipe(cls, schedule: str | None) -> Recipe:
+        """Return the schedule of this name."""
+        return SCHEDULES[schedule or cls.schedule].recipe
+
     def measure(self, console: Console) -> Result:
         """Fine-tune on one image set, test on another."""
         schedule = self._schedule()

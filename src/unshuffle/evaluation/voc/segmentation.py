@@ -61,6 +61,14 @@ class VocSegmentation(VocEvaluation):
         """Return options for minutes on a CPU: narrow layers, and a short schedule with a high learning rate."""
         return cls(preset="quick", iterations=100, lr=0.01, hidden=256, init_std=0.03, accumulate=4)
 
+    image_sets_folder = "Segmentation"
+    paper_images = 1464  # VOC2012 train
+
+    @classmethod
+    def published_recipe(cls, schedule: str | None) -> Recipe:
+        """Return the schedule of this name."""
+        return SCHEDULES[schedule or cls.schedule]
+
     def measure(self, console: Console) -> Result:
         """Fine-tune on one image set, test on another."""
         setting = self.prepare(lambda backbone: FCN32s(backbone, self.hidden, self.init_std), console)

@@ -1,0 +1,59 @@
+"""The commands of README.md, run by `tools/readme.py`."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("readme", ROOT / "tools" / "readme.py")
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    tool = [sys.executable, str(ROOT / "tools" / "readme.py")]
+    done = subprocess.run(tool, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    commands = [line for line in done.stdout.splitlines() if line.startswith("$ ")]
+    assert len(commands) > 5 and "$ source .venv/bin/activate" in commands
+
+
+def test_what_runs_is_stated(tool: ModuleType) -> None:
+    readme = "# A\n\n```sh\nmake test   # all\nunshuffle embed x   # features\n```\n\n```text\noutput\n```\n\n"
+    python = "```python\nrun(iterations=5000)\n```\n"
+    steps = tool.commands(readme + python)
+    assert steps[:2] == ["true", "unshuffle embed x"]
+    assert steps[2].startswith("python - <<'END'\nrun(iterations=2, ") and len(steps) == 3
+
+
+def test_a_command_that_would_not_run_is_noticed(tool: ModuleType) -> None:
+    with pytest.raises(SystemExit, match="'unshuffle bench' would not be run"):
+        tool.commands("# A\n\n    unshuffle bench\n\niterations=5000")
+    with pytest.raises(SystemExit, match="is not there any more"):
+        tool.commands("# A\n")
+
+
+def test_the_demo_is_that_of_the_makefile(tool: ModuleType) -> None:
+    makefile = (ROOT / "Makefile").read_text().replace("$(BIN)", ".venv/bin")
+    assert f"demo: $(READY)\n\t{tool.INSTEAD['make demo']}\n" in makefile
+
+
+def test_a_command_that_fails_ends_it(tool: ModuleType, tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("```sh\nsource .venv/bin/activate\nfalse\ntouch went-on\n```\n\niterations=5000\n")
+    (tmp_path / "work").mkdir()
+    assert tool.run(readme, tmp_path / "work") == 1
+    assert not (tmp_path / "work" / "went-on").exists()
