@@ -1,6 +1,5 @@
 """`unshuffle pretrain`: from a config to a run folder."""
 
-import csv
 import itertools
 import os
 import platform
@@ -19,9 +18,10 @@ from unshuffle.accelerator import choose_device, local_rank
 from unshuffle.config import Config, check, preset_config
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.held_out import load_held_out, save_held_out
+from unshuffle.data.inventory import write_skipped
 from unshuffle.errors import UserError
 from unshuffle.evaluation.retrieval import RetrievalMonitor, build_monitor
-from unshuffle.files import check_folder, csv_cell, locked, locked_folder
+from unshuffle.files import check_folder, locked, locked_folder
 from unshuffle.models.weights import save_backbone
 from unshuffle.options import differences, merge, write_config
 from unshuffle.permutations import save_permutations
@@ -143,6 +143,8 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
             _start_folder(run, trainer)
             locks.enter_context(_run_lock(run))
         log = _open_log(trainer, run) if is_main() else NoLog()
+        if data.skipped:
+            say(console, f"{counted(len(data.skipped), 'files')} skipped, listed with the reasons in {run.skipped}")
         for concern, sentence in warnings.items():
             log.write("warning", trainer.iteration, concern=concern, sentence=sentence)
     with log:
@@ -184,8 +186,8 @@ def _check_out(config: Config, resumed: Run | None) -> None:
 
 
 def _can_start(folder: Path) -> bool:
-    """Return whether a folder is empty, or holds only what a process left that was killed as it began a run."""
-    names = {path.name for path in folder.iterdir()}
+    """Return whether a folder is empty, or holds only what a run left that was refused or killed as it began."""
+    names = {path.name for path in folder.iterdir()} - {Run(folder).skipped.name}
     return not names or (STARTING in names and names <= {STARTING, Run(folder).permutations.name})
 
 
@@ -304,9 +306,7 @@ def describe(trainer: Trainer, run: Run, console: Console) -> None:
 
 
 def _open_log(trainer: Trainer, run: Run) -> RunLog:
-    # file names need not be valid text
-    with run.skipped.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-        csv.writer(file).writerows([("file", "reason"), *(map(csv_cell, row) for row in trainer.data.skipped)])
+    write_skipped(run.skipped, trainer.data.skipped)
     if trainer.config.log.pictures:
         save_held_out(run.held_out, hold_out(trainer))
     log = RunLog(run, trainer.iteration)

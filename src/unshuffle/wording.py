@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+FEW_SAMPLES = 100
+"""Fewer samples of a task than these teach nothing that holds for others."""
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -57,6 +59,14 @@ def plus_minus(mean: float | None, std: float | None, decimals: int = 1) -> str:
     return f"{mean:.{decimals}f}" if std is None else f"{mean:.{decimals}f} ± {std:.{decimals}f}"
 
 
+def ignored_words(ignored: Mapping[str, int], limit: int = 6) -> str:
+    """Return how many files were ignored, by extension: `9 other files ignored (5 .txt, 3 .json, 1 hidden)`."""
+    counts = [f"{count} {printable(what)}" for what, count in ignored.items()]
+    rest = sum([*ignored.values()][limit:])
+    shown = [*counts[:limit], f"{rest} more"] if rest else counts
+    return f"{counted(sum(ignored.values()), 'other files')} ignored ({', '.join(shown)})"
+
+
 def source_sentence(source: Mapping[str, Any]) -> str:
     """Return how many items a data source has, where they are and how they are stored; an entry of `sources`."""
     if source["storage"] == "synthetic":
@@ -64,16 +74,25 @@ def source_sentence(source: Mapping[str, Any]) -> str:
         frames = f"{source['frames']} frames of " if source.get("frames") else ""
         return f"{items} of the synthetic world, {frames}{source['short_side']} px"
     skipped = f", {counted(source['skipped'], 'files')} skipped" if source["skipped"] else ""
+    if source.get("ignored"):
+        skipped += f", {ignored_words(source['ignored'])}"
     if source["storage"] == "shards":
         storage = f"read from {counted(source['shards'], 'shards')} at short side {source['short_side']} px"
     else:
         storage = f"packed at short side {source['short_side']} px in {source['path']}"
-    return f"{counted(source['items'], source['medium'])} in {source['address']}{skipped}; {storage}"
+    files = source.get("files") or source["items"]  # older runs have none
+    clips = f" (long ones as windows: {counted(source['items'], 'clips')} in all)" if files < source["items"] else ""
+    return f"{counted(files, source['medium'])}{clips} in {source['address']}{skipped}; {storage}"
 
 
 def split_sentence(task: str, split: Mapping[str, Any]) -> str | None:
     """Return what is unexpected about the samples of a task, an entry of `splits`; None if nothing is."""
     remarks = []
+    if split["training"] < FEW_SAMPLES:
+        remarks.append(
+            f"only {counted(split['training'], 'samples')} to train on, which are memorised rather than learned from: "
+            f"give {FEW_SAMPLES} or more"
+        )
     if split.get("medium") == "images" and split["source"] == "videos":
         remarks.append("no images were given, so the frames of the videos are used")
     if split["validation"] < split["requested"]:

@@ -26,10 +26,12 @@ from unshuffle.console import progress as progress_bar
 from unshuffle.data.decode import decode
 from unshuffle.data.media import (
     DEFAULT_LIMITS,
+    HEIF_REASON,
     MIN_FRAMES,
     VIDEO_SUFFIXES,
     BadMedia,
     check_short_side,
+    heif_readable,
     image_suffixes,
     memory_limit,
     read_frames,
@@ -273,7 +275,8 @@ def _cached_index(location: tuple[Any, str], options: ShardOptions, cache: Path)
     name = f"{file.digest}-{options.kind}-{options.short_side}-{options.every}-{within}-{FORMAT}.index"
     path = cache / "shards" / name
     rows = read_index(path)
-    if rows is not None:
+    outdated = rows is not None and heif_readable() and any(why == HEIF_REASON for _, why in rows["skipped"])
+    if rows is not None and not outdated:
         return file, Index([Entry(*row) for row in rows["entries"]], [(name, why) for name, why in rows["skipped"]])
     index = index_shard(file, options)
     file.check_unchanged()  # or the index would be half of one version and half of another

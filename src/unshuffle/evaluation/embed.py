@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 from unshuffle.data.dataset import LabelledDataset, digest
+from unshuffle.data.inventory import write_skipped
 from unshuffle.data.media import check_short_side
 from unshuffle.data.source import Skipped
 from unshuffle.errors import UserError
@@ -79,14 +80,14 @@ def embed(
     skipped = list(dataset.skipped)
     try:
         rows = sum(len(names) for names, _ in parts(f"embedding {dataset.kind}"))
-    except UserError:  # no item can be read
+    except UserError as error:  # no item can be read
         shutil.rmtree(folder)
-        raise
+        raise UserError(f"{error}; all are listed in {write_skipped(skipped_file(out), skipped)}") from None
     draft, unreadable = folder / f"whole{out.suffix}", list(skipped)
     write(draft, parts("writing"), rows, dimensions)
     skipped_file(out).unlink(missing_ok=True)  # of an earlier file of this name
     if unreadable:
-        write_table(skipped_file(out), ["file", "reason"], unreadable)
+        write_skipped(skipped_file(out), unreadable)
     if names_file(draft).exists():
         names_file(draft).replace(names_file(out))
     draft.replace(out)  # last, so that the rest is there when it is
