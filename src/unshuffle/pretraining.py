@@ -48,7 +48,7 @@ from unshuffle.training.display import Display
 from unshuffle.training.distributed import is_main, together
 from unshuffle.training.log import NoLog, RunLog
 from unshuffle.training.trainer import Trainer, build_trainer, fit_crop_sizes, initial_backbone
-from unshuffle.wording import counted, skipped_sentence
+from unshuffle.wording import counted, skipped_lines, skipped_sentence
 
 CHANGEABLE_ON_RESUME = (
     "device",
@@ -144,7 +144,9 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
             locks.enter_context(_run_lock(run))
         log = _open_log(trainer, run) if is_main() else NoLog()
         if data.skipped:
-            say(console, f"{counted(len(data.skipped), 'files')} skipped, listed with the reasons in {run.skipped}")
+            say(console, f"{counted(len(data.skipped), 'files')} skipped, all listed in {run.skipped}")
+            for line in skipped_lines(data.skipped):
+                say(console, line)
         for concern, sentence in warnings.items():
             log.write("warning", trainer.iteration, concern=concern, sentence=sentence)
     with log:

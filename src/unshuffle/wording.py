@@ -59,12 +59,26 @@ def plus_minus(mean: float | None, std: float | None, decimals: int = 1) -> str:
     return f"{mean:.{decimals}f}" if std is None else f"{mean:.{decimals}f} ± {std:.{decimals}f}"
 
 
+def skipped_lines(skipped: Sequence[tuple[str, str]], limit: int = 10) -> list[str]:
+    """Return a line for each reason for which files were skipped, the most frequent first, with the first files."""
+    names: dict[str, list[str]] = {}
+    for name, reason in skipped:
+        names.setdefault(reason, []).append(name)
+    frequent = sorted(names.items(), key=lambda entry: -len(entry[1]))
+    lines = [f"  skipped {listed(files, 3)}: {printable(reason)}" for reason, files in frequent[:limit]]
+    rest = sum(len(files) for _, files in frequent[limit:])
+    return [*lines, f"  and {rest} more"] if rest else lines
+
+
 def ignored_words(ignored: Mapping[str, int], limit: int = 6) -> str:
-    """Return how many files were ignored, by extension: `9 other files ignored (5 .txt, 3 .json, 1 hidden)`."""
-    counts = [f"{count} {printable(what)}" for what, count in ignored.items()]
+    """Return how many files were ignored, by extension: `9 others ignored (5 .txt, 3 .json, 1 hidden folder)`."""
+    singular = {
+        what: what.removesuffix("s") if count == 1 and what[0] != "." else what for what, count in ignored.items()
+    }
+    counts = [f"{count} {printable(singular[what])}" for what, count in ignored.items()]
     rest = sum([*ignored.values()][limit:])
-    shown = [*counts[:limit], f"{rest} more"] if rest else counts
-    return f"{counted(sum(ignored.values()), 'other files')} ignored ({', '.join(shown)})"
+    shown = ", ".join([*counts[:limit], f"{rest} more"] if rest else counts)
+    return f"{counted(sum(ignored.values()), 'others')} ignored ({printable(shown)})"
 
 
 def source_sentence(source: Mapping[str, Any]) -> str:
@@ -90,8 +104,8 @@ def split_sentence(task: str, split: Mapping[str, Any]) -> str | None:
     remarks = []
     if split["training"] < FEW_SAMPLES:
         remarks.append(
-            f"only {counted(split['training'], 'samples')} to train on, which are memorised rather than learned from: "
-            f"give {FEW_SAMPLES} or more"
+            f"only {counted(split['training'], 'samples')} to train on: so few are memorised and teach nothing that "
+            f"holds for others (give {FEW_SAMPLES} or more)"
         )
     if split.get("medium") == "images" and split["source"] == "videos":
         remarks.append("no images were given, so the frames of the videos are used")

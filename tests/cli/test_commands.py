@@ -289,7 +289,7 @@ def test_embed_with_exported_weights(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_doctor_reports_each_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--steps", "60", "--json", str(tmp_path / "found.json")]
-    sizes = ["--synthetic.images", "24", "--synthetic.clips", "24", "--synthetic.gallery", "12"]
+    sizes = ["--synthetic.images", "120", "--synthetic.clips", "120", "--synthetic.gallery", "12"]
     assert cli.run(["doctor", "--device", "cpu", "--data.val_size", "4", *sizes, *options]) == 0
     printed = capsys.readouterr().out
     assert "spatial: passed: accuracy " in printed
@@ -346,7 +346,7 @@ def test_help_shows_the_values_of_the_preset(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_surface_of_the_command_line_is_a_contract() -> None:
-    commands = "pretrain doctor permutations pack evaluate analyze ablate report bench export embed"
+    commands = "pretrain doctor permutations pack evaluate analyze ablate report bench export embed cache"
     assert list(cli.COMMANDS) == commands.split()
     sections = {"data", "synthetic", "augmentation", "model", "optim", "permutations", "policy", "monitor", "log"}
     tasks = {"spatial", "temporal", "rotation", "instance"}

@@ -189,7 +189,7 @@ def test_other_files_are_counted(config: Config, image_folder: Path, tmp_path: P
         assert media.images is not None
         assert media.facts[0].ignored == {".txt": 2, "hidden": 1, "without extension": 1}
         media = open_media(replace(config, images=str(image_folder)))
-    told = "6 images in {}, 2 files skipped, 4 other files ignored (2 .txt, 1 hidden, 1 without extension); packed at "
+    told = "6 images in {}, 2 files skipped, 4 others ignored (2 .txt, 1 hidden, 1 without extension); packed at "
     assert media.images is not None and source_sentence(vars(media.facts[0])).startswith(told.format(image_folder))
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from unshuffle.config import LimitsConfig
 from unshuffle.data.batches import spaced_frames
-from unshuffle.data.inventory import Inventory, take_inventory
+from unshuffle.data.inventory import Inventory, skipped_file, take_inventory, write_skipped
 from unshuffle.data.media import (
     DEFAULT_LIMITS,
     MIN_SIDE,
@@ -36,7 +36,7 @@ from unshuffle.data.media import (
 )
 from unshuffle.data.pack import PackOptions, cached_store
 from unshuffle.data.shard_files import ShardFile, find_shards, is_shards, read_index, stat_shard, write_index
-from unshuffle.data.shards import ShardOptions, ShardSource, open_shards
+from unshuffle.data.shards import SHARD_FOLDER, ShardOptions, ShardSource, open_shards
 from unshuffle.data.source import Pixels, Skipped, Source
 from unshuffle.data.splits import SplitList, find_split_list, is_split_list
 from unshuffle.data.store import Store
@@ -296,7 +296,8 @@ def load_images(dataset: LabelledDataset, limit: int = 0) -> LabelledImages:
         counts[label] += 1
         chosen.append(index)
     if not pixels:
-        raise UserError(f"no readable {dataset.kind.removesuffix('s')} in {dataset.address}")
+        listed = write_skipped(skipped_file(dataset.address, CACHE), dataset.skipped)
+        raise UserError(f"no readable {dataset.kind.removesuffix('s')} in {dataset.address}: the files are in {listed}")
     labels = torch.tensor([dataset.labels[index] for index in chosen])
     return LabelledImages(np.stack(pixels), labels, dataset.classes, [dataset.location(index) for index in chosen])
 
@@ -574,7 +575,7 @@ def _shard_labels(source: ShardSource, cache: Path) -> list[str | None]:
 
 def _cached_texts(file: ShardFile, cache: Path) -> dict[str, str]:
     """Return the label text of each key of a shard; stored in the cache, as all headers have to be read for it."""
-    stored = cache / "shards" / f"{file.digest}-labels.index"
+    stored = cache / SHARD_FOLDER / f"{file.digest}-labels.index"
     texts: dict[str, str] | None = read_index(stored)
     if texts is None:
         texts = _text_members(file)[1]

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import re
 import shutil
 from collections import deque
 from collections.abc import Collection, Generator, Mapping, Sequence
@@ -47,6 +48,7 @@ from unshuffle.wording import counted, ignored_words
 
 DEFAULT_SHORT_SIDE: dict[Kind, int] = {"images": 256, "videos": 128}
 FORECAST_MARGIN = 1.1  # packing stops early only if the expected size exceeds the free space by this factor
+_CACHED_NAME = re.compile(r".*-(images|videos)-[0-9a-f]{12}", re.DOTALL)
 PROBED_FILES = 500  # files whose headers are read to estimate the size of a store
 JPEG_FRACTION = 1 / 8  # size of a JPEG of quality 90 divided by that of its pixels: 0.09 at 256 px, 0.14 at 96 px
 
@@ -192,6 +194,13 @@ def clear_store(folder: Path) -> int:
     with suppress(OSError):
         folder.rmdir()
     return freed
+
+
+def is_cached_store(folder: Path) -> bool:
+    """Return whether a folder in the cache is a store that was packed there, complete or not."""
+    if folder.is_symlink() or not folder.is_dir() or not _CACHED_NAME.fullmatch(folder.name):
+        return False
+    return Store.is_store(folder) or all(_belongs_to_store(path.name) for path in folder.iterdir())
 
 
 def _cached_path(job: _Job, cache: Path) -> Path:

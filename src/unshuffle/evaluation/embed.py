@@ -80,9 +80,9 @@ def embed(
     skipped = list(dataset.skipped)
     try:
         rows = sum(len(names) for names, _ in parts(f"embedding {dataset.kind}"))
-    except UserError as error:  # no item can be read
+    except UserError:  # no item can be read
         shutil.rmtree(folder)
-        raise UserError(f"{error}; all are listed in {write_skipped(skipped_file(out), skipped)}") from None
+        raise
     draft, unreadable = folder / f"whole{out.suffix}", list(skipped)
     write(draft, parts("writing"), rows, dimensions)
     skipped_file(out).unlink(missing_ok=True)  # of an earlier file of this name

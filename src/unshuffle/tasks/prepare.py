@@ -10,7 +10,6 @@ import numpy as np
 
 from unshuffle.config import Config
 from unshuffle.data.batches import Samples
-from unshuffle.data.inventory import SKIPPED_LIST
 from unshuffle.data.source import Items, Skipped
 from unshuffle.data.sources import Media, SourceFacts
 from unshuffle.data.store import Store
@@ -51,7 +50,7 @@ class Data:
     sources: list[SourceFacts] = field(default_factory=list)
     splits: dict[str, SplitFacts] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
-    skipped_file: Path = Path(SKIPPED_LIST)
+    skipped_file: Path | None = None
     """File for the list of them: in the run folder if that is given, otherwise beside the cache."""
 
     def sentences(self) -> list[str]:
