@@ -1,3 +1,4 @@
+import io
 import socket
 import struct
 import sys
@@ -16,10 +17,15 @@ from PIL import EpsImagePlugin, Image
 from unshuffle.config import LimitsConfig
 from unshuffle.data import media
 from unshuffle.data.media import (
+    HEIF_REASON,
     BadMedia,
+    count_frames,
     memory_limit,
     read_frames,
     read_image,
+    read_image_size,
+    read_video_header,
+    recognise,
     resize_short_side,
 )
 from unshuffle.errors import UserError
@@ -166,7 +172,7 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         read_image(tmp_path / "x.png")
 
 
-def numbers(path: Path, **options: int) -> list[int]:
+def numbers(path: Path, **options: Any) -> list[int]:
     """The frame numbers that the gray levels of a clip encode."""
     return [round((float(frame.mean()) - 20) / 9) for frame in read_frames(path, **options)]
 
@@ -527,3 +533,133 @@ def test_a_title_that_is_not_utf_8_does_not_matter(tmp_path: Path, write_video: 
     assert b"Xberraschung" in data
     path.write_bytes(data.replace(b"Xberraschung", b"\xdcberraschung"))
     assert len(list(read_frames(path))) == 3
+
+
+# recognised by content
+
+
+def saved(image: Image.Image, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "MPO", "DDS", "QOI"])
+def test_images_are_recognised_by_their_first_bytes(kind: str) -> None:
+    head = saved(photo(), kind)[: media.HEAD_BYTES]
+    assert recognise(head) == ({"images", "videos"} if kind == "GIF" else {"images"})
+
+
+@pytest.mark.parametrize(("suffix", "codec"), [*CONTAINERS, ("ts", "mpeg2video"), ("flv", "flv1"), ("wmv", "wmv2")])
+def test_videos_are_recognised_by_their_first_bytes(
+    tmp_path: Path, write_video: WriteVideo, suffix: str, codec: str
+) -> None:
+    head = write_video(tmp_path / f"x.{suffix}", codec=codec).read_bytes()[: media.HEAD_BYTES]
+    assert recognise(head) == ({"images", "videos"} if suffix == "gif" else {"videos"})
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"G" * 3,
+        b"BM",
+        b"BMW builds cars and this is a text about them, long enough to hold a header",
+        b"\0\0\0\x18ftypM4A mp42",
+        b"OggS" + bytes(24) + b"\x01vorbis",
+        b"RIFF\0\0\0\0WAVEfmt ",
+        b"%PDF-1.7",
+        b"PK\3\4",
+        b"Good morning. " * 40,
+    ],
+)
+def test_other_files_are_not_recognised(head: bytes) -> None:
+    assert recognise(head) == frozenset()
+
+
+def test_heic_is_read_if_it_can_be_and_explained_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pillow_heif.from_pillow(photo()).save(tmp_path / "x.heic")
+    head = (tmp_path / "x.heic").read_bytes()[: media.HEAD_BYTES]
+    assert recognise(head) == {"images"} and ".heic" in media.image_suffixes()
+    assert distance(read_image(tmp_path / "x.heic"), photo()) < 6
+    assert read_image_size(tmp_path / "x.heic") == (48, 32)
+    formats = tuple(name for name in media.image_formats() if name != "HEIF")
+    monkeypatch.setattr(media, "image_formats", lambda: formats)
+    for read in (read_image, read_image_size):
+        with pytest.raises(BadMedia) as caught:
+            read(tmp_path / "x.heic")
+        assert str(caught.value) == HEIF_REASON and "pip install pillow-heif" in HEIF_REASON
+
+
+def test_a_video_with_the_name_of_an_image_is_called_one(tmp_path: Path, write_video: WriteVideo) -> None:
+    path = write_video(tmp_path / "x.mp4").rename(tmp_path / "x.jpg")
+    with pytest.raises(BadMedia, match="it is a video, not an image"):
+        read_image(path)
+
+
+# headers and windows
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_the_size_of_an_image_is_that_of_its_pixels(tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    photo(40, 24).save(tmp_path / "x.jpg", exif=exif)
+    height, width, _ = read_image(tmp_path / "x.jpg").shape
+    assert read_image_size(tmp_path / "x.jpg") == (width, height)
+
+
+@pytest.mark.parametrize(("suffix", "codec"), CONTAINERS)
+@pytest.mark.parametrize("library", ["pyav", "opencv"])
+def test_frames_are_counted_without_decoding(
+    tmp_path: Path, write_video: WriteVideo, suffix: str, codec: str, library: str, request: pytest.FixtureRequest
+) -> None:
+    path = write_video(tmp_path / f"x.{suffix}", codec=codec)
+    if library == "opencv":
+        request.getfixturevalue("without_pyav")
+    facts = read_video_header(path)
+    assert (facts.width, facts.height) == (64, 48)
+    if suffix not in ("mpg", "mpeg"):  # whose headers state neither
+        assert facts.frames == pytest.approx(20, abs=1) and facts.seconds == pytest.approx(0.8, abs=0.05)
+        assert count_frames(path) == 20
+    if library == "pyav":
+        assert count_frames(path) == 20
+        with pytest.raises(BadMedia, match="more than 19 frames"):
+            count_frames(path, LimitsConfig(max_frames=19))
+
+
+@pytest.mark.parametrize("library", ["pyav", "opencv"])
+def test_only_the_frames_of_the_spans_are_read(
+    tmp_path: Path, write_video: WriteVideo, library: str, request: pytest.FixtureRequest
+) -> None:
+    path = write_video(tmp_path / "x.mp4")
+    if library == "opencv":
+        request.getfixturevalue("without_pyav")
+    assert numbers(path, spans=[range(2, 4), range(8, 10)]) == [2, 3, 8, 9]
+    assert numbers(path, every=3, spans=[range(1, 3), range(4, 6)]) == [3, 6, 12, 15]
+    assert numbers(path, spans=[range(15, 30)]) == [15, 16, 17, 18, 19], "a video may be shorter than expected"
+
+
+def test_decoding_stops_after_the_last_span(
+    tmp_path: Path, write_video: WriteVideo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, decoded = write_video(tmp_path / "x.mp4"), list[int]()
+    real = media._decode_video
+
+    def decode(*given: Any) -> Iterator[Any]:
+        for number, frame in enumerate(real(*given)):
+            decoded.append(number)
+            yield frame
+
+    monkeypatch.setattr(media, "_decode_video", decode)
+    assert numbers(path, spans=[range(3, 6)]) == [3, 4, 5]
+    assert decoded[-1] == 5
+
+
+def test_files_that_are_no_videos_have_no_header(tmp_path: Path) -> None:
+    (tmp_path / "text.mp4").write_text("hello")
+    (tmp_path / "empty.mp4").touch()
+    for name, reason in (("text.mp4", "cannot be decoded"), ("empty.mp4", "empty"), ("missing.mp4", "No such file")):
+        with pytest.raises(BadMedia, match=reason):
+            read_video_header(tmp_path / name)

@@ -650,6 +650,22 @@ def test_members_that_cannot_be_used_are_listed(tmp_path: Path, cache: Path) -> 
         prepare(Config(images=str(path), data=replace(settings, max_bad_fraction=0.3)), progress=False)
 
 
+def test_heic_members_are_indexed_as_soon_as_they_can_be_read(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    buffer = io.BytesIO()
+    pillow_heif.from_pillow(Image.open(io.BytesIO(encoded(0)))).save(buffer)
+    path = write_tar(tmp_path / "x.tar", {"0.jpg": encoded(0), "1.heic": buffer.getvalue()})
+    options = ShardOptions("images", SIDE)
+    with monkeypatch.context() as patch:
+        formats = tuple(name for name in media.image_formats() if name != "HEIF")
+        patch.setattr(media, "image_formats", lambda: formats)
+        source = open_shards(str(path), options, cache, progress=False)
+        assert source.skipped == [("x.tar/1.heic", media.HEIF_REASON)] and len(source) == 1
+    assert len(open_shards(str(path), options, cache, progress=False)) == 2
+
+
 def test_clips_of_frames_and_images_train_both_tasks(tmp_path: Path, cache: Path) -> None:
     frames = {f"{clip}.{frame:03}.jpg": encoded(10 * clip + frame) for clip in range(5) for frame in range(clip + 3)}
     write_tar(tmp_path / "clips.tar", frames)
