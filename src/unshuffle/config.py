@@ -577,6 +577,7 @@ def paper_literal() -> Config:
     spatial, temporal = SpatialConfig(optimiser=sgd), TemporalConfig(optimiser=sgd)
     return Config(
         preset="paper-literal",
+        data=DataConfig(clip_frames=0),
         optim=OptimConfig(backbone=sgd),
         spatial=replace(spatial, head=replace(spatial.head, centre=False)),
         temporal=replace(temporal, head=replace(temporal.head, centre=False)),

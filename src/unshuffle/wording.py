@@ -102,13 +102,13 @@ def source_sentence(source: Mapping[str, Any]) -> str:
 def split_sentence(task: str, split: Mapping[str, Any]) -> str | None:
     """Return what is unexpected about the samples of a task, an entry of `splits`; None if nothing is."""
     remarks = []
+    if split.get("medium") == "images" and split["source"] == "videos":
+        remarks.append("no images were given, so the frames of the videos are used")
     if split["training"] < FEW_SAMPLES:
         remarks.append(
             f"only {counted(split['training'], 'samples')} to train on: so few are memorised and teach nothing that "
             f"holds for others (give {FEW_SAMPLES} or more)"
         )
-    if split.get("medium") == "images" and split["source"] == "videos":
-        remarks.append("no images were given, so the frames of the videos are used")
     if split["validation"] < split["requested"]:
         samples = counted(split["validation"], "samples")
         remarks.append(
