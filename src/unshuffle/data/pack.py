@@ -50,6 +50,7 @@ DEFAULT_SHORT_SIDE: dict[Kind, int] = {"images": 256, "videos": 128}
 FORECAST_MARGIN = 1.1  # packing stops early only if the expected size exceeds the free space by this factor
 _CACHED_NAME = re.compile(r".*-(images|videos)-[0-9a-f]{12}", re.DOTALL)
 PROBED_FILES = 500  # files whose headers are read to estimate the size of a store
+JPEG_MARGIN = 2.0  # the same before packing as JPEG, whose size is not known before
 JPEG_FRACTION = 1 / 8  # size of a JPEG of quality 90 divided by that of its pixels: 0.09 at 256 px, 0.14 at 96 px
 
 
@@ -179,7 +180,8 @@ def cached_store(
     if _lacks_heif(store):
         clear_store(path)
         store = _run(job, path, workers, progress)
-    os.utime(path / HEADER)  # for `unshuffle cache`, which tells when a store was last used
+    with suppress(OSError):  # a cache may be read-only
+        os.utime(path / HEADER)  # for `unshuffle cache`, which tells when a store was last used
     return store
 
 
@@ -264,7 +266,7 @@ def _plan(
         max_seconds=limits.max_seconds,
         clip_frames=clip_frames if kind == "videos" else 0,
         clips_per_video=clips_per_video if kind == "videos" and clip_frames else 0,
-        origin=str(src.absolute()),
+        origin=str(src.absolute()) if cached else "",  # a store that is given away should not name folders
     )
     sizes = {name: status.st_size for name, status in statuses.items()}
     job = _Job(src, inventory, sizes, header, limits, cached, max_raw_gb * 1e9 if encoding == "auto" else None)
@@ -386,7 +388,8 @@ def _announce(job: _Job, out: Path, console: Console) -> None:
     data = out / DATA
     written, free = data.stat().st_size if data.exists() else 0, shutil.disk_usage(out).free
     size = f"about {decimal(job.expected_bytes)}"
-    if job.expected_bytes - written > FORECAST_MARGIN * free:
+    margin = FORECAST_MARGIN if job.header.encoding == "raw" else JPEG_MARGIN
+    if job.expected_bytes - written > margin * free:
         raise _no_room(job, out, f"{job.folder} needs {size} as a store in {out}, and only {decimal(free)} are free")
     how = "as raw pixels" if job.header.encoding == "raw" else "as JPEG"
     if job.header.encoding == "jpeg" and job.max_raw_bytes is not None:

@@ -57,7 +57,7 @@ class Header:
     """Frames of the windows that long videos are cut into; 0 or None: videos are stored whole."""
     clips_per_video: int | None = None
     origin: str = ""
-    """The folder that was packed, for people to read; two stores that differ in it alone hold the same bytes."""
+    """The folder that was packed, in the cache only; two stores that differ in it alone hold the same bytes."""
     complete: bool = False
     format: int = FORMAT
 
