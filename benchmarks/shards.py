@@ -26,7 +26,7 @@ from table import write_table
 
 from unshuffle.data.batches import BatchStream, Prefetcher, Samples
 from unshuffle.data.decode import decode_batch
-from unshuffle.data.media import find_images
+from unshuffle.data.inventory import take_inventory
 from unshuffle.data.pack import PackOptions, pack
 from unshuffle.data.shards import ShardOptions, open_shards
 from unshuffle.data.source import EncodedImage, Source
@@ -59,7 +59,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(args: argparse.Namespace, folder: Path, device: torch.device) -> list[dict[str, str]]:
-    make_data(find_images(args.folder)[: args.count], folder, args.shards)
+    make_data(list(take_inventory(args.folder, "images").files.values())[: args.count], folder, args.shards)
     options = ShardOptions("images", args.short_side)
     raw, raw_seconds = timed(lambda: packed(folder, "raw", args))
     jpeg, jpeg_seconds = timed(lambda: packed(folder, "jpeg", args))

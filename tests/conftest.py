@@ -5,7 +5,7 @@ Without a GPU the Triton kernels are interpreted, which is slow but the same ari
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from fractions import Fraction
 from pathlib import Path
@@ -28,6 +28,15 @@ if os.environ.get("CI") == "true":
     settings.load_profile("ci")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A home folder of the tests' own, so that nothing is written into the cache of the person who runs them."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(folder))
+        yield folder
 
 
 @pytest.fixture

@@ -186,6 +186,7 @@ def test_every_preset_is_valid_and_named(name: Any) -> None:
         ({"log": {"train_every": 0}}, "log.train_every"),
         ({"log": {"monitor_every": 0}}, "log.monitor_every"),
         ({"policy": {"batches": 4000}}, "but must be at least policy.batches"),
+        ({"data": {"clip_frames": 3}}, "data.clip_frames is 3, but must be 0 or at least temporal.frames, which is 6"),
         ({"policy": {"num_groups": 1}}, "policy.num_groups is 1, but must be 2 or more"),
         ({"policy": {"sampler": "rollouts", "discount": 0.9}}, "policy.discount is for policy.sampler reinforce"),
         ({"policy": {"sampler": "rollouts", "entropy_weight": 0.0}}, "needs a policy.entropy_weight above 0"),

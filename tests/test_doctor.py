@@ -1,4 +1,5 @@
 import io
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from PIL import Image
 from rich.console import Console
 
 from unshuffle.config import Config, demo
-from unshuffle.doctor import ADVICE, LISTED_FILES, _describe_data, examine
+from unshuffle.doctor import ADVICE, TOO_FEW, _describe_data, examine
 from unshuffle.errors import UserError
 from unshuffle.options import merge
 from unshuffle.tasks.prepare import Data, SplitFacts
@@ -18,7 +19,7 @@ SMALL: dict[str, Any] = {
     "device": "cpu",
     "tasks": "S+T+R+I",
     "data": {"val_size": 4, "workers": 1},
-    "synthetic": {"images": 24, "clips": 24, "image_size": 48, "frame_size": 24, "clip_frames": 6},
+    "synthetic": {"images": 117, "clips": 117, "image_size": 48, "frame_size": 24, "clip_frames": 6},
     "spatial": {"crop_size": 16, "head": {"fc6": 64, "hidden": 128}},
     "temporal": {"crop_size": 16, "frames": 4, "permutations": 20, "head": {"fc6": 64, "hidden": 128}},
     "rotation": {"crop_size": 24, "hidden": 64},
@@ -43,7 +44,8 @@ def test_every_task_passes_on_the_synthetic_world(config: Config) -> None:
     for task, result in results.items():
         assert result["passed"] and result["accuracy"] >= 0.95, task
         assert f"{task}: passed: accuracy {result['accuracy']:.2f} on 8 samples after {result['steps']} steps" in text
-        assert f"{task}: 18 samples to train on, 4 for validation, 2 as the pretext test set" in text
+        assert f"{task}: 102 samples to train on, 4 for validation, 11 as the pretext test set" in text
+        assert (result["training"], result["validation"], result["test"], result["samples"]) == (102, 4, 11, 8)
     assert [result["chance"] for result in results.values()] == pytest.approx([0.2, 0.2, 0.25, 1 / 15])
     assert text.endswith("All tasks passed: this set-up can learn.\n")
 
@@ -75,13 +77,49 @@ def test_the_users_schedule_and_batch_size_do_not_matter(config: Config) -> None
     assert with_schedule == without
 
 
-def test_too_few_samples(config: Config, tmp_path: Path) -> None:
-    for number in range(2):
-        pixels = np.random.default_rng(number).integers(0, 256, (48, 48, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+def write_photos(folder: Path, count: int) -> Path:
+    folder.mkdir()
+    for number in range(count):
+        coarse = np.random.default_rng(number).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+        photo = Image.fromarray(coarse).resize((48 + 2 * number, 64), Image.Resampling.BICUBIC)
+        photo.save(folder / f"{number:02}.png")
+    return folder
+
+
+def test_one_sample_cannot_be_examined(config: Config, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", 2)
     data = replace(config.data, cache=tmp_path / "cache")
     with pytest.raises(UserError, match="the spatial task has only 1 sample to train on, but doctor needs 2 or more"):
-        printed_by(replace(config, images=str(tmp_path), tasks="S", data=data))
+        printed_by(replace(config, images=str(photos), tasks="S", data=data))
+
+
+def test_too_few_samples_do_not_pass_though_they_can_be_overfitted(config: Config, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", 3)
+    data = replace(config.data, cache=tmp_path / "cache")
+    text, results = printed_by(replace(config, images=str(photos), tasks="S", data=data), steps=150)
+    assert results["spatial"]["accuracy"] >= 0.95 and not results["spatial"]["passed"]
+    assert "spatial: TOO FEW: 2 samples to train on (expected ≥ 100); accuracy" in text
+    assert " on 2 samples after " in text, "not 16"
+    assert text.endswith(f"{TOO_FEW}\n") and "can learn" not in text
+
+
+def test_files_are_measured_and_compared(config: Config, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", 9)
+    Image.open(photos / "00.png").resize((30, 40)).save(photos / "copy of 00.jpg", quality=60)
+    data = replace(config.data, cache=tmp_path / "cache")
+    text, _ = printed_by(replace(config, images=str(photos), tasks="S", data=data), steps=1)
+    assert "images: median size 56 x 64 px, from 30 x 40 to 64 x 64 (10 files measured)\n" in text
+    assert "images: 2 of 10 look nearly like another one" in text
+    assert "  such as 00.png and copy of 00.jpg\n" in text
+
+
+def test_videos_have_durations(config: Config, tmp_path: Path, write_video: Callable[..., Path]) -> None:
+    for number, frames in enumerate((5, 10, 20)):
+        write_video(tmp_path / "clips" / f"{number}.mp4", frames=frames)
+    data = replace(config.data, cache=tmp_path / "cache")
+    text, _ = printed_by(replace(config, videos=str(tmp_path / "clips"), tasks="T", data=data), steps=1)
+    sentence = "videos: median size 64 x 48 px, from 64 x 48 to 64 x 48; median duration 0.4 s, from 0.2 s to 0.8 s (3 "
+    assert sentence in text
 
 
 @pytest.mark.parametrize(
@@ -102,13 +140,15 @@ def test_a_config_that_is_impossible(config: Config) -> None:
         examine(merge(config, {"policy": {"batches": 30}}))
 
 
-def test_files_that_were_skipped_are_listed() -> None:
+def test_files_that_were_skipped_are_listed(tmp_path: Path) -> None:
     text = io.StringIO()
-    skipped = [(f"{number}.png", "empty") for number in range(LISTED_FILES + 2)]
-    splits = {"spatial": SplitFacts(training=1, validation=1, test=0, requested=1, source="images", medium="images")}
-    _describe_data(Data(splits=splits, skipped=skipped), Console(file=text, width=1000))
-    lines = text.getvalue().splitlines()
-    assert lines.pop(0) == "spatial task: there is no pretext test set, so errors are those on X_val"
-    assert lines[:LISTED_FILES] == [f"  skipped {number}.png: empty" for number in range(LISTED_FILES)]
-    described = "spatial: 1 sample to train on, 1 for validation, 0 as the pretext test set"
-    assert lines[LISTED_FILES:] == ["  and 2 more", described]
+    skipped = [(f"{number}.png", "empty") for number in range(12)]
+    splits = {"spatial": SplitFacts(training=100, validation=1, test=1, requested=1, source="images", medium="images")}
+    data = Data(splits=splits, skipped=skipped, skipped_file=tmp_path / "skipped.csv")
+    _describe_data(data, Console(file=text, width=1000))
+    assert text.getvalue().splitlines() == [
+        "  skipped 0.png, 1.png, 2.png and 9 more: empty",
+        f"  all skipped files are listed in {tmp_path}/skipped.csv",
+        "spatial: 100 samples to train on, 1 for validation, 1 as the pretext test set",
+    ]
+    assert len((tmp_path / "skipped.csv").read_text().splitlines()) == 13

@@ -118,6 +118,21 @@ def test_tuples_are_lists_from_python(tmp_path: Path) -> None:
     assert run.config.optim.milestones == (1,)
 
 
+def test_a_run_that_was_refused_for_its_bad_files_can_be_started_in_the_same_folder(tmp_path: Path) -> None:
+    folder = photos(tmp_path / "photos", 12)
+    for number in range(3):
+        (folder / f"{number}.jpg").touch()
+    options = {**TINY, "data": {**TINY["data"], "cache": str(tmp_path / "cache")}}  # type: ignore[dict-item]
+    refused = rf"3 of 15 images cannot be used.*; all are listed in {tmp_path}/run/skipped\.csv"
+    with pytest.raises(unshuffle.UserError, match=refused):
+        unshuffle.pretrain(images=folder, out=tmp_path / "run", **options)
+    rows = _read_skipped(tmp_path / "run" / "skipped.csv")["rows"]
+    assert rows == [[f"{number}.jpg", "the file is empty"] for number in range(3)]
+    options["data"]["max_bad_fraction"] = 0.5  # type: ignore[index]
+    run = unshuffle.pretrain(images=folder, out=tmp_path / "run", **options)
+    assert run.weights.exists() and _read_skipped(run.skipped)["rows"] == rows
+
+
 def test_a_file_name_that_is_not_text_is_listed(tmp_path: Path) -> None:
     folder = photos(tmp_path / "photos", 12)
     Path(os.fsdecode(bytes(folder) + b"/\xff\n.jpg")).write_bytes(b"no image")

@@ -71,15 +71,24 @@ class DataConfig:
     """Regular expression: files with the same match (or first group) stay on one side of each split. For UCF-101, whose
     clips are cut from common scenes: '(v_.*_g[0-9]+)_c'."""
     max_bad_fraction: Probability = 0.1
-    """Stop before training if a larger fraction of the files cannot be used; raise it for scraped data."""
+    """Stop before training if a larger fraction of the files cannot be used; raise it for scraped data. All of them
+    are listed in a file."""
     image_short_side: Count = 256
     """Short side in pixels at which images are stored."""
     frame_short_side: Count = 128
     """Short side in pixels at which video frames are stored."""
     frame_every: Count = 1
     """Store every n-th frame of a video; raise it for long videos or high frame rates."""
-    encoding: Literal["raw", "jpeg"] = "raw"
-    """How a folder is packed into the cache: raw is fastest to read, jpeg takes about a tenth of the space."""
+    clip_frames: Annotated[int, Ge(0)] = 250
+    """Videos with twice as many frames or more, after frame_every, are stored as windows of so many frames, each a clip
+    of its own; shorter ones are one clip. All windows of a video stay on one side of each split. 0: never cut."""
+    clips_per_video: Count = 8
+    """Windows of a long video at most, evenly spread over it; more give more samples and take more disk space."""
+    encoding: Literal["auto", "raw", "jpeg"] = "auto"
+    """How a folder is packed into the cache: raw is fastest to read and can stay on the GPU, jpeg takes about a tenth
+    of the space. auto: raw, or jpeg if that would take more than max_raw_gb."""
+    max_raw_gb: NonNegative = 10.0
+    """With encoding auto: largest expected size in GB, of the images and of the videos each, that is packed raw."""
     cache: Path = Path("~/.cache/unshuffle")
     """Folder for packed data and for the indices of tar shards; may be deleted at any time."""
     shard_window: Count = 8
@@ -575,6 +584,7 @@ def paper_literal() -> Config:
     spatial, temporal = SpatialConfig(optimiser=sgd), TemporalConfig(optimiser=sgd)
     return Config(
         preset="paper-literal",
+        data=DataConfig(clip_frames=0),
         optim=OptimConfig(backbone=sgd),
         spatial=replace(spatial, head=replace(spatial.head, centre=False)),
         temporal=replace(temporal, head=replace(temporal.head, centre=False)),
@@ -713,6 +723,11 @@ def check(config: Config) -> None:
 
 def _check_data(config: Config) -> None:
     data = config.data
+    frames = config.temporal.frames
+    if "temporal" in config.task_names and 0 < data.clip_frames < frames:
+        raise UserError(
+            f"data.clip_frames is {data.clip_frames}, but must be 0 or at least temporal.frames, which is {frames}"
+        )
     for medium in ("images", "videos"):
         training = getattr(config, medium)
         options = {medium: training}

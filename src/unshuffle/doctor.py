@@ -1,31 +1,42 @@
-"""`unshuffle doctor`: check that the data can be read and that each task can overfit a few samples.
+"""`unshuffle doctor`: check that the data can be read, is enough, and that each task can overfit a few samples.
 
 Training that stays at chance is the first complaint about every jigsaw code, so it is the first thing to rule out.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from rich.console import Console
 
 from unshuffle.config import Config, check
 from unshuffle.console import ResilientConsole, say
+from unshuffle.data.inventory import write_skipped
+from unshuffle.data.sources import Concatenation
 from unshuffle.data.squares import Squares
+from unshuffle.data.statistics import Duplicates, FileStatistics, find_duplicates, measure_files
+from unshuffle.data.store import Store
 from unshuffle.errors import UserError
 from unshuffle.options import merge
 from unshuffle.tasks import TASKS
 from unshuffle.tasks.ordering import OrderingTask
 from unshuffle.tasks.prepare import Data, prepare
 from unshuffle.training.trainer import Tally, Trainer, build_trainer, fit_crop_sizes
-from unshuffle.wording import counted, printable
+from unshuffle.wording import FEW_SAMPLES, counted, printable, skipped_lines
 
+T = TypeVar("T")
 EXPECTED_ACCURACY = 0.95
 VALIDATE_EVERY = 10
-LISTED_FILES = 10
 ADVICE = (
     "At least one task cannot overfit a few samples, so it will not learn from all of them either. Try learning rates "
     "ten times higher or lower (optim.backbone.lr, TASK.optimiser.lr), TASK.optimiser.kind adamw, and for "
     "the ordering tasks TASK.head.dropout 0 and TASK.head.centre."
+)
+
+TOO_FEW = (
+    f"Each task can overfit its samples, but at least one has fewer than {FEW_SAMPLES} to train on: what is learned "
+    "from so few does not hold for others. Give more data."
 )
 
 
@@ -45,31 +56,86 @@ def examine(
     _describe_data(data, console)
     results = {}
     for task in data.training:
-        results[task] = overfit(config, data, task, samples, choices, steps)
-        say(console, _verdict(task, results[task], samples))
-    passed = all(result["passed"] for result in results.values())
-    say(console, "All tasks passed: this set-up can learn." if passed else ADVICE)
+        split = data.splits[task]
+        counts = {"training": split.training, "validation": split.validation, "test": split.test}
+        results[task] = counts | overfit(config, data, task, samples, choices, steps)
+        say(console, _verdict(task, results[task]))
+    if any(result["accuracy"] < EXPECTED_ACCURACY for result in results.values()):
+        say(console, ADVICE)
+    elif all(result["passed"] for result in results.values()):
+        say(console, "All tasks passed: this set-up can learn.")
+    else:
+        say(console, TOO_FEW)
     return results
 
 
 def _describe_data(data: Data, console: Console) -> None:
     for sentence in data.sentences():
         say(console, sentence)
-    for name, reason in data.skipped[:LISTED_FILES]:
-        say(console, f"  skipped {printable(name)}: {printable(reason)}")
-    if len(data.skipped) > LISTED_FILES:
-        say(console, f"  and {len(data.skipped) - LISTED_FILES} more")
+    for line in skipped_lines(data.skipped):
+        say(console, line)
+    if data.skipped and data.skipped_file is not None:
+        say(console, f"  all skipped files are listed in {write_skipped(data.skipped_file, data.skipped)}")
+    for source in data.sources:
+        if source.folder is not None and source.path is not None:
+            paths = [Path(source.folder, name) for name in dict.fromkeys(Store(Path(source.path)).origins)]
+            statistics = measure_files(paths, source.medium)
+            if statistics.files:
+                say(console, _file_sentence(source.medium, statistics))
     for task, split in data.splits.items():
         held_out = f"{split.validation} for validation, {split.test} as the pretext test set"
         say(console, f"{task}: {counted(split.training, 'samples')} to train on, {held_out}")
+    compared: set[int] = set()
+    for task, training in data.training.items():
+        if isinstance(training.source, Store | Concatenation) and id(training.source) not in compared:
+            compared.add(id(training.source))
+            held = [samples[task] for samples in (data.validation, data.test) if task in samples]
+            for sentence in _duplicate_sentences(data.splits[task].source, find_duplicates(training, held)):
+                say(console, sentence)
 
 
-def _verdict(task: str, result: dict[str, Any], samples: int) -> str:
-    figures = f"accuracy {result['accuracy']:.2f} on {samples} samples after {counted(result['steps'], 'steps')}"
+def _file_sentence(medium: str, statistics: FileStatistics) -> str:
+    smallest, median, largest = (f"{width} x {height}" for width, height in _spread(statistics.sizes))
+    text = f"{medium}: median size {median} px, from {smallest} to {largest}"
+    if statistics.seconds:
+        shortest, middle, longest = (_duration(seconds) for seconds in _spread(statistics.seconds))
+        text += f"; median duration {middle}, from {shortest} to {longest}"
+    return f"{text} ({counted(statistics.files, 'files')} measured)"
+
+
+def _spread(values: Sequence[T]) -> tuple[T, T, T]:
+    """Return the smallest, the median and the largest of sorted values."""
+    return values[0], values[len(values) // 2], values[-1]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _duplicate_sentences(medium: str, duplicates: Duplicates) -> Iterator[str]:
+    if not duplicates.found:
+        yield f"{medium}: no near-duplicates among {duplicates.compared}"
+        return
+    found = f"{duplicates.found} of {duplicates.compared} look nearly like another one"
+    held_out = f"; {duplicates.held_out} of them are held out and look like one that is trained on, so errors will be "
+    held_out = f"{held_out}too low: remove copies, or keep them together with data.sibling_pattern"
+    yield f"{medium}: {found}{held_out if duplicates.held_out else ''}"
+    for pair in duplicates.examples:
+        yield f"  such as {' and '.join(map(printable, pair))}"
+
+
+def _verdict(task: str, result: dict[str, Any]) -> str:
+    samples = counted(result["samples"], "samples")
+    figures = f"accuracy {result['accuracy']:.2f} on {samples} after {counted(result['steps'], 'steps')}"
     details = f"chance {result['chance']:.2f}, loss {result['loss']:.3f}"
-    if result["passed"]:
-        return f"{task}: passed: {figures} ({details})"
-    return f"{task}: FAILED: {figures} (expected ≥ {EXPECTED_ACCURACY}; {details})"
+    if result["accuracy"] < EXPECTED_ACCURACY:
+        return f"{task}: FAILED: {figures} (expected ≥ {EXPECTED_ACCURACY}; {details})"
+    if not result["passed"]:
+        few = counted(result["training"], "samples")
+        return f"{task}: TOO FEW: {few} to train on (expected ≥ {FEW_SAMPLES}); {figures} ({details})"
+    return f"{task}: passed: {figures} ({details})"
 
 
 def overfit(config: Config, data: Data, task: str, samples: int, choices: int, steps: int) -> dict[str, Any]:
@@ -83,11 +149,12 @@ def overfit(config: Config, data: Data, task: str, samples: int, choices: int, s
         if trainer.iteration % VALIDATE_EVERY == 0 or trainer.iteration == steps:
             accuracy = 1 - trainer.validate(task).error
     return {
+        "samples": len(pixels),
         "accuracy": accuracy,
         "chance": 1 - trainer.tasks[task].chance,
         "steps": trainer.iteration,
         "loss": float(tally.losses[task] / tally.steps[task]),  # NaN if the step was skipped
-        "passed": accuracy >= EXPECTED_ACCURACY,
+        "passed": accuracy >= EXPECTED_ACCURACY and len(data.training[task]) >= FEW_SAMPLES,
     }
 
 

@@ -1,6 +1,5 @@
 """`unshuffle pretrain`: from a config to a run folder."""
 
-import csv
 import itertools
 import os
 import platform
@@ -34,10 +33,11 @@ from unshuffle.config import (
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.dataset import address_exists
 from unshuffle.data.held_out import load_held_out, save_held_out
+from unshuffle.data.inventory import write_skipped
 from unshuffle.data.squares import WHOLE
 from unshuffle.errors import UserError
 from unshuffle.evaluation.retrieval import RetrievalMonitor, build_monitor
-from unshuffle.files import check_folder, csv_cell, locked, locked_folder
+from unshuffle.files import check_folder, locked, locked_folder
 from unshuffle.models.weights import save_backbone
 from unshuffle.options import differences, write_config
 from unshuffle.permutations import save_permutations
@@ -67,7 +67,7 @@ from unshuffle.training.log import NoLog, RunLog
 from unshuffle.training.optim import Optimisers, lr_factor
 from unshuffle.training.step import Step
 from unshuffle.training.trainer import Trainer, build_trainer, fit_crop_sizes, initial_backbone
-from unshuffle.wording import counted, duration, os_error_sentence, skipped_sentence
+from unshuffle.wording import counted, duration, os_error_sentence, skipped_lines, skipped_sentence
 
 CHANGEABLE_ON_RESUME = (
     "device",
@@ -192,6 +192,10 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
             if is_main() and differences(resumed.config, stored):
                 write_config(stored, run.config_file)
                 locks.enter_context(_run_lock(run))  # the file is another one now
+        if data.skipped:
+            say(console, f"{counted(len(data.skipped), 'files')} skipped, all listed in {run.skipped}")
+            for line in skipped_lines(data.skipped):
+                say(console, line)
         for concern, sentence in warnings.items():
             log.write("warning", trainer.iteration, concern=concern, sentence=sentence)
     with log:
@@ -343,8 +347,8 @@ def _extend(trainer: Trainer, before: Config, log: RunLog, console: Console) -> 
 
 
 def _can_start(folder: Path) -> bool:
-    """Return whether a folder is empty, or holds only what a process left that was killed as it began a run."""
-    names = {path.name for path in folder.iterdir()}
+    """Return whether a folder is empty, or holds only what a run left that was refused or killed as it began."""
+    names = {path.name for path in folder.iterdir()} - {Run(folder).skipped.name}
     return not names or (STARTING in names and names <= {STARTING, Run(folder).permutations.name})
 
 
@@ -465,9 +469,7 @@ def describe(trainer: Trainer, run: Run, console: Console) -> None:
 
 
 def _open_log(trainer: Trainer, run: Run) -> RunLog:
-    # file names need not be valid text
-    with run.skipped.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-        csv.writer(file).writerows([("file", "reason"), *(map(csv_cell, row) for row in trainer.data.skipped)])
+    write_skipped(run.skipped, trainer.data.skipped)
     if trainer.config.log.pictures:
         save_held_out(run.held_out, hold_out(trainer))
     log = RunLog(run, trainer.iteration)

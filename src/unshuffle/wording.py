@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+FEW_SAMPLES = 100
+"""Fewer samples of a task than these teach nothing that holds for others."""
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -104,6 +106,28 @@ def plus_minus(mean: float | None, std: float | None, decimals: int = 1) -> str:
     return f"{mean:.{decimals}f}" if std is None else f"{mean:.{decimals}f} ± {std:.{decimals}f}"
 
 
+def skipped_lines(skipped: Sequence[tuple[str, str]], limit: int = 10) -> list[str]:
+    """Return a line for each reason for which files were skipped, the most frequent first, with the first files."""
+    names: dict[str, list[str]] = {}
+    for name, reason in skipped:
+        names.setdefault(reason, []).append(name)
+    frequent = sorted(names.items(), key=lambda entry: -len(entry[1]))
+    lines = [f"  skipped {listed(files, 3)}: {printable(reason)}" for reason, files in frequent[:limit]]
+    rest = sum(len(files) for _, files in frequent[limit:])
+    return [*lines, f"  and {rest} more"] if rest else lines
+
+
+def ignored_words(ignored: Mapping[str, int], limit: int = 6) -> str:
+    """Return how many files were ignored, by extension: `9 others ignored (5 .txt, 3 .json, 1 hidden folder)`."""
+    singular = {
+        what: what.removesuffix("s") if count == 1 and what[0] != "." else what for what, count in ignored.items()
+    }
+    counts = [f"{count} {printable(singular[what])}" for what, count in ignored.items()]
+    rest = sum([*ignored.values()][limit:])
+    shown = ", ".join([*counts[:limit], f"{rest} more"] if rest else counts)
+    return f"{counted(sum(ignored.values()), 'others')} ignored ({printable(shown)})"
+
+
 def source_sentence(source: Mapping[str, Any]) -> str:
     """Return how many items a data source has, where they are and how they are stored; an entry of `sources`."""
     if source["storage"] == "synthetic":
@@ -111,11 +135,15 @@ def source_sentence(source: Mapping[str, Any]) -> str:
         frames = f"{source['frames']} frames of " if source.get("frames") else ""
         return f"{items} of the synthetic world, {frames}{source['short_side']} px"
     skipped = f", {counted(source['skipped'], 'files')} skipped" if source["skipped"] else ""
+    if source.get("ignored"):
+        skipped += f", {ignored_words(source['ignored'])}"
     if source["storage"] == "shards":
         storage = f"read from {counted(source['shards'], 'shards')} at short side {source['short_side']} px"
     else:
         storage = f"packed at short side {source['short_side']} px in {source['path']}"
-    return f"{counted(source['items'], source['medium'])} in {source['address']}{skipped}; {storage}"
+    files = source.get("files") or source["items"]  # older runs have none
+    clips = f" (long ones as windows: {counted(source['items'], 'clips')} in all)" if files < source["items"] else ""
+    return f"{counted(files, source['medium'])}{clips} in {source['address']}{skipped}; {storage}"
 
 
 def split_sentence(task: str, split: Mapping[str, Any]) -> str | None:
@@ -123,6 +151,11 @@ def split_sentence(task: str, split: Mapping[str, Any]) -> str | None:
     remarks = []
     if split.get("medium") == "images" and split["source"] == "videos":
         remarks.append("no images were given, so the frames of the videos are used")
+    if split["training"] < FEW_SAMPLES:
+        remarks.append(
+            f"only {counted(split['training'], 'samples')} to train on: so few are memorised and teach nothing that "
+            f"holds for others (give {FEW_SAMPLES} or more)"
+        )
     if split["validation"] < split["requested"]:
         samples = counted(split["validation"], "samples")
         remarks.append(

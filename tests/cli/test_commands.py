@@ -270,15 +270,25 @@ def test_pack_command_then_training_on_the_store(tmp_path: Path, capsys: pytest.
     (folder / "broken.jpg").write_bytes(b"")
     store = tmp_path / "store"
     assert cli.run(["pack", "images", str(folder), str(store), "--short_side", "96"]) == 0
-    assert "8 images" in capsys.readouterr().out
+    (folder / "notes.txt").write_text("text")
+    assert cli.run(["pack", "images", str(folder), str(store), "--short_side", "96"]) == 0
+    assert capsys.readouterr().out.splitlines()[-4:] == [
+        f"8 images in {store}, 1 file skipped",
+        "  skipped broken.jpg: the file is empty",
+        f"  all skipped files are listed in {store}/skipped.jsonl",
+        "  1 other ignored (1 .txt)",
+    ]
     options = ["--images", str(store), "--out", str(tmp_path / "run"), "--data.max_bad_fraction", "0.5"]
     assert cli.run(["pretrain", *TINY, *options]) == 0
     assert "broken.jpg" in (tmp_path / "run" / "skipped.csv").read_text()
+    printed = capsys.readouterr().out
+    assert f"1 file skipped, all listed in {tmp_path}/run/skipped.csv\n  skipped broken.jpg: the file is emp" in printed
 
 
 def test_embed_with_exported_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, weights = photos(tmp_path / "photos", 5), tmp_path / "tiny.pth"
     (folder / "broken.jpg").write_bytes(b"")
+    (folder / "notes.txt").write_text("text")
     options = ["--format", "torchvision", "--out", str(weights), "--fold", "--json", str(tmp_path / "x.json")]
     assert cli.run(["export", "random:tiny", *options]) == 0
     assert f"tiny in {weights}" in capsys.readouterr().out
@@ -287,6 +297,7 @@ def test_embed_with_exported_weights(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert cli.run(["embed", str(folder), *options, "--device", "cpu", "--size", "48"]) == 0
     printed = capsys.readouterr().out
     assert "5 images, 3456 features each" in printed and f"skipped {folder / 'broken.jpg'}" in printed
+    assert f"  all skipped files are listed in {tmp_path}/f.skipped.csv\n  1 other ignored (1 .txt)\n" in printed
     assert np.load(tmp_path / "f.npy").shape == (5, 3456)
     document = json.loads((tmp_path / "f.json").read_text())
     assert document["command"] == "embed" and document["metrics"]["rows"] == 5
@@ -296,7 +307,7 @@ def test_embed_with_exported_weights(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_doctor_reports_each_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--steps", "60", "--json", str(tmp_path / "found.json")]
-    sizes = ["--synthetic.images", "24", "--synthetic.clips", "24", "--synthetic.gallery", "12"]
+    sizes = ["--synthetic.images", "120", "--synthetic.clips", "120", "--synthetic.gallery", "12"]
     assert cli.run(["doctor", "--device", "cpu", "--data.val_size", "4", *sizes, *options]) == 0
     printed = capsys.readouterr().out
     assert "spatial: passed: accuracy " in printed
@@ -356,7 +367,7 @@ def test_help_shows_the_values_of_the_preset(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_surface_of_the_command_line_is_a_contract() -> None:
-    commands = "pretrain doctor permutations pack evaluate analyze ablate report bench export embed"
+    commands = "pretrain doctor permutations pack evaluate analyze ablate report bench export embed cache"
     assert list(cli.COMMANDS) == commands.split()
     sections = {"data", "synthetic", "augmentation", "model", "optim", "permutations", "policy", "monitor", "log"}
     tasks = {"spatial", "temporal", "rotation", "instance"}

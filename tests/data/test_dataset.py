@@ -61,6 +61,26 @@ def test_files_are_sorted_by_class_and_then_by_name(tmp_path: Path) -> None:
     assert open_dataset(tmp_path).names == names
 
 
+def test_other_files_are_counted_and_files_beside_the_classes_are_listed(tmp_path: Path) -> None:
+    for name in ("cat/1.png", "cat/2", "dog/1.png", "stray.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32)).save(tmp_path / name, "PNG")
+    for name in ("cat/notes.txt", "readme.md", ".hidden"):
+        (tmp_path / name).write_text("text")
+    dataset = open_dataset(tmp_path)
+    assert dataset.names == ["cat/1.png", "cat/2", "dog/1.png"]
+    assert dataset.skipped == [(str(tmp_path / "stray.png"), "it is not in the folder of a class")]
+    assert dataset.ignored == {".md": 1, ".txt": 1, "hidden": 1}
+    flat = unlabelled(tmp_path)
+    assert len(flat) == 4 and flat.ignored == dataset.ignored and not flat.skipped
+
+
+def test_a_folder_without_media_says_what_is_in_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(UserError, match=r"there are no images or videos in .* \(1 other ignored \(1 \.txt\)\): check"):
+        unlabelled(tmp_path)
+
+
 def test_grayscale_and_cmyk_are_read_and_a_broken_file_is_refused(classes: tuple[Path, Path]) -> None:
     dataset = open_dataset(classes[0])
     broken = [index for index, path in enumerate(dataset.paths()) if path.name == "broken.jpg"]
@@ -350,6 +370,20 @@ def test_a_split_list_is_a_dataset(class_clips: tuple[Path, Path], tmp_path: Pat
     assert dataset.classes == ["down", "across", "chess"] and dataset.labels == [1, 2, 0]
     assert dataset.names == [f"videos/{name}.mp4" for name in ("across/1", "chess/0", "down/2")]
     assert dataset.kind == "videos" and dataset.load(0).shape == (2, 32, 32, 3)
+
+
+def test_a_split_list_of_a_store_takes_all_windows_of_its_videos(
+    tmp_path: Path, write_video: Callable[..., Path]
+) -> None:
+    for name, frames in (("jump/a.mp4", 20), ("run/b.mp4", 5), ("run/c.mp4", 20)):
+        write_video(tmp_path / "videos" / name, frames=frames)
+    pack("videos", tmp_path / "videos", tmp_path / "store", short_side=32, progress=False, clip_frames=8)
+    lists = tmp_path / "store" / "lists"
+    lists.mkdir()
+    (lists / "classInd.txt").write_text("1 run\n2 jump\n")
+    (lists / "testlist01.txt").write_text("run/b.avi\njump/a.avi\n")
+    dataset = open_dataset(lists / "testlist01.txt")
+    assert dataset.names == ["run/b.mp4", "jump/a.mp4#1", "jump/a.mp4#2"] and list(dataset.labels) == [0, 1, 1]
 
 
 def test_a_synthetic_world_is_a_dataset() -> None:

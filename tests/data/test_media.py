@@ -1,4 +1,4 @@
-import os
+import io
 import socket
 import struct
 import sys
@@ -17,12 +17,15 @@ from PIL import EpsImagePlugin, Image
 from unshuffle.config import LimitsConfig
 from unshuffle.data import media
 from unshuffle.data.media import (
+    HEIF_REASON,
     BadMedia,
-    find_images,
-    find_videos,
+    count_frames,
     memory_limit,
     read_frames,
     read_image,
+    read_image_size,
+    read_video_header,
+    recognise,
     resize_short_side,
 )
 from unshuffle.errors import UserError
@@ -52,34 +55,6 @@ def photo(width: int = 48, height: int = 32) -> Image.Image:
 
 def distance(pixels: np.ndarray, expected: Image.Image | np.ndarray) -> float:
     return float(np.abs(pixels.astype(float) - np.asarray(expected, float)).mean())
-
-
-def test_nested_images_of_any_case_are_found_in_order_of_relative_path(tmp_path: Path) -> None:
-    names = ["b.JPG", "a/z.png", "a.webp", "a/b/c.TiFF", "no.txt", ".hidden.png", ".cache/x.png", "film.mpg"]
-    for name in names:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    (tmp_path / "folder.png").mkdir()
-    (tmp_path / "folder.png" / "in.png").touch()
-    names = [path.relative_to(tmp_path).as_posix() for path in find_images(tmp_path)]
-    assert names == ["a.webp", "a/b/c.TiFF", "a/z.png", "b.JPG", "folder.png/in.png"]
-
-
-def test_links_to_folders_are_followed_but_cycles_are_not(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "x.png").touch()
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "linked").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "images" / "again").symlink_to(tmp_path / "images")
-    assert find_images(tmp_path / "images") == [tmp_path / "images" / "linked" / "x.png"]
-
-
-def test_missing_folder_and_file_in_place_of_folder_are_user_errors(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not exist"):
-        find_images(tmp_path / "nowhere")
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="not a folder"):
-        find_images(tmp_path / "file")
 
 
 @pytest.mark.parametrize("suffix", ["png", "bmp", "tiff", "webp", "jpg", "ppm"])
@@ -183,7 +158,7 @@ def test_each_bad_image_is_refused_for_its_own_reason(tmp_path: Path) -> None:
     photo(48, 15).save(tmp_path / "tiny.png")
     photo(16 * 101, 16).save(tmp_path / "thin.png")
     reasons = {"text": "not an image", "empty": "empty", "tiny": "48 x 15 .*too small", "thin": "too thin"}
-    for path in find_images(tmp_path):
+    for path in tmp_path.iterdir():
         with pytest.raises(BadMedia, match=reasons[path.stem]):
             read_image(path)
     with pytest.raises(BadMedia, match="No such file"):
@@ -197,7 +172,7 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         read_image(tmp_path / "x.png")
 
 
-def numbers(path: Path, **options: int) -> list[int]:
+def numbers(path: Path, **options: Any) -> list[int]:
     """The frame numbers that the gray levels of a clip encode."""
     return [round((float(frame.mean()) - 20) / 9) for frame in read_frames(path, **options)]
 
@@ -206,13 +181,6 @@ def numbers(path: Path, **options: int) -> list[int]:
 def without_pyav(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cv2")
     monkeypatch.setitem(sys.modules, "av", None)
-
-
-def test_nested_videos_of_any_case_are_found(tmp_path: Path) -> None:
-    for name in ["b.MP4", "a/x.avi", "a.webm", "a/.y.mkv", "photo.jpg"]:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    assert find_videos(tmp_path) == [tmp_path / "a.webm", tmp_path / "a" / "x.avi", tmp_path / "b.MP4"]
 
 
 @pytest.mark.parametrize(("suffix", "codec"), CONTAINERS)
@@ -319,9 +287,7 @@ def test_each_bad_video_is_refused_for_its_own_reason(tmp_path: Path, write_vide
         "headless": "Invalid data",
         "sound": "no video",
     }
-    paths = find_videos(tmp_path)
-    assert {path.stem for path in paths} == set(reasons)
-    for path in paths:
+    for path in tmp_path.iterdir():
         with pytest.raises(BadMedia, match=reasons[path.stem]) as caught:
             list(read_frames(path))
         assert str(tmp_path) not in str(caught.value)
@@ -485,9 +451,7 @@ def test_the_content_decides_about_the_format_and_only_known_ones_are_read(
     with pytest.raises(BadMedia, match="not an image"):
         read_image(tmp_path / "photo.jpg")
     assert not started
-    (tmp_path / "page.eps").write_text(page)
     photo().save(tmp_path / "really-a-png.jpg", "PNG")
-    assert [path.name for path in find_images(tmp_path)] == ["photo.jpg", "really-a-png.jpg"]
     assert distance(read_image(tmp_path / "really-a-png.jpg"), photo()) == 0
 
 
@@ -571,48 +535,131 @@ def test_a_title_that_is_not_utf_8_does_not_matter(tmp_path: Path, write_video: 
     assert len(list(read_frames(path))) == 3
 
 
-def test_what_is_no_file_is_found_and_refused_with_a_reason(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo.jpg")
-    (tmp_path / "link.jpg").symlink_to("nowhere.jpg")
-    (tmp_path / "device.jpg").symlink_to("/dev/zero")
-    (tmp_path / "folder.jpg").mkdir()
-    (tmp_path / "album.jpg").mkdir()
-    photo().save(tmp_path / "album.jpg" / "good.jpg")
-    reasons = {
-        "fifo.jpg": "it is a named pipe, not a file",
-        "link.jpg": "it is a link to a file that does not exist",
-        "device.jpg": "it is a device, not a file",
-        "folder.jpg": "it is a folder, not a file",
-    }
-    if len(str(tmp_path)) < 90:  # the system's limit for the path of a socket is 108
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(str(tmp_path / "socket.jpg"))
-        reasons["socket.jpg"] = "it is a socket, not a file"
-    found = {path.relative_to(tmp_path).as_posix(): path for path in find_images(tmp_path)}
-    assert set(found) == {*reasons, "album.jpg/good.jpg"}
-    for name, reason in reasons.items():
+# recognised by content
+
+
+def saved(image: Image.Image, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "MPO", "DDS", "QOI"])
+def test_images_are_recognised_by_their_first_bytes(kind: str) -> None:
+    head = saved(photo(), kind)[: media.HEAD_BYTES]
+    assert recognise(head) == ({"images", "videos"} if kind == "GIF" else {"images"})
+
+
+@pytest.mark.parametrize(("suffix", "codec"), [*CONTAINERS, ("ts", "mpeg2video"), ("flv", "flv1"), ("wmv", "wmv2")])
+def test_videos_are_recognised_by_their_first_bytes(
+    tmp_path: Path, write_video: WriteVideo, suffix: str, codec: str
+) -> None:
+    head = write_video(tmp_path / f"x.{suffix}", codec=codec).read_bytes()[: media.HEAD_BYTES]
+    assert recognise(head) == ({"images", "videos"} if suffix == "gif" else {"videos"})
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"G" * 3,
+        b"BM",
+        b"BMW builds cars and this is a text about them, long enough to hold a header",
+        b"\0\0\0\x18ftypM4A mp42",
+        b"OggS" + bytes(24) + b"\x01vorbis",
+        b"RIFF\0\0\0\0WAVEfmt ",
+        b"%PDF-1.7",
+        b"PK\3\4",
+        b"Good morning. " * 40,
+    ],
+)
+def test_other_files_are_not_recognised(head: bytes) -> None:
+    assert recognise(head) == frozenset()
+
+
+def test_heic_is_read_if_it_can_be_and_explained_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pillow_heif.from_pillow(photo()).save(tmp_path / "x.heic")
+    head = (tmp_path / "x.heic").read_bytes()[: media.HEAD_BYTES]
+    assert recognise(head) == {"images"} and ".heic" in media.image_suffixes()
+    assert distance(read_image(tmp_path / "x.heic"), photo()) < 6
+    assert read_image_size(tmp_path / "x.heic") == (48, 32)
+    formats = tuple(name for name in media.image_formats() if name != "HEIF")
+    monkeypatch.setattr(media, "image_formats", lambda: formats)
+    for read in (read_image, read_image_size):
         with pytest.raises(BadMedia) as caught:
-            read_image(found[name])
-        assert str(caught.value) == reason
-        with pytest.raises(BadMedia) as caught:
-            list(read_frames(found[name]))
-        assert str(caught.value) == reason
+            read(tmp_path / "x.heic")
+        assert str(caught.value) == HEIF_REASON and "pip install pillow-heif" in HEIF_REASON
 
 
-def test_a_subfolder_that_cannot_be_read_is_found_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "closed").mkdir()
-    photo().save(tmp_path / "a.jpg")
-    scandir, access = os.scandir, os.access
+def test_a_video_with_the_name_of_an_image_is_called_one(tmp_path: Path, write_video: WriteVideo) -> None:
+    path = write_video(tmp_path / "x.mp4").rename(tmp_path / "x.jpg")
+    with pytest.raises(BadMedia, match="it is a video, not an image"):
+        read_image(path)
 
-    def refused(path: Any) -> Any:  # as permissions do not hold for root
-        if Path(path).name == "closed":
-            raise PermissionError(13, "Permission denied", str(path))
-        return scandir(path)
 
-    monkeypatch.setattr(os, "scandir", refused)
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed" and access(path, mode))
-    assert find_images(tmp_path) == [tmp_path / "a.jpg", tmp_path / "closed"]
-    with pytest.raises(BadMedia, match="a folder that cannot be read: permission denied"):
-        read_image(tmp_path / "closed")
-    with pytest.raises(UserError, match="closed cannot be read: check its permissions"):
-        find_images(tmp_path / "closed")
+# headers and windows
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_the_size_of_an_image_is_that_of_its_pixels(tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    photo(40, 24).save(tmp_path / "x.jpg", exif=exif)
+    height, width, _ = read_image(tmp_path / "x.jpg").shape
+    assert read_image_size(tmp_path / "x.jpg") == (width, height)
+
+
+@pytest.mark.parametrize(("suffix", "codec"), CONTAINERS)
+@pytest.mark.parametrize("library", ["pyav", "opencv"])
+def test_frames_are_counted_without_decoding(
+    tmp_path: Path, write_video: WriteVideo, suffix: str, codec: str, library: str, request: pytest.FixtureRequest
+) -> None:
+    path = write_video(tmp_path / f"x.{suffix}", codec=codec)
+    if library == "opencv":
+        request.getfixturevalue("without_pyav")
+    facts = read_video_header(path)
+    assert (facts.width, facts.height) == (64, 48)
+    if suffix not in ("mpg", "mpeg"):  # whose headers state neither
+        assert facts.frames == pytest.approx(20, abs=1) and facts.seconds == pytest.approx(0.8, abs=0.05)
+        assert count_frames(path) == 20
+    if library == "pyav":
+        assert count_frames(path) == 20
+        with pytest.raises(BadMedia, match="more than 19 frames"):
+            count_frames(path, LimitsConfig(max_frames=19))
+
+
+@pytest.mark.parametrize("library", ["pyav", "opencv"])
+def test_only_the_frames_of_the_spans_are_read(
+    tmp_path: Path, write_video: WriteVideo, library: str, request: pytest.FixtureRequest
+) -> None:
+    path = write_video(tmp_path / "x.mp4")
+    if library == "opencv":
+        request.getfixturevalue("without_pyav")
+    assert numbers(path, spans=[range(2, 4), range(8, 10)]) == [2, 3, 8, 9]
+    assert numbers(path, every=3, spans=[range(1, 3), range(4, 6)]) == [3, 6, 12, 15]
+    assert numbers(path, spans=[range(15, 30)]) == [15, 16, 17, 18, 19], "a video may be shorter than expected"
+
+
+def test_decoding_stops_after_the_last_span(
+    tmp_path: Path, write_video: WriteVideo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, decoded = write_video(tmp_path / "x.mp4"), list[int]()
+    real = media._decode_video
+
+    def decode(*given: Any) -> Iterator[Any]:
+        for number, frame in enumerate(real(*given)):
+            decoded.append(number)
+            yield frame
+
+    monkeypatch.setattr(media, "_decode_video", decode)
+    assert numbers(path, spans=[range(3, 6)]) == [3, 4, 5]
+    assert decoded[-1] == 5
+
+
+def test_files_that_are_no_videos_have_no_header(tmp_path: Path) -> None:
+    (tmp_path / "text.mp4").write_text("hello")
+    (tmp_path / "empty.mp4").touch()
+    for name, reason in (("text.mp4", "cannot be decoded"), ("empty.mp4", "empty"), ("missing.mp4", "No such file")):
+        with pytest.raises(BadMedia, match=reason):
+            read_video_header(tmp_path / name)

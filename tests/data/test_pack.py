@@ -1,6 +1,8 @@
 import errno
+import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import struct
@@ -22,6 +24,7 @@ from PIL import Image
 
 import unshuffle.data.pack
 from unshuffle.config import LimitsConfig
+from unshuffle.data import media
 from unshuffle.data.media import BadMedia
 from unshuffle.data.pack import cached_store, pack
 from unshuffle.data.store import Header, Record, Store, Writer
@@ -341,7 +344,7 @@ def test_a_bad_file_does_not_stop_the_others(
 def test_a_long_video_is_not_held_in_memory(
     video_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read_frames(path: Path, short_side: int, every: int, limits: Any) -> Iterator[np.ndarray]:
+    def read_frames(*given: Any) -> Iterator[np.ndarray]:
         return (np.full((128, 160, 3), number % 256, np.uint8) for number in range(400))
 
     monkeypatch.setattr("unshuffle.data.pack.read_frames", read_frames)
@@ -438,6 +441,7 @@ def test_packing_stops_early_without_enough_space_and_can_be_finished(
     size = (whole / "data.bin").stat().st_size
     with monkeypatch.context() as patch:
         set_free_space(patch, lambda: size // 2)
+        patch.setattr("unshuffle.data.pack._raw_bytes", lambda *given: 1)  # headers may be wrong
         with pytest.raises(UserError, match=r"needs about [\d.]+ kB as a store .* only [\d.]+ kB are free") as caught:
             packer(kind, src, tmp_path / "out", encoding=encoding)
     assert advice in str(caught.value)
@@ -448,8 +452,211 @@ def test_packing_stops_early_without_enough_space_and_can_be_finished(
     assert contents(out) == contents(whole)
 
 
+@pytest.mark.parametrize(
+    ("kind", "packer", "advice"),
+    [
+        ("images", pack_to_folder, "or choose --encoding jpeg, a smaller --short_side or an output folder"),
+        ("videos", pack_into_cache, "--data.encoding jpeg, fewer --data.clips_per_video, a smaller --data.frame_short"),
+    ],
+)
+def test_nothing_is_packed_that_will_not_fit(
+    kind: str,
+    packer: Callable[..., Store],
+    advice: str,
+    image_folder: Path,
+    video_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = {"encoding": "raw", "clip_frames": 2} if kind == "videos" else {"encoding": "raw"}
+    src = image_folder if kind == "images" else video_folder
+    size = (packer(kind, src, tmp_path / "whole", **options).path / "data.bin").stat().st_size
+    monkeypatch.setattr("unshuffle.data.pack._encode_file", None)
+    set_free_space(monkeypatch, lambda: size // 2)
+    with pytest.raises(
+        UserError, match=r"needs about [\d.]+ kB as a store in .*, and only [\d.]+ kB are free"
+    ) as caught:
+        packer(kind, src, tmp_path / "out", **options)
+    assert advice in str(caught.value) and "continues" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["images", "videos"])
+def test_the_size_is_said_before_packing_and_is_about_right(
+    kind: str, image_folder: Path, video_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    src = image_folder if kind == "images" else video_folder
+    store = pack(kind, src, tmp_path / "out", short_side=16, workers=1, clip_frames=2)
+    size = (store.path / "data.bin").stat().st_size
+    told = capsys.readouterr().err.splitlines()[0]
+    found = re.fullmatch(r"packing (\d) (\w+) of (.*) into (.*): about ([\d.]+) kB as raw pixels; .* are free", told)
+    assert found is not None, told
+    assert found.groups()[:4] == ("8" if kind == "images" else "4", kind, str(src), str(store.path))
+    assert float(found[5]) * 1000 == pytest.approx(size, rel=0.1)
+    pack(kind, src, tmp_path / "out", short_side=16, workers=1, clip_frames=2)
+    assert capsys.readouterr().err == "", "nothing is packed the second time"
+
+
+def test_of_many_files_some_are_measured(image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probed = []
+    real = unshuffle.data.pack._raw_bytes
+
+    def raw_bytes(path: Path, header: Header) -> int:
+        probed.append(path.name)
+        return real(path, header)
+
+    monkeypatch.setattr("unshuffle.data.pack._raw_bytes", raw_bytes)
+    monkeypatch.setattr("unshuffle.data.pack.PROBED_FILES", 3)
+    job = unshuffle.data.pack._plan("images", image_folder, cached=False, short_side=16)[0]
+    assert job.expected_bytes == pytest.approx(8 * 16 * 22 * 3, rel=0.1)
+    assert len(probed) == 3
+
+
+def test_a_large_store_is_compressed(
+    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The images take 6 kB raw."""
+    small = pack("images", image_folder, tmp_path / "raw", **OPTIONS, max_raw_gb=8e-6)
+    large = pack("images", image_folder, tmp_path / "jpeg", **OPTIONS | {"progress": True}, max_raw_gb=4e-6)
+    assert (small.encoding, large.encoding) == ("raw", "jpeg")
+    assert "as JPEG, since raw pixels would take more than max_raw_gb (4e-06 GB);" in capsys.readouterr().err
+    again = pack("images", image_folder, tmp_path / "jpeg", **OPTIONS)
+    assert again.encoding == "jpeg", "a store that exists keeps its encoding"
+
+
+def test_a_cached_store_keeps_its_encoding(image_folder: Path, tmp_path: Path) -> None:
+    compressed = cached_store("images", image_folder, tmp_path / "cache", **OPTIONS, max_raw_gb=0)
+    assert compressed.encoding == "jpeg"
+    assert cached_store("images", image_folder, tmp_path / "cache", **OPTIONS).path == compressed.path
+    raw = cached_store("images", image_folder, tmp_path / "cache", **OPTIONS, encoding="raw")
+    assert raw.encoding == "raw" and raw.path != compressed.path
+    mark_incomplete(raw.path)
+    assert cached_store("images", image_folder, tmp_path / "cache", **OPTIONS).path == compressed.path
+
+
+def test_stores_of_the_version_without_windows_are_still_found(image_folder: Path, tmp_path: Path) -> None:
+    """The name is what that version computed, so nobody's images are packed again."""
+    store = cached_store("images", image_folder, tmp_path / "cache", **OPTIONS)
+    values = json.loads((store.path / "store.json").read_text())
+    before = ("kind", "encoding", "quality", "short_side", "every", "source", "max_pixels", "max_frames", "max_seconds")
+    identity = sorted(({name: values[name] for name in before} | {"complete": False, "format": 1}).items())
+    digest = hashlib.sha256(f"{image_folder.resolve()}\n{identity}".encode()).hexdigest()[:12]
+    assert store.path.name == f"pictures-images-{digest}"
+    old = {name: value for name, value in values.items() if name in (*before, "complete", "format")}
+    (store.path / "store.json").write_text(json.dumps(old))
+    written = (store.path / "data.bin").stat().st_mtime_ns
+    again = cached_store("images", image_folder, tmp_path / "cache", **OPTIONS)
+    assert (again.path, len(again)) == (store.path, 6)
+    assert (again.path / "data.bin").stat().st_mtime_ns == written
+
+
+# windows of long videos
+
+
+def gray_levels(store: Store, item: int) -> list[int]:
+    """The numbers of the frames, which their gray levels encode."""
+    frames = store.read(item, range(store.num_frames(item)))
+    return [round((float(frame.mean()) - 20) / 9) for frame in frames]
+
+
+@pytest.mark.parametrize(
+    ("frames", "every", "windows"),
+    [
+        (7, 1, [[0, 1, 2, 3, 4, 5, 6]]),
+        (8, 1, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (20, 1, [[1, 2, 3, 4], [8, 9, 10, 11], [14, 15, 16, 17]]),
+        (20, 2, [[0, 2, 4, 6], [10, 12, 14, 16]]),
+        (14, 2, [[0, 2, 4, 6, 8, 10, 12]]),
+    ],
+)
+def test_a_long_video_becomes_windows(
+    frames: int, every: int, windows: list[list[int]], tmp_path: Path, write_video: Callable[..., Path]
+) -> None:
+    write_video(tmp_path / "clips" / "x.mp4", frames=frames)
+    options = OPTIONS | {"every": every, "clip_frames": 4, "clips_per_video": 3}
+    store = pack("videos", tmp_path / "clips", tmp_path / "out", **options)
+    assert [gray_levels(store, item) for item in range(len(store))] == windows
+    names = [f"x.mp4#{number}" for number in range(1, len(windows) + 1)] if len(windows) > 1 else ["x.mp4"]
+    assert (list(store.names), store.origins) == (names, ["x.mp4"] * len(windows))
+
+
+def test_windows_have_names_that_no_file_has(tmp_path: Path, write_video: Callable[..., Path]) -> None:
+    long = write_video(tmp_path / "clips" / "x.mp4", frames=8)
+    shutil.copy(long, tmp_path / "clips" / "x.mp4#2")
+    store = pack("videos", tmp_path / "clips", tmp_path / "out", **OPTIONS, clip_frames=4)
+    assert list(store.names) == ["x.mp4#1#", "x.mp4#2#", "x.mp4#2#1", "x.mp4#2#2"]
+
+
+def test_a_truncated_long_video_keeps_its_readable_windows(tmp_path: Path, write_video: Callable[..., Path]) -> None:
+    """Packets are counted, and some may not decode."""
+    write_video(tmp_path / "clips" / "x.avi", frames=20, codec="mjpeg")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("unshuffle.data.pack.count_frames", lambda *given: 30)
+        store = pack("videos", tmp_path / "clips", tmp_path / "out", **OPTIONS, clip_frames=5, clips_per_video=3)
+    assert [store.num_frames(item) for item in range(len(store))] == [5, 5]
+
+
+@pytest.mark.parametrize("encoding", ["raw", "jpeg"])
+def test_windows_survive_a_kill_at_any_line(encoding: str, tmp_path: Path, write_video: Callable[..., Path]) -> None:
+    for number in range(2):
+        write_video(tmp_path / "clips" / f"{number}.mp4", frames=12)
+    options = OPTIONS | {"encoding": encoding, "clip_frames": 4}
+    whole = contents(pack("videos", tmp_path / "clips", tmp_path / "whole", **options).path)
+    lines = whole["index.jsonl"].splitlines(keepends=True)
+    assert len(lines) == 6
+    for kept in range(7):
+        out = tmp_path / "out"
+        shutil.copytree(tmp_path / "whole", out)
+        mark_incomplete(out)
+        (out / "index.jsonl").write_bytes(b"".join(lines[:kept]))
+        pack("videos", tmp_path / "clips", out, **options)
+        assert contents(out) == whole
+        shutil.rmtree(out)
+
+
+def test_a_video_of_too_many_frames_is_skipped_though_it_would_be_cut(
+    tmp_path: Path, write_video: Callable[..., Path]
+) -> None:
+    write_video(tmp_path / "clips" / "a.mp4", frames=20)
+    write_video(tmp_path / "clips" / "b.mp4", frames=8)
+    options = OPTIONS | {"clip_frames": 2, "clips_per_video": 1, "limits": LimitsConfig(max_frames=10)}
+    store = pack("videos", tmp_path / "clips", tmp_path / "out", **options)
+    assert store.skipped == [("a.mp4", "it has more than 10 frames (limits.max_frames)")]
+    assert list(store.names) == ["b.mp4"] and gray_levels(store, 0) == [3, 4]
+
+
+# HEIC
+
+
+@pytest.fixture
+def without_heif(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Hide pillow-heif; returns a function that installs it again."""
+    formats = tuple(name for name in media.image_formats() if name != "HEIF")
+    monkeypatch.setattr(media, "image_formats", lambda: formats)
+    return monkeypatch.undo
+
+
+def test_heic_is_packed_as_soon_as_it_can_be_read(
+    image_folder: Path, tmp_path: Path, without_heif: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    photo = Image.open(image_folder / "a.png")
+    pillow_heif.from_pillow(photo).save(image_folder / "x.HEIC")
+    shutil.copy(image_folder / "x.HEIC", image_folder / "really-heic.jpg")
+    store = cached_store("images", image_folder, tmp_path / "cache", **OPTIONS)
+    pack("images", image_folder, tmp_path / "out", **OPTIONS)
+    reason = "it is a HEIC image, which needs another package: pip install pillow-heif"
+    assert [entry for entry in store.skipped if entry[1] == reason] == [("really-heic.jpg", reason), ("x.HEIC", reason)]
+    without_heif()
+    again = cached_store("images", image_folder, tmp_path / "cache", **OPTIONS)
+    assert len(again) == len(store) + 2 and again.path == store.path
+    original, decoded = (again.read(list(again.names).index(name), [0]) for name in ("a.png", "x.HEIC"))
+    assert np.abs(original.astype(float) - decoded).mean() < 6
+    with pytest.raises(UserError, match="out was packed before pillow-heif was installed: delete it to pack it again"):
+        pack("images", image_folder, tmp_path / "out", **OPTIONS)
+
+
 def test_space_freed_while_packing_counts(image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = iter([100, 10**9])
+    free = iter([10**9, 100, 10**9])
     set_free_space(monkeypatch, lambda: next(free))
     assert len(pack("images", image_folder, tmp_path / "out", **OPTIONS)) == 6
     assert not list(free)

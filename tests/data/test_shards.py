@@ -645,9 +645,25 @@ def test_members_that_cannot_be_used_are_listed(tmp_path: Path, cache: Path) -> 
     assert "empty" in reasons["x.tar/empty.png"] and "too small" in reasons["x.tar/tiny.png"]
     found, remark = data.sentences()
     assert found == f"6 images in {path}, 4 files skipped; read from 1 shard at short side 32 px"
-    assert remark == "spatial task: there is no pretext test set, so errors are those on X_val"
+    assert remark.endswith("; there is no pretext test set, so errors are those on X_val")
     with pytest.raises(UserError, match="4 of 10 images cannot be used"):
         prepare(Config(images=str(path), data=replace(settings, max_bad_fraction=0.3)), progress=False)
+
+
+def test_heic_members_are_indexed_as_soon_as_they_can_be_read(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    buffer = io.BytesIO()
+    pillow_heif.from_pillow(Image.open(io.BytesIO(encoded(0)))).save(buffer)
+    path = write_tar(tmp_path / "x.tar", {"0.jpg": encoded(0), "1.heic": buffer.getvalue()})
+    options = ShardOptions("images", SIDE)
+    with monkeypatch.context() as patch:
+        formats = tuple(name for name in media.image_formats() if name != "HEIF")
+        patch.setattr(media, "image_formats", lambda: formats)
+        source = open_shards(str(path), options, cache, progress=False)
+        assert source.skipped == [("x.tar/1.heic", media.HEIF_REASON)] and len(source) == 1
+    assert len(open_shards(str(path), options, cache, progress=False)) == 2
 
 
 def test_clips_of_frames_and_images_train_both_tasks(tmp_path: Path, cache: Path) -> None:

@@ -15,6 +15,7 @@ from unshuffle.data.sources import Media, SourceFacts
 from unshuffle.data.store import Store
 from unshuffle.data.synthetic import SyntheticSource
 from unshuffle.errors import UserError
+from unshuffle.wording import source_sentence
 
 
 @pytest.fixture
@@ -23,6 +24,10 @@ def config(tmp_path: Path) -> Config:
         data=DataConfig(image_short_side=24, frame_short_side=16, max_bad_fraction=0.5, cache=tmp_path / "cache"),
         synthetic=SyntheticConfig(images=6, clips=5, image_size=24, frame_size=16, clip_frames=4),
     )
+
+
+def listed(file: Path) -> list[str]:
+    return [line.partition(",")[0] for line in file.read_text().splitlines()[1:]]
 
 
 def open_media(config: Config, min_frames: int = 1) -> Media:
@@ -152,15 +157,64 @@ def test_too_many_bad_files(config: Config, image_folder: Path, limit: float, re
         assert media.images is not None
         return
     sentence = (
-        f"2 of 8 images cannot be used, more than data.max_bad_fraction = {limit:g} allows; the first is b/cc.jpg"
+        f"2 of 8 images cannot be used, more than data.max_bad_fraction = {limit:g} allows (b/cc.jpg: not an image"
     )
-    with pytest.raises(UserError, match=re.escape(sentence)):
+    with pytest.raises(UserError, match=rf"{re.escape(sentence)}.*; all are listed in {media.skipped_file}$"):
         _ = media.images
+    assert listed(media.skipped_file) == ["b/cc.jpg", "g.png"]
+    assert media.skipped_file.parent == config.data.cache / "skipped", "without a run folder"
+
+
+def test_the_list_of_too_many_bad_files_is_in_the_run_folder_if_there_is_one(
+    config: Config, image_folder: Path, tmp_path: Path
+) -> None:
+    data = replace(config.data, max_bad_fraction=0.0)
+    media = open_media(replace(config, images=str(image_folder), out=tmp_path / "run", data=data))
+    with pytest.raises(UserError, match=f"all are listed in {tmp_path}/run/skipped.csv"):
+        _ = media.images
+    assert listed(tmp_path / "run" / "skipped.csv") == ["b/cc.jpg", "g.png"]
+
+
+def test_the_most_frequent_reason_is_named(config: Config, image_folder: Path) -> None:
+    for number in range(3):
+        (image_folder / f"z{number}.png").touch()
+    data = replace(config.data, max_bad_fraction=0.0)
+    with pytest.raises(UserError, match=r"5 of 11 images .* \(4 of them such as g\.png: the file is empty\)"):
+        _ = open_media(replace(config, images=str(image_folder), data=data)).images
+
+
+def test_other_files_are_counted(config: Config, image_folder: Path, tmp_path: Path) -> None:
+    for name in ("a.txt", "b/b.txt", ".DS_Store", "Makefile"):
+        (image_folder / name).write_text("text")
+    media = open_media(replace(config, images=str(image_folder)))
+    for _ in range(2):  # packed, then opened from the cache
+        assert media.images is not None
+        assert media.facts[0].ignored == {".txt": 2, "hidden": 1, "without extension": 1}
+        media = open_media(replace(config, images=str(image_folder)))
+    told = "6 images in {}, 2 files skipped, 4 others ignored (2 .txt, 1 hidden, 1 without extension); packed at "
+    assert media.images is not None and source_sentence(vars(media.facts[0])).startswith(told.format(image_folder))
+
+
+# long videos
+
+
+def test_long_videos_are_cut_into_windows(config: Config, video_folder: Path) -> None:
+    """The clips have 4, 5 and 6 frames."""
+    data = replace(config.data, clip_frames=3, clips_per_video=8)
+    media = open_media(replace(config, videos=str(video_folder), data=data))
+    assert media.videos is not None
+    source, items = media.videos
+    assert list(source.names) == ["clip0.mp4", "clip1.mp4", "clip2.mp4#1", "clip2.mp4#2"]
+    assert [source.num_frames(item) for item in items] == [4, 5, 3, 3]
+    (facts,) = media.facts
+    assert (facts.items, facts.files, facts.skipped) == (4, 3, 1)
+    told = f"3 videos (long ones as windows: 4 clips in all) in {video_folder}, 1 file skipped; packed at"
+    assert source_sentence(vars(facts)).startswith(told)
 
 
 def test_too_many_short_clips(config: Config, video_folder: Path) -> None:
     media = open_media(replace(config, videos=str(video_folder)), min_frames=6)
-    with pytest.raises(UserError, match=r"2 of 3 clips cannot be used.* the first is clip0\.mp4: 4 frames, but 6 are"):
+    with pytest.raises(UserError, match=r"2 of 3 clips cannot be used.* \(clip0\.mp4: 4 frames, but 6 are needed\)"):
         _ = media.videos
 
 

@@ -9,6 +9,8 @@ from typing import Literal, get_origin
 import pytest
 from rich.console import Console
 
+from unshuffle.data.dataset import FileSource, LabelledDataset
+from unshuffle.data.inventory import skipped_file
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import (
     EVALUATIONS,
@@ -150,12 +152,22 @@ def test_the_count_is_exact_and_the_list_is_not_endless() -> None:
     assert figures["files"][7] == {"file": "7.png", "reason": "bad"}
 
 
-def test_the_first_ones_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    note_skipped(Console(), [], "images")
-    assert capsys.readouterr().out == ""
-    note_skipped(Console(), [(f"[{number}].png", "bad") for number in range(5)], "images")
-    output = capsys.readouterr().out.splitlines()
-    assert output == ["images: 5 skipped", *(f"  [{n}].png: bad" for n in range(3)), "  and 2 more; --json lists them"]
+@pytest.mark.parametrize("in_out", [True, False])
+def test_what_is_left_out_is_told_and_listed(in_out: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, cache = (tmp_path / "out" if in_out else None), tmp_path / "cache"
+    data = LabelledDataset("photos", FileSource(tmp_path, [], "images"), [], [], [], "images")
+    note_skipped(Console(), data, "test images", out, cache)
+    assert capsys.readouterr().out == "" and not list(tmp_path.iterdir())
+    skipped = [(f"[{number}].png", "bad") for number in range(5)]
+    note_skipped(Console(), replace(data, skipped=skipped, ignored={".txt": 2}), "test images", out, cache)
+    file = tmp_path / "out" / "skipped-test-images.csv" if in_out else skipped_file("photos", cache)
+    assert capsys.readouterr().out.splitlines() == [
+        "test images: 2 others ignored (2 .txt)",
+        "test images: 5 skipped",
+        "  skipped [0].png, [1].png, [2].png and 2 more: bad",
+        f"  all are listed in {file}",
+    ]
+    assert len(file.read_text().splitlines()) == 6
 
 
 def test_a_class_without_a_file_is_refused() -> None:

@@ -256,6 +256,35 @@ def test_short_clips_are_skipped_and_listed(config: Config, videos: Path) -> Non
         prepare(strict, progress=False)
 
 
+def test_windows_of_a_video_are_on_one_side(config: Config, tmp_path: Path, write_video: Callable[..., Path]) -> None:
+    for number in range(12):
+        write_video(tmp_path / "long" / f"{number:02}.mp4", frames=16)
+    data = replace(config.data, val_size=6, clip_frames=4, clips_per_video=3)
+    for seed in range(5):
+        prepared = prepare(replace(config, videos=str(tmp_path / "long"), seed=seed, data=data), progress=False)
+        for task in ("spatial", "temporal"):
+            sides = [samples[task] for samples in (prepared.training, prepared.validation, prepared.test)]
+            assert [len(side) for side in sides] == [27, 6, 3], "nothing is wasted, as the numbers fit"
+            files = [{side.source.names[item].partition("#")[0] for item in side.items.tolist()} for side in sides]
+            assert [len(names) for names in files] == [9, 2, 1] and len(set.union(*files)) == 12
+
+
+def test_few_long_videos_have_no_test_set(config: Config, tmp_path: Path, write_video: Callable[..., Path]) -> None:
+    """Of three videos one is held out; a second one would be a third of the data."""
+    for number in range(3):
+        write_video(tmp_path / "long" / f"{number}.mp4", frames=20)
+    data = replace(config.data, clip_frames=4, clips_per_video=5)
+    prepared = prepare(replace(config, videos=str(tmp_path / "long"), tasks="T", data=data), progress=False)
+    assert (len(prepared.training["temporal"]), len(prepared.validation["temporal"]), prepared.test) == (10, 1, {})
+
+
+def test_one_long_video_cannot_be_divided(config: Config, tmp_path: Path, write_video: Callable[..., Path]) -> None:
+    write_video(tmp_path / "long" / "x.mp4", frames=20)
+    data = replace(config.data, clip_frames=4)
+    with pytest.raises(UserError, match=r"nothing is left to train on of 5 samples .* and siblings stay together"):
+        prepare(replace(config, videos=str(tmp_path / "long"), data=data), progress=False)
+
+
 def test_validation_must_leave_something(config: Config) -> None:
     config = replace(config, synthetic=replace(config.synthetic, clips=1), tasks="T")
     with pytest.raises(UserError, match="nothing is left to train on of 1 sample when 1 are held out"):

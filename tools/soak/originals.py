@@ -13,6 +13,7 @@ from PIL import Image
 from soak import fuzzer
 from soak.fuzzer import Layout
 from soak.samples import texture, write_video
+from unshuffle.data.media import heif_readable
 
 SIDE = 64
 os.environ.setdefault("SVT_LOG", "1")  # the encoder of AV1 prints errors only
@@ -65,6 +66,7 @@ def images() -> list[Original]:
         ("tiff pages", ".tif", fuzzer.TIFF, colour, "TIFF", {"save_all": True, "append_images": [second]}),
         ("avif", ".avif", fuzzer.BOXES, colour, "AVIF", {"speed": 10}),
         ("avif alpha", ".avif", fuzzer.BOXES, clear, "AVIF", {"speed": 10}),
+        *([("heic", ".heic", fuzzer.BOXES, colour, "HEIF", {})] if heif_readable() else []),
         ("jpeg 2000", ".jp2", fuzzer.BOXES, colour, "JPEG2000", {}),
         ("jpeg 2000 stream", ".j2k", fuzzer.CODESTREAM, colour, "JPEG2000", {"no_jp2": True}),
         ("bmp", ".bmp", fuzzer.FIELDS, colour, "BMP", {}),

@@ -170,7 +170,7 @@ class Activations(Analysis):
             return conv5(backbone, pixels).amax((2, 3)).cpu()
 
         chunks = list(extract_features(images, highest, device, console, name, workers=self.workers))
-        note_skipped(console, images.skipped, name)
+        note_skipped(console, images, name)
         maxima, items, _ = merge_chunks(chunks)
         return DatasetActivations(name, images, maxima, items)
 

@@ -10,7 +10,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from unshuffle import __version__
-from unshuffle.cli import ablate, analyze, bench, doctor, embed, evaluate, export, pack, permutations, pretrain, report
+from unshuffle.cli import (
+    ablate,
+    analyze,
+    bench,
+    cache,
+    doctor,
+    embed,
+    evaluate,
+    export,
+    pack,
+    permutations,
+    pretrain,
+    report,
+)
 from unshuffle.cli.parsing import HELP, overview
 from unshuffle.errors import ReportedElsewhere, UserError
 from unshuffle.lazy import find_entry
@@ -33,6 +46,7 @@ COMMANDS = {
     "bench": (bench.main, bench.BenchCommand.__doc__),
     "export": (export.main, export.ExportCommand.__doc__),
     "embed": (embed.main, embed.EmbedCommand.__doc__),
+    "cache": (cache.main, cache.CacheCommand.__doc__),
 }
 """What runs each command with the words that follow its name, and its line in `unshuffle --help`."""
 

@@ -13,7 +13,7 @@ from unshuffle.options import to_dict
 
 @dataclass(frozen=True)
 class DoctorCommand(ConfigCommand):
-    """Check that the data can be read and that each task can overfit 16 samples."""
+    """Check that the data can be read and is enough, and that each task can overfit 16 samples."""
 
     out: Annotated[Path | None, HIDDEN] = None
     samples: Annotated[int, Ge(2)] = 16
@@ -23,11 +23,11 @@ class DoctorCommand(ConfigCommand):
     steps: Annotated[int, Ge(1)] = 300
     """Training steps for each task at most; raise it if the accuracy still rises at the end."""
     json: Path | None = None
-    """Write the accuracy, chance, loss and steps of each task to this JSON file."""
+    """Write the numbers of samples, accuracy, chance, loss and steps of each task to this JSON file."""
 
 
 def main(args: Sequence[str]) -> int:
-    """Examine data and tasks; the exit code is 1 if a task fails."""
+    """Examine data and tasks; the exit code is 1 if a task fails or has too few samples."""
     command = parse_config_command(DoctorCommand, "doctor", args)
     from unshuffle.doctor import examine
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge
 
-from unshuffle.cli.pack import print_skipped
+from unshuffle.cli.pack import print_left_out
 from unshuffle.cli.parsing import POSITIONAL, parse, write_json
 from unshuffle.config import LimitsConfig
 from unshuffle.options import to_dict
@@ -67,6 +67,6 @@ def main(args: Sequence[str]) -> int:
     embedded = embedding.embed(backbone, data, out, device=device, batch=command.batch, workers=command.workers)
     rows, skipped = counted(embedded.rows, data.kind), counted(len(embedded.skipped), "files")
     print(f"{rows}, {embedded.dimensions} features each, in {out}; {skipped} skipped")
-    print_skipped(embedded.skipped, embedding.skipped_file(out))
+    print_left_out(embedded.skipped, data.ignored, embedding.skipped_file(out))
     write_json(command.json, "embed", f"pool5 at {size} px", to_dict(command), to_dict(embedded))
     return 0

@@ -7,7 +7,7 @@ import hashlib
 import os
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from unshuffle.config import LimitsConfig
 from unshuffle.data.batches import spaced_frames
+from unshuffle.data.inventory import Inventory, skipped_file, take_inventory, write_skipped
 from unshuffle.data.media import (
     DEFAULT_LIMITS,
     MIN_SIDE,
@@ -28,9 +29,6 @@ from unshuffle.data.media import (
     BadMedia,
     check_sides,
     file_status,
-    find_images,
-    find_videos,
-    image_suffixes,
     memory_limit,
     read_frames,
     read_image,
@@ -38,13 +36,14 @@ from unshuffle.data.media import (
 )
 from unshuffle.data.pack import PackOptions, cached_store
 from unshuffle.data.shard_files import ShardFile, find_shards, is_shards, read_index, stat_shard, write_index
-from unshuffle.data.shards import ShardOptions, ShardSource, open_shards
+from unshuffle.data.shards import SHARD_FOLDER, ShardOptions, ShardSource, open_shards
 from unshuffle.data.source import Pixels, Skipped, Source
 from unshuffle.data.splits import SplitList, find_split_list, is_split_list
 from unshuffle.data.store import Store
 from unshuffle.data.synthetic import SyntheticSource, synthetic_clips, synthetic_images
 from unshuffle.data.voc import CLASSES, MIN_PIXELS, Box, Devkit, find_image_set, large_objects
 from unshuffle.errors import UserError
+from unshuffle.wording import ignored_words
 
 CACHE = Path("~/.cache/unshuffle")
 LABEL_SUFFIXES = (".cls", ".txt")
@@ -176,6 +175,8 @@ class LabelledDataset:
     """Frames of a video, evenly spaced from the first to the last."""
     skipped: list[Skipped] = field(default_factory=list)
     """Items that turned out to be unusable."""
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    """Other files of the folder, by extension."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -295,7 +296,8 @@ def load_images(dataset: LabelledDataset, limit: int = 0) -> LabelledImages:
         counts[label] += 1
         chosen.append(index)
     if not pixels:
-        raise UserError(f"no readable {dataset.kind.removesuffix('s')} in {dataset.address}")
+        listed = write_skipped(skipped_file(dataset.address, CACHE), dataset.skipped)
+        raise UserError(f"no readable {dataset.kind.removesuffix('s')} in {dataset.address}: the files are in {listed}")
     labels = torch.tensor([dataset.labels[index] for index in chosen])
     return LabelledImages(np.stack(pixels), labels, dataset.classes, [dataset.location(index) for index in chosen])
 
@@ -323,6 +325,7 @@ class _Opened(NamedTuple):
     items: Sequence[int] | None = None
     """Positions of the items, if they are not the whole source."""
     skipped: Sequence[Skipped] = ()
+    ignored: Mapping[str, int] = {}
 
 
 def open_dataset(
@@ -365,7 +368,8 @@ def open_dataset(
         opened = opened._replace(source=replace(opened.source, limits=limits))
     if kind not in ("auto", opened.kind):
         raise UserError(f"{address} holds {opened.kind}, but {kind} are needed")
-    return replace(_as_dataset(text, opened, labelled, classes), frames=frames).with_square(square)
+    dataset = replace(_as_dataset(text, opened, labelled, classes), frames=frames, ignored=opened.ignored)
+    return dataset.with_square(square)
 
 
 def address_exists(address: str | Path) -> bool:
@@ -423,39 +427,50 @@ def _open_folder(folder: Path, kind: Literal["auto", "images", "videos"], labell
     if not folder.is_dir():
         raise UserError(f"{folder} does not exist or is not a folder")
     if not labelled:
-        media, paths = _find(folder, kind)
-        return _Opened(FileSource(folder, paths, media), media, [None] * len(paths), ())
+        media, inventory = _find(folder, kind)
+        paths = list(inventory.files.values())
+        return _Opened(FileSource(folder, paths, media), media, [None] * len(paths), (), ignored=inventory.ignored)
     classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(classes) < 2:
         raise UserError(f"{folder} needs a subfolder for each of two or more classes")
-    media, paths = _find(folder, kind)
+    media, inventory = _find(folder, kind)
     files: dict[str, list[Path]] = {name: [] for name in classes}
-    for path in paths:
-        files.get(path.relative_to(folder).parts[0], []).append(path)  # a file beside the folders has no class
+    skipped: list[Skipped] = []
+    for name, path in inventory.files.items():
+        first = _first_folder(name)
+        if first in files:
+            files[first].append(path)
+        else:
+            skipped.append((_printable(str(path)), "it is not in the folder of a class"))
     if empty := [name for name in classes if not files[name]]:
         raise UserError(
             f"{len(empty)} of the {len(classes)} classes of {folder} have no {media} ({', '.join(empty[:5])}): "
             "add some, or remove the folders"
         )
     class_of = [name for name in classes for _ in files[name]]
-    return _Opened(FileSource(folder, list(chain(*files.values())), media), media, class_of, classes)
+    source = FileSource(folder, list(chain(*files.values())), media)
+    return _Opened(source, media, class_of, classes, skipped=skipped, ignored=inventory.ignored)
 
 
-def _find(folder: Path, kind: Literal["auto", "images", "videos"]) -> tuple[Literal["images", "videos"], list[Path]]:
+def _find(folder: Path, kind: Literal["auto", "images", "videos"]) -> tuple[Literal["images", "videos"], Inventory]:
     """Return the files of a folder, flat or nested, and whether they are images or videos."""
-    images = find_images(folder) if kind != "videos" else []
-    videos = find_videos(folder) if kind != "images" else []
-    if kind == "auto" and images and videos:
+    nothing = Inventory({}, {})
+    images = take_inventory(folder, "images") if kind != "videos" else nothing
+    videos = take_inventory(folder, "videos") if kind != "images" else nothing
+    if kind == "auto" and images.files and videos.files:
         # A GIF may be meant as either, and a folder that cannot be read is listed with both; the other files tell.
-        stills = [path for path in images if path.suffix.lower() in image_suffixes() - VIDEO_SUFFIXES]
-        if stills and any(path.suffix.lower() in VIDEO_SUFFIXES - image_suffixes() for path in videos):
+        stills = images.files.keys() - videos.files.keys()
+        if stills and videos.files.keys() - images.files.keys():
             raise UserError(
                 f"{folder} holds images and videos: give a folder of one kind, or --kind if the command has it"
             )
-        images = images if stills else []
-    if not images and not videos:
-        raise UserError(f"there are no {'images or videos' if kind == 'auto' else kind} in {folder}: check the path")
-    return ("images", images) if images else ("videos", videos)
+        images = images if stills else nothing
+    if not images.files and not videos.files:
+        ignored = (videos if kind == "videos" else images).ignored
+        found = f" ({ignored_words(ignored)})" if ignored else ""
+        what = "images or videos" if kind == "auto" else kind
+        raise UserError(f"there are no {what} in {folder}{found}: check the path")
+    return ("images", images) if images.files else ("videos", videos)
 
 
 def _open_store(store: Store) -> _Opened:
@@ -470,8 +485,11 @@ def _open_split(split: SplitList) -> _Opened:
         source = FileSource(split.folder, [split.folder / name for name in split.names], "videos")
         return _Opened(source, "videos", class_of, split.classes, skipped=skipped)
     store = Store(split.folder)
-    positions = {name: position for position, name in enumerate(store.names)}
-    items = [positions[name] for name in split.names]
+    windows: dict[str, list[int]] = {}
+    for item, name in enumerate(store.origins):
+        windows.setdefault(name, []).append(item)
+    items = [item for name in split.names for item in windows[name]]
+    class_of = [label for name, label in zip(split.names, class_of, strict=True) for _ in windows[name]]
     return _Opened(store, store.kind, class_of, split.classes, items, skipped)
 
 
@@ -557,7 +575,7 @@ def _shard_labels(source: ShardSource, cache: Path) -> list[str | None]:
 
 def _cached_texts(file: ShardFile, cache: Path) -> dict[str, str]:
     """Return the label text of each key of a shard; stored in the cache, as all headers have to be read for it."""
-    stored = cache / "shards" / f"{file.digest}-labels.index"
+    stored = cache / SHARD_FOLDER / f"{file.digest}-labels.index"
     texts: dict[str, str] | None = read_index(stored)
     if texts is None:
         texts = _text_members(file)[1]

@@ -1,4 +1,4 @@
-"""Image and video files: finding them in a folder and reading them as RGB pixels, whatever their format.
+"""Image and video files: recognising them by their content and reading them as RGB pixels, whatever their format.
 
 The files are not trusted: only known formats are decoded, within limits of size, time and memory, and no decoder opens
 anything but the file itself.
@@ -10,12 +10,11 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Collection, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +29,10 @@ MIN_SIDE = 16
 MAX_ASPECT_RATIO = 100  # a thinner strip would grow without bound when its short side is scaled up
 MIN_FRAMES = 2
 VIDEO_SUFFIXES = frozenset({".mp4", ".avi", ".mov", ".mkv", ".webm", ".mpg", ".mpeg", ".m4v", ".gif"})
+HEIF_SUFFIXES = frozenset({".heic", ".heif", ".hif"})
+HEIF_REASON = "it is a HEIC image, which needs another package: pip install pillow-heif"
+HEAD_BYTES = 512
+"""Bytes at the beginning of a file that `recognise` needs."""
 
 DEFAULT_LIMITS = LimitsConfig()
 
@@ -47,6 +50,19 @@ _IMAGE_FORMATS = (  # Pillow's names; not all that it knows, as EPS for example 
 _CONTAINERS = (  # FFmpeg's names of the formats that are videos; not of playlists, which name further files
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,gif,flv,asf,ogg,dv,ivf,mjpeg,mxf"
 )
+_IMAGE_HEADS = (  # of the formats with a distinctive beginning; the others need their extension
+    *(b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    *(b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51", b"qoif", b"DDS \x7c\0\0\0"),
+)
+_VIDEO_HEADS = (
+    *(b"\x1a\x45\xdf\xa3", b"\0\0\1\xba", b"\0\0\1\xb3", b"FLV\1", b"DKIF", b"GIF87a", b"GIF89a"),
+    *(b"\x30\x26\xb2\x75\x8e\x66\xcf\x11", b"\x06\x0e\x2b\x34\x02\x05\x01\x01\x0d\x01\x02"),
+)
+_BITMAP_HEADERS = {12, 40, 52, 56, 64, 108, 124}  # sizes of the second header of a BMP
+_HEIF_BRANDS = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs", b"mif1", b"msf1"}
+_AVIF_BRANDS = {b"avif", b"avis"}
+_AUDIO_BRANDS = {b"M4A ", b"M4B ", b"M4P "}
+_QUICKTIME_ATOMS = {b"moov", b"mdat", b"wide", b"pnot"}
 _FFMPEG_OPTIONS = {"protocol_whitelist": "file", "format_whitelist": _CONTAINERS}
 _IMAGE_BYTES = 16  # memory per pixel of an image while it is decoded and converted, in any mode
 _PROGRESSIVE_BYTES = 6  # and per pixel of the whole image for the coefficients of a progressive JPEG
@@ -142,59 +158,72 @@ class _WatchedBytes(io.BytesIO):
         return super().read(size)
 
 
+def heif_readable() -> bool:
+    """Return whether HEIC images can be read: that needs the package pillow-heif."""
+    return "HEIF" in image_formats()
+
+
 @cache
 def image_formats() -> tuple[str, ...]:
-    """Pillow's names of the formats that are read, as far as the installed Pillow has them."""
+    """Pillow's names of the formats that are read, as far as the installed Pillow and its plugins have them."""
     Image.init()
+    with suppress(ImportError):
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
     return tuple(name for name in _IMAGE_FORMATS if name in Image.OPEN)
 
 
 @cache
 def image_suffixes() -> frozenset[str]:
-    """Lower-case suffixes of the image formats that are read."""
+    """Lower-case suffixes of the image formats; HEIC is one even if it cannot be read, so that it is not overlooked."""
     formats = image_formats()
-    return frozenset(suffix.lower() for suffix, name in Image.registered_extensions().items() if name in formats)
+    known = (suffix.lower() for suffix, name in Image.registered_extensions().items() if name in formats)
+    return HEIF_SUFFIXES.union(known)
 
 
-def find_images(folder: Path) -> list[Path]:
-    """Visible image files of a folder and its subfolders, sorted by relative path."""
-    return find_files(folder, image_suffixes())
+def recognise(head: bytes) -> frozenset[str]:
+    """Return what a file can be used as by its first bytes, `images` or `videos`: a GIF as both, most files as neither.
 
-
-def find_videos(folder: Path) -> list[Path]:
-    """Visible video files of a folder and its subfolders, sorted by relative path."""
-    return find_files(folder, VIDEO_SUFFIXES)
-
-
-def find_files(folder: Path, suffixes: Collection[str]) -> list[Path]:
-    """Visible entries under a folder with one of the lower-case suffixes, sorted by relative POSIX path.
-
-    What cannot be read is among them, so that it is listed as skipped: broken links, named pipes, subfolders without
-    permission, and folders with the name of a file and no files below them.
+    Formats whose beginning is not distinctive (PPM, TGA, ICO, PCX, SGI) are not recognised.
     """
-    if not folder.exists():
-        raise UserError(f"{folder} does not exist: check the path")
-    if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder: give the folder that contains the files")
-    matching: list[Path] = []
-    named_folders: list[Path] = []
-    unreadable: list[Path] = []
-    visited: set[str] = set()
-    walk = os.walk(folder, followlinks=True, onerror=lambda error: unreadable.append(Path(error.filename)))
-    for parent, folders, files in walk:  # through links too, but no folder twice
-        check_stopped()
-        visited.add(os.path.realpath(parent))
-        folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and os.path.realpath(Path(parent, name)) not in visited
-        )
-        paths = [Path(parent, name) for name in files if not name.startswith(".")]
-        matching += [path for path in paths if path.suffix.lower() in suffixes]
-        named_folders += [path for name in folders if (path := Path(parent, name)).suffix.lower() in suffixes]
-    if folder in unreadable:
-        raise UserError(f"{folder} cannot be read: check its permissions")
-    used = {parent for path in matching for parent in path.parents}
-    matching += unreadable + [path for path in named_folders if path not in used and path not in unreadable]
-    return sorted(matching, key=lambda path: path.relative_to(folder).as_posix())
+    kinds = {"images"} if head.startswith(_IMAGE_HEADS) or _is_bitmap(head) else set()
+    if head.startswith(_VIDEO_HEADS) or _is_transport_stream(head) or head[4:8] in _QUICKTIME_ATOMS:
+        kinds.add("videos")
+    if head[:4] == b"RIFF":
+        kinds |= {b"WEBP": {"images"}, b"AVI ": {"videos"}}.get(head[8:12], set())
+    if head[:4] == b"OggS" and b"theora" in head:
+        kinds.add("videos")
+    if brands := _brands(head):
+        if brands & (_HEIF_BRANDS | _AVIF_BRANDS):
+            kinds.add("images")
+        elif head[8:12] not in _AUDIO_BRANDS:
+            kinds.add("videos")
+    return frozenset(kinds)
+
+
+def _brands(head: bytes) -> set[bytes]:
+    """Return the brands of a file of the MP4 family, by which HEIC, AVIF, sound and videos differ; empty for others."""
+    if head[4:8] != b"ftyp":
+        return set()
+    size = min(int.from_bytes(head[:4]), len(head))
+    return {head[start : start + 4] for start in (8, *range(16, size, 4))}
+
+
+def _is_heif(head: bytes) -> bool:
+    brands = _brands(head)
+    return bool(brands & _HEIF_BRANDS) and not brands & _AVIF_BRANDS
+
+
+def _is_bitmap(head: bytes) -> bool:
+    return head[:2] == b"BM" and head[6:10] == bytes(4) and int.from_bytes(head[14:18], "little") in _BITMAP_HEADERS
+
+
+def _is_transport_stream(head: bytes) -> bool:
+    return any(
+        len(head) > start + 2 * packet and {head[start], head[start + packet], head[start + 2 * packet]} == {0x47}
+        for start, packet in ((0, 188), (4, 192))
+    )
 
 
 def file_status(path: Path) -> os.stat_result:
@@ -317,8 +346,25 @@ def _watched(file: Path | bytes, limits: LimitsConfig) -> Iterator[_WatchedFile 
         yield stream
 
 
+def read_image_size(path: Path, limits: LimitsConfig = DEFAULT_LIMITS) -> tuple[int, int]:
+    """Return the width and height of an image file, upright, without decoding it; raise `BadMedia` if it is none."""
+    with _image_errors_explained(), _watched(path, limits) as stream, _open_image(stream, limits) as image:
+        # the EXIF data of other formats may need the whole file decoded
+        turned = image.format == "JPEG" and image.getexif().get(ExifTags.Base.Orientation, 1) in _TRANSPOSED
+        return (image.height, image.width) if turned else image.size
+
+
 def _open_image(stream: _WatchedFile | _WatchedBytes, limits: LimitsConfig) -> Image.Image:
-    image = Image.open(stream, formats=image_formats())
+    try:
+        image = Image.open(stream, formats=image_formats())
+    except UnidentifiedImageError:
+        stream.seek(0)
+        head = stream.read(HEAD_BYTES)
+        if _is_heif(head) and not heif_readable():
+            raise BadMedia(HEIF_REASON) from None
+        if "videos" in recognise(head):
+            raise BadMedia("it is a video, not an image") from None
+        raise
     check_sides(*image.size)
     check_pixels(*image.size, limits)
     return image
@@ -400,18 +446,68 @@ def _finite(values: npt.NDArray[np.number]) -> npt.NDArray[np.float64]:
     return np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0)
 
 
+class VideoFacts(NamedTuple):
+    """What the header of a video states; it may be wrong."""
+
+    width: int
+    height: int
+    frames: int
+    """0 if it is not stated."""
+    seconds: float
+    """0 if it is not stated."""
+
+
+def read_video_header(path: Path) -> VideoFacts:
+    """Return size, frames and duration of a video without decoding it; raise `BadMedia` if it is none."""
+    with _video_errors_explained():
+        check_regular(path)
+        check_not_empty(path)
+        try:
+            return _read_header_av(path)
+        except ImportError:
+            return _read_header_opencv(path)
+
+
+def count_frames(path: Path, limits: LimitsConfig = DEFAULT_LIMITS) -> int:
+    """Return the number of frames of a video without decoding them; raise `BadMedia` if there are too many.
+
+    Packets are counted, as headers are often wrong; a damaged or interlaced video may give fewer frames than that.
+    """
+    watch, count = _Stopwatch(limits.max_seconds), 0
+    with _video_errors_explained():
+        check_regular(path)
+        check_not_empty(path)
+        try:
+            import av
+        except ImportError:
+            count = _read_header_opencv(path).frames
+        else:
+            with suppress(av.error.FFmpegError), _open_av(path) as container:  # a truncated file: what is there
+                for packet in container.demux(container.streams.video[:1]):
+                    watch.check()
+                    count += packet.size > 0
+    if count > limits.max_frames:
+        raise BadMedia(f"it has more than {limits.max_frames} frames (limits.max_frames)")
+    return count
+
+
 def read_frames(
-    path: Path, short_side: int | None = None, every: int = 1, limits: LimitsConfig = DEFAULT_LIMITS
+    path: Path,
+    short_side: int | None = None,
+    every: int = 1,
+    limits: LimitsConfig = DEFAULT_LIMITS,
+    spans: Sequence[range] | None = None,
 ) -> Generator[Pixels]:
     """Iterate over every `every`-th frame of a clip as (height, width, 3) RGB, all of the first frame's size.
 
     Frames come in the decoder's order: timestamps and the header's frame count are often wrong and are ignored, as
     are rotation tags. A truncated clip keeps its readable frames if there are two or more; with fewer, for a file that
-    is no video and for one beyond the limits, `BadMedia` is raised.
+    is no video and for one beyond the limits, `BadMedia` is raised. Of the frames that `every` leaves, only those in
+    the `spans` are returned, which are in order.
     """
     size: tuple[int, int] | None = None
     watch = _Stopwatch(limits.max_seconds)
-    for frame in _readable_frames(path, every, limits, watch):
+    for frame in _readable_frames(path, every, limits, spans, watch):
         check_sides(*frame.size)
         resized = resize_short_side(frame, short_side)
         size = size or resized.size
@@ -421,30 +517,56 @@ def read_frames(
         watch.resume()
 
 
-def _readable_frames(path: Path, every: int, limits: LimitsConfig, watch: _Stopwatch) -> Iterator[Image.Image]:
+def _readable_frames(
+    path: Path, every: int, limits: LimitsConfig, spans: Sequence[range] | None, watch: _Stopwatch
+) -> Iterator[Image.Image]:
+    def wanted(number: int) -> bool:
+        return number % every == 0 and (spans is None or any(number // every in span for span in spans))
+
+    end = None if spans is None else every * (spans[-1].stop - 1) + 1
     count = 0
     try:
         check_regular(path)
         check_not_empty(path)
-        for frame in islice(_limited(path, limits, watch), 0, None, every):
+        for frame in _limited(path, limits, wanted, end, watch):
             count += 1
             yield Image.fromarray(frame)
     except (BadMedia, UserError):
         raise
     except Exception as error:  # FFmpeg's bindings raise many kinds of errors for a damaged file
         if count < MIN_FRAMES:
-            raise BadMedia(f"cannot be decoded as a video: {explain(error)}") from error
+            raise _not_a_video(error) from error
     if count < MIN_FRAMES:
         raise BadMedia(f"a clip needs at least {MIN_FRAMES} frames and this one gives {count}")
 
 
-def _limited(path: Path, limits: LimitsConfig, watch: _Stopwatch) -> Iterator[Pixels]:
-    """Decode the frames of a clip within the limits."""
-    for number, frame in enumerate(_decode_video(path, limits, watch)):
+@contextmanager
+def _video_errors_explained() -> Iterator[None]:
+    """Raise every error of the decoder as `BadMedia`."""
+    try:
+        yield
+    except (BadMedia, UserError):
+        raise
+    except Exception as error:
+        raise _not_a_video(error) from error
+
+
+def _not_a_video(error: Exception) -> BadMedia:
+    return BadMedia(f"cannot be decoded as a video: {explain(error)}")
+
+
+def _limited(
+    path: Path, limits: LimitsConfig, wanted: Callable[[int], bool], end: int | None, watch: _Stopwatch
+) -> Iterator[Pixels]:
+    """Decode the wanted frames of a clip within the limits."""
+    for number, frame in enumerate(_decode_video(path, limits, wanted, watch)):
         watch.check()
         if number >= limits.max_frames:
             raise BadMedia(f"it has more than {limits.max_frames} frames (limits.max_frames)")
-        yield frame
+        if frame is not None:
+            yield frame
+        if number + 1 == end:
+            return
 
 
 @contextmanager
@@ -457,17 +579,36 @@ def _memory_for_frames(width: int, height: int, limits: LimitsConfig, watch: _St
         yield
 
 
-def _decode_video(path: Path, limits: LimitsConfig, watch: _Stopwatch) -> Iterator[Pixels]:
+def _open_av(path: Path) -> Any:
+    import av
+
+    # By its absolute path: FFmpeg takes a name such as http:/host/x.mp4 for an address. Titles need not be UTF-8.
+    # Not by `options`, which go to the streams too: of a format that finds streams later (.mpg) PyAV frees too many.
+    container = av.open(str(path.absolute()), container_options=_FFMPEG_OPTIONS, metadata_errors="replace")
+    if not container.streams.video:
+        container.close()
+        raise BadMedia("there is no video in the file")
+    return container
+
+
+def _read_header_av(path: Path) -> VideoFacts:
+    with _open_av(path) as container:
+        stream = container.streams.video[0]
+        seconds = float(stream.duration * stream.time_base) if stream.duration else (container.duration or 0) / 1e6
+        frames = stream.frames or round(seconds * float(stream.average_rate or 0))
+        return VideoFacts(stream.width, stream.height, frames, seconds)
+
+
+def _decode_video(
+    path: Path, limits: LimitsConfig, wanted: Callable[[int], bool], watch: _Stopwatch
+) -> Iterator[Pixels | None]:
+    """Yield the frames by their numbers, None for those that are not wanted: converting them is slow."""
     try:
         import av
     except ImportError:
-        yield from _decode_opencv(path, limits, watch)
+        yield from _decode_opencv(path, limits, wanted, watch)
         return
-    # By its absolute path: FFmpeg takes a name such as http:/host/x.mp4 for an address. Titles need not be UTF-8.
-    # Not by `options`, which go to the streams too: of a format that finds streams later (.mpg) PyAV frees too many.
-    with av.open(str(path.absolute()), container_options=_FFMPEG_OPTIONS, metadata_errors="replace") as container:
-        if not container.streams.video:
-            raise BadMedia("there is no video in the file")
+    with _open_av(path) as container:
         stream = container.streams.video[0]
         # Files are decoded in parallel already: more threads inside each one would only compete.
         stream.thread_type = "NONE"
@@ -475,19 +616,27 @@ def _decode_video(path: Path, limits: LimitsConfig, watch: _Stopwatch) -> Iterat
         # in case that later frames are larger; FFmpeg counts the padding of its buffers too
         stream.codec_context.options = {"max_pixels": str(2 * limits.max_pixels + 65536)}
         reformatter = av.video.reformatter.VideoReformatter()  # one for all frames: it is slow to set up
+        number = 0
         with _memory_for_frames(stream.width, stream.height, limits, watch):
             for packet in container.demux(stream):
                 watch.check()  # here too, as packets need not give frames
                 for frame in packet.decode():
                     check_pixels(frame.width, frame.height, limits)  # frames may be larger than the header says
-                    try:
-                        rgb = reformatter.reformat(frame, format="rgb24", threads=1)
-                    except TypeError:  # an older PyAV, which has no such option and always uses one thread
-                        rgb = reformatter.reformat(frame, format="rgb24")
-                    yield np.asarray(rgb.to_ndarray(), np.uint8)
+                    yield _to_rgb(frame, reformatter) if wanted(number) else None
+                    number += 1
 
 
-def _decode_opencv(path: Path, limits: LimitsConfig, watch: _Stopwatch) -> Iterator[Pixels]:
+def _to_rgb(frame: Any, reformatter: Any) -> Pixels:
+    try:
+        rgb = reformatter.reformat(frame, format="rgb24", threads=1)
+    except TypeError:  # an older PyAV, which has no such option and always uses one thread
+        rgb = reformatter.reformat(frame, format="rgb24")
+    return np.asarray(rgb.to_ndarray(), np.uint8)
+
+
+@contextmanager
+def _open_opencv(path: Path) -> Iterator[tuple[Any, Any]]:
+    """Yield the module and a video that it has opened."""
     try:
         import cv2
     except ImportError as error:
@@ -498,13 +647,34 @@ def _decode_opencv(path: Path, limits: LimitsConfig, watch: _Stopwatch) -> Itera
     capture = cv2.VideoCapture(str(path.absolute()), cv2.CAP_FFMPEG)
     capture.set(cv2.CAP_PROP_ORIENTATION_AUTO, 0)
     try:
+        yield cv2, capture
+    finally:
+        capture.release()
+
+
+def _read_header_opencv(path: Path) -> VideoFacts:
+    with _open_opencv(path) as (cv2, capture):
+        width, height, frames = (
+            int(capture.get(field))
+            for field in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT, cv2.CAP_PROP_FRAME_COUNT)
+        )
+        if not width:
+            raise BadMedia("cannot be decoded as a video: OpenCV cannot open it")
+        rate = capture.get(cv2.CAP_PROP_FPS)
+        return VideoFacts(width, height, max(0, frames), frames / rate if rate and frames > 0 else 0.0)
+
+
+def _decode_opencv(
+    path: Path, limits: LimitsConfig, wanted: Callable[[int], bool], watch: _Stopwatch
+) -> Iterator[Pixels | None]:
+    with _open_opencv(path) as (cv2, capture):
         width, height = (int(capture.get(side)) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
         with _memory_for_frames(width, height, limits, watch):
+            number = 0
             while True:
                 decoded, frame = capture.read()
                 if not decoded:
                     return
                 check_pixels(frame.shape[1], frame.shape[0], limits)  # frames may be larger than the header says
-                yield np.asarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB), np.uint8)
-    finally:
-        capture.release()
+                yield np.asarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB), np.uint8) if wanted(number) else None
+                number += 1

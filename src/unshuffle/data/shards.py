@@ -4,12 +4,13 @@ A shard is scanned once for the offset and size of each item, and this index is 
 bytes. A clip is a video file, or frames that share a name up to its first dot (`run.000.jpg`, `run.001.jpg`).
 """
 
+import os
 import re
 import tarfile
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -26,10 +27,12 @@ from unshuffle.console import progress as progress_bar
 from unshuffle.data.decode import decode
 from unshuffle.data.media import (
     DEFAULT_LIMITS,
+    HEIF_REASON,
     MIN_FRAMES,
     VIDEO_SUFFIXES,
     BadMedia,
     check_short_side,
+    heif_readable,
     image_suffixes,
     memory_limit,
     read_frames,
@@ -53,6 +56,8 @@ from unshuffle.stopping import check_stopped, worker_pool
 from unshuffle.wording import counted
 
 FORMAT = 3  # of the index; a cached index of another format is ignored
+SHARD_FOLDER = "shards"
+"""Folder in the cache for indices and copies of shards."""
 PREFETCHED = 2  # shards that are downloaded before their turn
 
 
@@ -159,7 +164,7 @@ class ShardSource(IndexedSource):
                 f"time, more than data.shard_cache_gb {self.options.cache_gb:g} allows: lower the former or raise the "
                 "latter"
             )
-        return ShardCache(cache / "shards" / self.options.kind, limit)
+        return ShardCache(cache / SHARD_FOLDER / self.options.kind, limit)
 
     def read(self, item: int, frames: Sequence[int]) -> Pixels:
         """Read the chosen frames of one item, as (len(frames), height, width, 3) RGB."""
@@ -271,9 +276,12 @@ def _cached_index(location: tuple[Any, str], options: ShardOptions, cache: Path)
     limits = options.limits
     within = f"{limits.max_pixels}-{limits.max_frames}-{limits.max_seconds:g}"
     name = f"{file.digest}-{options.kind}-{options.short_side}-{options.every}-{within}-{FORMAT}.index"
-    path = cache / "shards" / name
+    path = cache / SHARD_FOLDER / name
     rows = read_index(path)
-    if rows is not None:
+    outdated = rows is not None and heif_readable() and any(why == HEIF_REASON for _, why in rows["skipped"])
+    if rows is not None and not outdated:
+        with suppress(OSError):
+            os.utime(path)  # for `unshuffle cache`, which tells when it was last used
         return file, Index([Entry(*row) for row in rows["entries"]], [(name, why) for name, why in rows["skipped"]])
     index = index_shard(file, options)
     file.check_unchanged()  # or the index would be half of one version and half of another

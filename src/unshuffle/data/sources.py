@@ -1,8 +1,9 @@
 """The images and videos that a config names: folders, packed stores, tar shards or the synthetic world, opened once."""
 
 import itertools
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from unshuffle.config import Addresses, Config, addresses
+from unshuffle.data.inventory import SKIPPED_LIST, skipped_file, write_skipped
 from unshuffle.data.pack import cached_store
 from unshuffle.data.shard_files import is_shards
 from unshuffle.data.shards import ShardOptions, ShardSource, open_shards
@@ -35,6 +37,12 @@ class SourceFacts:
     short_side: int
     path: str | None = None
     """The packed store."""
+    folder: str | None = None
+    """The folder that was packed, if the store was not given itself."""
+    files: int = 0
+    """Files that the items come from; fewer than items if long videos are cut into windows. 0 for shards."""
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    """Other files in the folder, by extension."""
     shards: int = 0
     frames: int = 0
     """Frames of each clip of the synthetic world."""
@@ -47,6 +55,8 @@ class Concatenation:
         """Join the sources of these labels."""
         self.sources = list(sources.values())
         self.names = [f"{label}/{name}" for label, source in sources.items() for name in source.names]
+        self.origins = [f"{label}/{name}" for label, source in sources.items() for name in origins(source)]
+        """The file of each item."""
         self._starts = np.cumsum([0, *map(len, self.sources)])
 
     def __len__(self) -> int:
@@ -83,6 +93,11 @@ class Concatenation:
         begins = np.cumsum([0, *(len(data) for data, _ in parts)])
         offsets = [offset + begin for (_, offset), begin in zip(parts, begins[:-1], strict=True)]
         return np.concatenate([data for data, _ in parts]), np.concatenate(offsets)
+
+
+def origins(source: Source) -> Sequence[str]:
+    """Return the name of the file that each item comes from: of a long video, the same for several items."""
+    return source.origins if isinstance(source, Store | Concatenation) else source.names
 
 
 class Media:
@@ -175,29 +190,40 @@ class Media:
             source = open_shards(address, options, data.cache.expanduser(), self.progress)
             details = {"storage": "shards", "short_side": short_side, "shards": len(source.files)}
         else:
-            source = self._open_folder(medium, Path(address).expanduser(), short_side)
-            details = {"storage": "store", "short_side": source.header.short_side, "path": str(source.path)}
+            source, details = self._open_folder(medium, Path(address).expanduser(), short_side)
         self.facts.append(SourceFacts(medium, address, len(source), len(source.skipped), **details))
         self.skipped.extend((f"{prefix}{name}", reason) for name, reason in source.skipped)
-        self._check_bad_fraction(source.skipped, len(source) + len(source.skipped), medium)
+        self._check_bad_fraction(source.skipped, details.get("files", len(source)) + len(source.skipped), medium)
         return source
 
-    def _open_folder(self, medium: Kind, folder: Path, short_side: int) -> Store:
+    def _open_folder(self, medium: Kind, folder: Path, short_side: int) -> tuple[Store, dict[str, Any]]:
         data = self.config.data
         split = find_split_list(folder) if medium == "videos" else None
         if split is not None and Store.is_store(split.folder):
             raise UserError(f"{folder} lists videos of the packed store {split.folder}: give the folder of video files")
-        return cached_store(
+        root = folder if split is None else split.folder
+        store = cached_store(
             medium,
-            folder if split is None else split.folder,
+            root,
             data.cache.expanduser(),
             short_side=short_side,
             encoding=data.encoding,
+            max_raw_gb=data.max_raw_gb,
             every=data.frame_every,
+            clip_frames=data.clip_frames,
+            clips_per_video=data.clips_per_video,
             only=None if split is None else split.names,
             limits=data.limits,
             progress=self.progress,
         )
+        return store, {
+            "storage": "store",
+            "short_side": store.header.short_side,
+            "path": str(store.path),
+            "folder": None if store.path == root else str(root),
+            "files": len(set(store.origins)),
+            "ignored": dict(store.ignored),
+        }
 
     def _long_enough(self, clips: Source) -> tuple[Source, Items]:
         """Return the clips with enough frames; the others are listed as skipped."""
@@ -213,11 +239,22 @@ class Media:
     def _check_bad_fraction(self, bad: Sequence[Skipped], total: int, kind: str) -> None:
         limit = self.config.data.max_bad_fraction
         if len(bad) > limit * total:
-            name, reason = bad[0]
+            reason, count = Counter(reason for _, reason in bad).most_common(1)[0]
+            name = next(name for name, why in bad if why == reason)
+            example = f"{name}: {reason}" if count == 1 else f"{count} of them such as {name}: {reason}"
+            file = write_skipped(self.skipped_file, self.skipped)
             raise UserError(
-                f"{len(bad)} of {total} {kind} cannot be used, more than data.max_bad_fraction = {limit:g} allows; "
-                f"the first is {name}: {reason}"
+                f"{len(bad)} of {total} {kind} cannot be used, more than data.max_bad_fraction = {limit:g} allows "
+                f"({example}); all are listed in {file}"
             )
+
+    @property
+    def skipped_file(self) -> Path:
+        """File for the list of what cannot be used: in the run folder if that is given, otherwise beside the cache."""
+        config = self.config
+        if config.out is not None:
+            return config.out.expanduser() / SKIPPED_LIST
+        return skipped_file(str(config.images or config.videos), config.data.cache)
 
 
 def unused_label(name: str, taken: Container[str]) -> str:

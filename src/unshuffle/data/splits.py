@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from unshuffle.data.media import find_videos
+from unshuffle.data.inventory import take_inventory
 from unshuffle.data.store import Store
 from unshuffle.errors import UserError
 
@@ -53,7 +53,7 @@ def find_split_list(address: Path) -> SplitList | None:
         return None
     side: Side = "train" if match[1] == "train" else "test"
     lists = address.absolute().parent
-    return read_split_list(lists, lists if find_videos(lists) else lists.parent, int(match[2]), side)
+    return read_split_list(lists, lists if take_inventory(lists, "videos").files else lists.parent, int(match[2]), side)
 
 
 def read_split_list(lists: Path, videos: Path, number: int, side: Side) -> SplitList:
@@ -122,12 +122,9 @@ def _find_videos(
     A video is found by class and name whatever its suffix, as many people convert them. It may lie in the folder of its
     class, however deep, or directly in the folder of all videos.
     """
-    if Store.is_store(folder):
-        available = Store(folder).names
-    else:
-        available = [path.relative_to(folder).as_posix() for path in find_videos(folder)]
+    available = Store(folder).origins if Store.is_store(folder) else list(take_inventory(folder, "videos").files)
     present: dict[str, str] = {}
-    for name in available:
+    for name in dict.fromkeys(available):
         key = _key(name)
         if key in present:
             raise UserError(f"{folder} has two videos for {key}: {present[key]} and {name}")

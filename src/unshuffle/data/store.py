@@ -1,7 +1,8 @@
 """The packed store: a folder of resized images or clips that opens at once and is read through a memory map.
 
 `store.json` is the header with the options of the packing, `index.jsonl` has a line per item, `data.bin` holds the
-items' bytes one after another, and `skipped.jsonl` has a line per file that could not be used.
+items' bytes one after another, and `skipped.jsonl` has a line per file that could not be used. An item is an image, a
+video, or one of several windows of a long video.
 """
 
 import io
@@ -9,7 +10,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import MISSING, asdict, dataclass, fields, replace
@@ -52,6 +53,11 @@ class Header:
     effect, and in the stores of versions without limits."""
     max_frames: int | None = None
     max_seconds: float | None = None
+    clip_frames: int | None = None
+    """Frames of the windows that long videos are cut into; 0 or None: videos are stored whole."""
+    clips_per_video: int | None = None
+    origin: str = ""
+    """The folder that was packed, in the cache only; two stores that differ in it alone hold the same bytes."""
     complete: bool = False
     format: int = FORMAT
 
@@ -132,6 +138,8 @@ class Store(IndexedSource):
         self.path = Path(path)
         self.header = Header.load(self.path)
         self.kind, self.encoding = self.header.kind, self.header.encoding
+        self.ignored: Mapping[str, int] = {}
+        """Number of the other files in the folder that was packed, by extension, if the store was opened through it."""
         if not self.header.complete:
             raise UserError(f"{self.path} is incomplete: run the same pack again to finish it")
         try:
@@ -143,6 +151,8 @@ class Store(IndexedSource):
         rows = _read_rows(self.path / INDEX)
         lengths = [_lengths(row) for row in rows]
         self.names = [row["name"] for row in rows]
+        self.origins: list[str] = [row["file"] if "file" in row else row["name"] for row in rows]
+        """File that each item comes from: the windows of a long video have it in common."""
         self.sizes = np.array([(row["height"], row["width"]) for row in rows])
         self.counts = np.array([len(frames) for frames in lengths])
         self._crcs: list[int] = [row["crc32"] for row in rows]
@@ -217,7 +227,8 @@ class Writer:
         """Size of all items so far, in bytes."""
         os.truncate(folder / DATA, self.size)
         self.skipped = [(row["name"], row["reason"]) for row in _truncate_to_usable(folder / SKIPPED)]
-        self.done = {row["name"] for row in rows} | {name for name, _ in self.skipped}
+        self.done = {row.get("file", row["name"]) for row in rows} | {name for name, _ in self.skipped}
+        """Names of the files that are packed or skipped."""
         self._files = ExitStack()
         self._data, self._index, self._skipped = (
             self._files.enter_context((folder / name).open("ab")) for name in (DATA, INDEX, SKIPPED)
@@ -227,16 +238,18 @@ class Writer:
         """Close the files, whether the store is complete or not."""
         self._files.close()
 
-    def add(self, name: str, record: Record) -> None:
-        """Append an item: first its bytes, then its line in the index."""
-        record.move_to(self._data)
-        self._data.flush()
-        row = {"name": name, "height": record.height, "width": record.width, "offset": self.size}
+    def add(self, file: str, items: Mapping[str, Record]) -> None:
+        """Append the items of a file by name, one or several windows: first their bytes, then their index lines."""
         raw = self._header.encoding == "raw"
-        frames = {"frames": len(record.lengths)} if raw else {"lengths": record.lengths}
-        _append_row(self._index, row | frames | {"crc32": record.crc32})
-        self.size += sum(record.lengths)
-        self.done.add(name)
+        for number, (name, record) in enumerate(items.items(), start=1):
+            record.move_to(self._data)
+            self._data.flush()
+            row = {"name": name, "height": record.height, "width": record.width, "offset": self.size}
+            frames = {"frames": len(record.lengths)} if raw else {"lengths": record.lengths}
+            window = {} if name == file else {"file": file, "window": number, "windows": len(items)}
+            _append_row(self._index, row | frames | {"crc32": record.crc32} | window)
+            self.size += sum(record.lengths)
+        self.done.add(file)
 
     def skip(self, name: str, reason: str) -> None:
         """Record a file that cannot be used."""
@@ -276,9 +289,12 @@ def _read_rows(path: Path) -> list[Row]:
 
 
 def _truncate_to_usable(path: Path, usable: Callable[[Row], bool] = lambda row: True) -> list[Row]:
-    """Truncate a file before its first unusable line, and return the rows that remain."""
+    """Truncate a file before its first unusable line, and return the rows that remain.
+
+    Of a video whose windows are not all there, none remain.
+    """
     rows: list[Row] = []
-    size = 0
+    size = whole_size = whole_rows = 0
     for line in path.read_bytes().splitlines(keepends=True):
         try:
             row = json.loads(line)
@@ -288,5 +304,7 @@ def _truncate_to_usable(path: Path, usable: Callable[[Row], bool] = lambda row: 
             break
         rows.append(row)
         size += len(line)
-    os.truncate(path, size)
-    return rows
+        if row.get("window") == row.get("windows"):
+            whole_size, whole_rows = size, len(rows)
+    os.truncate(path, whole_size)
+    return rows[:whole_rows]

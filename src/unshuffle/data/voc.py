@@ -5,9 +5,9 @@ An image whose files cannot be used is skipped; the image set records which imag
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -69,6 +69,14 @@ class ImageSet:
     images: Sequence[VocImage]
     skipped: Sequence[Skipped] = ()
     """The images left out, each with the reason."""
+
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    """Nothing: what the lists of a devkit do not name is not asked for."""
+
+    @property
+    def address(self) -> str:
+        """Year and split, by which it is opened."""
+        return self.name
 
     def __post_init__(self) -> None:
         if not self.images:

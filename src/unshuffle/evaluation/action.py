@@ -414,8 +414,6 @@ class ActionRecognition(Evaluation):
             [split.limited(self.classes, self.per_class) for split in self._open(side)], side, console
         )
         for split in splits:
-            for purpose, dataset in split.sides.items():
-                note_skipped(console, dataset.skipped, f"{split.name}, videos to {purpose} on")
             note_few(console, split.train.labels, split.classes, "training videos")
         figures = {split.name: self._evaluate(split, device, console) for split in splits}
         return self._result(splits, figures)
@@ -444,6 +442,8 @@ class ActionRecognition(Evaluation):
             for split, train, test in zip(splits, datasets[::2], datasets[1::2], strict=True)
         ]
         for split in decoded:
+            for purpose, dataset in split.sides.items():
+                note_skipped(console, dataset, f"{split.name}, videos to {purpose} on", self.out)
             split.check_decoded()
         return decoded
 

@@ -152,7 +152,7 @@ class Classification(Evaluation):
     def check_training(self, setting: Setting, labels: Sequence[int]) -> None:
         """Name the images that cannot be read, refuse a class without others, and print a note if there are few."""
         training = setting.training
-        note_skipped(setting.console, training.skipped, "training images")
+        note_skipped(setting.console, training, "training images", self.out)
         check_covered(labels, training.labels, training.classes, f"image in {self.train}")
         note_few(setting.console, labels, training.classes, "training images")
 
@@ -217,7 +217,7 @@ class Classification(Evaluation):
         network.eval()
         with torch.no_grad():
             scores, labels = self.scores(setting, setting.testing, scores_of, "test")
-        note_skipped(setting.console, setting.testing.skipped, "test images")
+        note_skipped(setting.console, setting.testing, "test images", self.out)
         note_unlearned(setting.console, last_loss / scores[0, ..., 0].numel(), setting.trained_classes)
         return scores, labels
 

@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 from unshuffle.data.dataset import LabelledDataset, digest
+from unshuffle.data.inventory import write_skipped
 from unshuffle.data.media import check_short_side
 from unshuffle.data.source import Skipped
 from unshuffle.errors import UserError
@@ -86,7 +87,7 @@ def embed(
     write(draft, parts("writing"), rows, dimensions)
     skipped_file(out).unlink(missing_ok=True)  # of an earlier file of this name
     if unreadable:
-        write_table(skipped_file(out), ["file", "reason"], unreadable)
+        write_skipped(skipped_file(out), unreadable)
     if names_file(draft).exists():
         names_file(draft).replace(names_file(out))
     draft.replace(out)  # last, so that the rest is there when it is

@@ -27,6 +27,7 @@ from unshuffle.data.dataset import (
     digest,
     open_dataset,
 )
+from unshuffle.data.inventory import skipped_file, write_skipped
 from unshuffle.data.media import BadMedia, read_image, resize_short_side, upright_rgb
 from unshuffle.data.source import Pixels, Skipped
 from unshuffle.errors import UserError
@@ -283,7 +284,11 @@ def extract_features(
     if not rows:
         file, reason = dataset.skipped[0]
         count = counted(len(dataset), dataset.kind)
-        raise UserError(f"none of the {dataset.kind} can be read ({count}; first problem: {file}: {reason})")
+        listed = write_skipped(skipped_file(dataset.address, CACHE), dataset.skipped)
+        raise UserError(
+            f"none of the {dataset.kind} can be read ({count}; first problem: {file}: {reason}); "
+            f"all are listed in {listed}"
+        )
 
 
 def readable_items(

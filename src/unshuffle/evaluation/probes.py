@@ -183,7 +183,7 @@ class Linear(Classification):
         training, labels = features(setting.training, "training")
         self.check_training(setting, labels.tolist())
         testing, test_labels = features(setting.testing, "test")
-        note_skipped(setting.console, setting.testing.skipped, "test images")
+        note_skipped(setting.console, setting.testing, "test images", self.out)
         scores: list[Tensor] = []
         layers = zip(training.split(sizes, dim=1), testing.split(sizes, dim=1), strict=True)
         with progress(setting.console, "regressions", len(sizes)) as advance:

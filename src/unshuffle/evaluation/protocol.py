@@ -1,6 +1,7 @@
 """Options, results and notes to the user that all evaluations share, published figures, and the registry."""
 
 import csv
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,16 +9,18 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from annotated_types import Interval
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from unshuffle.config import DataConfig
 from unshuffle.console import say
 from unshuffle.errors import UserError
 from unshuffle.lazy import LazyClass, find_entry
 from unshuffle.options import check_bounds
+from unshuffle.wording import ignored_words, skipped_lines
 
 if TYPE_CHECKING:  # both need torch, which takes seconds to import
     from unshuffle.data.source import Skipped
@@ -148,8 +151,8 @@ def rounded(value: Any, digits: int = 4) -> Any:
 
 FEW_PER_CLASS = 10
 """Fewer training files of a class than this teach little."""
-SHOWN, LISTED = 3, 100
-"""Skipped files that are printed, and that JSON lists."""
+LISTED = 100
+"""Skipped files that JSON lists."""
 
 
 def note(console: Console, text: str) -> None:
@@ -183,15 +186,41 @@ def shared_sentence(shared: int) -> str:
     return f"{shared:,} of the test files are training files too"
 
 
-def note_skipped(console: Console, skipped: "Sequence[Skipped]", where: str) -> None:
-    """Print how many files were skipped, and name the first ones."""
-    if not skipped:
+class OpenedData(Protocol):
+    """What was found at an address."""
+
+    @property
+    def address(self) -> str:
+        """What was opened."""
+
+    @property
+    def skipped(self) -> "Sequence[Skipped]":
+        """Files that cannot be used, with the reasons."""
+
+    @property
+    def ignored(self) -> Mapping[str, int]:
+        """Number of other files, by extension."""
+
+
+def note_skipped(
+    console: Console, data: OpenedData, where: str, out: Path | None = None, cache: Path = DataConfig.cache
+) -> None:
+    """Print how many files were ignored and skipped, name the first of these, and write a list of them all.
+
+    The list is in `out`, or else beside the cache.
+    """
+    from unshuffle.data.inventory import skipped_file, write_skipped
+
+    if data.ignored:
+        say(console, f"{where}: {ignored_words(data.ignored)}")
+    if not data.skipped:
         return
-    say(console, f"{where}: {len(skipped)} skipped")
-    for file, reason in skipped[:SHOWN]:
-        say(console, f"  {file}: {reason}")
-    if len(skipped) > SHOWN:
-        say(console, f"  and {len(skipped) - SHOWN} more; --json lists them")
+    say(console, f"{where}: {len(data.skipped)} skipped")
+    for line in skipped_lines(data.skipped):
+        say(console, line)
+    name = re.sub(r"\W+", "-", f"skipped {where}.csv").replace("-csv", ".csv")
+    listed = skipped_file(data.address, cache) if out is None else out.expanduser() / name
+    say(console, f"  all are listed in {write_skipped(listed, data.skipped)}")
 
 
 def skipped_figures(skipped: "Sequence[Skipped]") -> dict[str, Any]:

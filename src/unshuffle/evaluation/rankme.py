@@ -82,7 +82,7 @@ class RankMe(Evaluation):
             cache=FeatureCache.at(self.folder("features/images"), [weights_digest(backbone), dataset.identity()]),
         )
         features = torch.cat([chunk.values for chunk in chunks])
-        note_skipped(console, dataset.skipped, dataset.kind)
+        note_skipped(console, dataset, dataset.kind, self.out)
         count, dimensions = features.shape
         rank = effective_rank(features.to(device))
         return Result(

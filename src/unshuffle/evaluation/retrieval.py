@@ -260,7 +260,7 @@ class Retrieval(Evaluation):
     def _check_sides(self, queries: Side, gallery: Side, console: Console) -> None:
         """Note skipped files and classes that the gallery lacks; refuse a class whose files are all unreadable."""
         for side, title in ((queries, "queries"), (gallery, "gallery")):
-            note_skipped(console, side.dataset.skipped, title)
+            note_skipped(console, side.dataset, title, self.out)
         labels, name = gallery.labels.tolist(), self._side_name(self.train, self.train_set)
         check_covered(labels, gallery.dataset.labels, gallery.dataset.classes, f"file in {name}")
         lacking = len(set(queries.labels.tolist()) - set(labels))
@@ -415,7 +415,7 @@ def build_monitor(config: Config, console: Console | None = None) -> RetrievalMo
         gallery, queries = (load_images(dataset, monitor.limit) for dataset in datasets)
         if console is not None:
             for dataset in datasets:
-                note_skipped(console, dataset.skipped, f"monitor, {dataset.address}")
+                note_skipped(console, dataset, f"monitor, {dataset.address}", cache=cache)
         return RetrievalMonitor(gallery, queries, device)
     if config.images is not None or config.videos is not None:
         return None

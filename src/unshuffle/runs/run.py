@@ -99,12 +99,12 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _is_text_or_null(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
 def _is_dict(value: Any) -> bool:
     return isinstance(value, dict)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def _is_number(value: Any) -> bool:
@@ -127,14 +127,46 @@ def _are_numbers_by_name(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_is_number, value.values()))
 
 
+def _are_counts_by_name(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_count, value.values()))
+
+
 def _is_task(value: Any) -> bool:
     return value in TASK_SYMBOLS.values()
 
 
 _Checks = dict[str, Callable[[Any], bool]]
 _ERROR: _Checks = {"task": _is_task, "error": _is_number, "chance": _is_number}
+_SPLIT: _Checks = {
+    **dict.fromkeys(("training", "validation", "test", "requested"), _is_count),
+    "source": _is_text,
+}
+_SOURCE: _Checks = {
+    **dict.fromkeys(("items", "skipped", "short_side", "shards"), _is_count),
+    **dict.fromkeys(("medium", "storage"), _is_text),
+    **dict.fromkeys(("address", "path"), _is_text_or_null),
+}
+
+
+def _is_complete(value: Any, checks: _Checks) -> bool:
+    return isinstance(value, dict) and all(key in value and is_valid(value[key]) for key, is_valid in checks.items())
+
+
+def _are_splits(value: Any) -> bool:
+    return isinstance(value, dict) and all(_is_complete(split, _SPLIT) for split in value.values())
+
+
+def _are_sources(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        _is_complete(source, _SOURCE)
+        and _is_count(source.get("files", 0))
+        and _are_counts_by_name(source.get("ignored", {}))
+        for source in value
+    )
+
+
 _REQUIRED: dict[str, _Checks] = {
-    "start": {"versions": _is_dict, "processes": _is_count, "sources": _is_list, "splits": _is_dict},
+    "start": {"versions": _is_dict, "processes": _is_count, "sources": _are_sources, "splits": _are_splits},
     "train": {"loss": _are_numbers_by_name, "accuracy": _are_numbers_by_name, "samples_per_second": _is_positive},
     "validation": _ERROR,
     "test": _ERROR,
@@ -173,5 +205,4 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     required = {"iteration": _is_count, **_REQUIRED.get(entry["kind"], {})}
     if entry["kind"] in ("monitor", "baseline"):  # their metrics have many names
         required |= {key: _is_number for key in entry if key not in ("iteration", "kind", "name")}
-    complete = all(key in entry and is_valid(entry[key]) for key, is_valid in required.items())
-    return entry if complete and _is_number(entry.get("seconds", 0)) else None
+    return entry if _is_complete(entry, required) and _is_number(entry.get("seconds", 0)) else None

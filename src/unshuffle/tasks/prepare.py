@@ -4,13 +4,14 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
 from unshuffle.config import Config
 from unshuffle.data.batches import Samples
 from unshuffle.data.source import Items, Skipped
-from unshuffle.data.sources import Media, SourceFacts
+from unshuffle.data.sources import Media, SourceFacts, origins
 from unshuffle.errors import UserError
 from unshuffle.randomness import numpy_rng
 from unshuffle.tasks import build_tasks
@@ -48,6 +49,8 @@ class Data:
     sources: list[SourceFacts] = field(default_factory=list)
     splits: dict[str, SplitFacts] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
+    skipped_file: Path | None = None
+    """File for the list of them: in the run folder if that is given, otherwise beside the cache."""
 
     def sentences(self) -> list[str]:
         """Return what was found, for the console."""
@@ -59,7 +62,7 @@ def prepare(config: Config, progress: bool = True) -> Data:
     """Open, pack or generate the data, and hold out X_val and the pretext test set for each task."""
     tasks = build_tasks(config, config.task_names)
     media = Media(config, min_frames=max(task.min_frames for task in tasks.values()), progress=progress)
-    data = Data(sources=media.facts, skipped=media.skipped)
+    data = Data(sources=media.facts, skipped=media.skipped, skipped_file=media.skipped_file)
     for name, task in tasks.items():
         samples, validation, test = task.samples(media), task.validation_samples(media), task.test_samples(media)
         if validation is not None:
@@ -81,11 +84,14 @@ def hold_out(
 ) -> tuple[Samples, Samples, Samples]:
     """Divide samples into those to train on, X_val and the pretext test set; of few samples most are trained on.
 
-    Nothing is held out for a set that is given.
+    Nothing is held out for a set that is given, nor for the pretext test set if most of so few files would be on no
+    side then. Windows of one video are siblings.
     """
-    names = [samples.source.names[item] for item in samples.items]
+    files = origins(samples.source)
+    names = [files[item] for item in samples.items]
     val_size = 0 if validation is not None else min(config.data.val_size, max(1, len(names) // MAX_HELD_OUT))
-    test_size = 0 if test is not None else min(config.data.test_size, len(names) // MAX_TEST)
+    enough = len(set(names)) >= MAX_TEST
+    test_size = 0 if test is not None or not enough else min(config.data.test_size, len(names) // MAX_TEST)
     positions = split(names, val_size, test_size, config.data.sibling_pattern, config.seed)
     training, *held_out = (replace(samples, items=samples.items[part]) for part in positions)
     return training, held_out[0] if validation is None else validation, held_out[1] if test is None else test
@@ -94,9 +100,9 @@ def hold_out(
 def split(names: Sequence[str], val_size: int, test_size: int, pattern: str, seed: int) -> tuple[Items, Items, Items]:
     """Return positions to train on, of X_val and of the pretext test set; siblings of a sample are on its side alone.
 
-    Siblings of held-out samples that are not needed are on no side. Without a pattern no sample has siblings. All tasks
-    use the same random stream, so tasks on the same items hold out the same ones. X_val does not depend on the test
-    set.
+    Siblings are samples with the same name, which are windows of one video, or with the same match of the pattern.
+    Those of held-out samples that are not needed are on no side. All tasks use the same random stream, so tasks on the
+    same items hold out the same ones. X_val does not depend on the test set.
     """
     families = _families(names, pattern)
     keys = sorted(families)
@@ -110,7 +116,7 @@ def split(names: Sequence[str], val_size: int, test_size: int, pattern: str, see
         while len(positions) < size and remaining:
             positions += families[keys[remaining.pop(0)]]
         if not remaining:
-            siblings = " and siblings stay together" if pattern else ""
+            siblings = " and siblings stay together" if pattern or len(keys) < len(names) else ""
             raise UserError(
                 f"nothing is left to train on of {counted(len(names), 'samples')} when {size} are held out "
                 f"{purpose}{siblings}: give more data{advice}"

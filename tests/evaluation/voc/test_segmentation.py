@@ -89,7 +89,7 @@ def test_the_statement_of_a_short_run_names_its_iterations(devkit: MakeDevkit) -
     console.print(result.table)
     printed = console.export_text()
     assert "nearly every pixel is predicted as background" in printed
-    assert "  000001: the mask is missing" in printed and "only 2 training images for 20 classes" in printed
+    assert "  skipped 000001: the mask is missing" in printed and "only 2 training images for 20 classes" in printed
 
 
 def test_ignored_pixels_do_not_count(devkit: MakeDevkit) -> None:

@@ -110,7 +110,7 @@ class VocEvaluation(Evaluation):
         shared = len(shared_files(train.paths(), test.paths()))
         for images in (train, test):
             say(console, f"{images.name}: {counted(len(images), 'images')}")
-            note_skipped(console, images.skipped, images.name)
+            note_skipped(console, images, images.name, self.out)
         note_shared(console, shared)
         if len(train) < FEW_PER_CLASS * len(CLASSES):
             note(console, f"only {len(train)} training images for {len(CLASSES)} classes: too few to learn much from")
