@@ -33,7 +33,7 @@ from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
 from unshuffle.models import BACKBONES, Backbone, build_backbone
 from unshuffle.models.registry import PER_IMAGE
-from unshuffle.models.torchvision_timm import cached_weights, is_published
+from unshuffle.models.torchvision_timm import cached_weights, full_name, is_published
 from unshuffle.models.weights import PRETRAINED, load_backbone
 from unshuffle.wording import counted
 
@@ -47,24 +47,25 @@ PART = 256
 # ---- the backbone
 
 
-def find_backbone(spec: str, seed: int = 0) -> Backbone:
+def find_backbone(spec: str, seed: int = 0, architecture: str | None = None) -> Backbone:
     """Return a backbone in the form for evaluation.
 
     `spec` is a run folder; a weights file; `pretrained` for the weights that come with the package; `alexnet`,
     `torchvision:NAME` or `timm:NAME` for pretrained weights that are on this machine already; or `random` for the
-    paper's backbone untrained and `random:NAME` for any other.
+    paper's backbone untrained and `random:NAME` for any other. `architecture` says which one a file has that neither
+    states it nor is recognised.
     """
     if not spec:
         raise UserError("there is no backbone to evaluate: give --weights")
-    name, _, architecture = spec.partition(":")
+    name, _, untrained = spec.partition(":")
+    path = Path(spec).expanduser()
+    if name != "random" and (spec == PRETRAINED or path.exists()):
+        return load_backbone(spec if spec == PRETRAINED else path, architecture)
+    if architecture is not None:
+        raise UserError(f"--architecture says which network a weights file holds, and {spec} is none")
     if name == "random":
         torch.manual_seed(seed)
-        return build_backbone(architecture or "caffenet").for_evaluation()
-    if spec == PRETRAINED:
-        return load_backbone(spec)
-    path = Path(spec).expanduser()
-    if path.exists():
-        return load_backbone(path)
+        return build_backbone(full_name(untrained or "caffenet")).for_evaluation()
     if is_published(spec):
         return load_backbone(cached_weights(spec), architecture=spec if ":" in spec else f"torchvision:{spec}")
     if spec in BACKBONES:

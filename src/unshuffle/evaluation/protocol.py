@@ -44,7 +44,7 @@ class Result:
 
 UNFINISHED = "unfinished"
 """Folder in --out that is deleted at the end; a name of its own, as a run has checkpoints too."""
-DATA_OPTIONS = frozenset({"weights", "train", "test", "images", "voc", "list", "videos"})
+DATA_OPTIONS = frozenset({"weights", "architecture", "train", "test", "images", "voc", "list", "videos"})
 """Options that lead to weights and data: the identity of an evaluation is that of the data, not of the address."""
 
 
@@ -55,6 +55,8 @@ class Evaluation:
     weights: str = ""
     """A run folder, a weights file, pretrained (the weights that come with the package), alexnet, torchvision:NAME,
     timm:NAME, or random (random:NAME)."""
+    architecture: str | None = None
+    """Which network a weights file holds that neither states it nor is recognised: resnet34, timm:NAME ..."""
     preset: Literal["paper", "quick"] = "paper"
     """paper: the full schedules; quick: a short version that takes minutes."""
     out: Path | None = None
