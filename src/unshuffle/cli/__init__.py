@@ -7,7 +7,20 @@ import threading
 from collections.abc import Sequence
 
 from unshuffle import __version__
-from unshuffle.cli import ablate, analyze, bench, doctor, embed, evaluate, export, pack, permutations, pretrain, report
+from unshuffle.cli import (
+    ablate,
+    analyze,
+    bench,
+    doctor,
+    embed,
+    evaluate,
+    export,
+    neighbours,
+    pack,
+    permutations,
+    pretrain,
+    report,
+)
 from unshuffle.cli.parsing import HELP, overview
 from unshuffle.errors import ReportedElsewhere, UserError
 from unshuffle.lazy import find_entry
@@ -30,6 +43,7 @@ COMMANDS = {
     "bench": (bench.main, bench.BenchCommand.__doc__),
     "export": (export.main, export.ExportCommand.__doc__),
     "embed": (embed.main, embed.EmbedCommand.__doc__),
+    "neighbours": (neighbours.main, neighbours.NeighboursCommand.__doc__),
 }
 """What runs each command with the words that follow its name, and its line in `unshuffle --help`."""
 

@@ -338,9 +338,9 @@ def open_dataset(
 ) -> LabelledDataset:
     """Open a dataset by its address.
 
-    An address is a folder with a subfolder for each class (flat or nested without `labelled`), a packed store, tar
-    shards (anything that `pretrain` reads), a split list of UCF-101 or HMDB-51 (see `unshuffle.data.splits`), an image
-    set of a VOC devkit (VOC2007/ImageSets/Main/NAME.txt), which stands for its objects, or
+    An address is a folder with a subfolder for each class (without `labelled` any folder, or a file), a packed store,
+    tar shards (anything that `pretrain` reads), a split list of UCF-101 or HMDB-51 (see `unshuffle.data.splits`), an
+    image set of a VOC devkit (VOC2007/ImageSets/Main/NAME.txt), which stands for its objects, or
     `synthetic:images:COUNT:SEED` or `synthetic:videos:COUNT:SEED`. The classes of a store are the first folders of its
     names; those of shards stand in .cls or .txt members, or are folders. `classes` are those of the training side,
     which number the classes of this one; others are refused. Files beyond the `limits` are skipped.
@@ -420,6 +420,9 @@ def _as_dataset(
 
 
 def _open_folder(folder: Path, kind: Literal["auto", "images", "videos"], labelled: bool) -> _Opened:
+    if folder.is_file() and not labelled:
+        media = _kind_of_file(folder, kind)
+        return _Opened(FileSource(folder.parent, [folder], media), media, [None], ())
     if not folder.is_dir():
         raise UserError(f"{folder} does not exist or is not a folder")
     if not labelled:
@@ -439,6 +442,18 @@ def _open_folder(folder: Path, kind: Literal["auto", "images", "videos"], labell
         )
     class_of = [name for name in classes for _ in files[name]]
     return _Opened(FileSource(folder, list(chain(*files.values())), media), media, class_of, classes)
+
+
+def _kind_of_file(file: Path, kind: Literal["auto", "images", "videos"]) -> Literal["images", "videos"]:
+    """Return whether a file is read as an image or as a video: a GIF as an image, unless `kind` says otherwise."""
+    suffix = file.suffix.lower()
+    if kind != "auto":
+        return kind
+    if suffix in image_suffixes():
+        return "images"
+    if suffix in VIDEO_SUFFIXES:
+        return "videos"
+    raise UserError(f"{file} is neither an image nor a video by its name: say what it is with --kind images or videos")
 
 
 def _find(folder: Path, kind: Literal["auto", "images", "videos"]) -> tuple[Literal["images", "videos"], list[Path]]:

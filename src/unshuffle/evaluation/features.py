@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ from unshuffle.models.weights import PRETRAINED, load_backbone
 from unshuffle.wording import counted
 
 T = TypeVar("T")
+Pool = Literal["avg", "max", "flat"]
+"""How the pool5 map becomes a vector: the mean of each channel, its maximum, or all numbers."""
 BATCH = 64
 WORKERS = os.cpu_count() or 1
 PART = 256
@@ -137,10 +139,16 @@ def extract(backbone: Backbone, pixels: Pixels, device: torch.device) -> Tensor:
 
 
 @torch.no_grad()
-def pool5(backbone: Backbone, pixels: Tensor, size: int) -> Tensor:
-    """Return flattened features of (N, side, side, 3) bytes, resized to `size`; the backbone is in evaluation form."""
-    maps: Tensor = backbone(network_input(backbone, pixels, size))
-    return maps.flatten(1).float()
+def pool5(backbone: Backbone, pixels: Tensor, size: int, pool: Pool = "flat") -> Tensor:
+    """Return features of (N, side, side, 3) bytes, resized to `size`; the backbone is in evaluation form."""
+    return pooled(backbone(network_input(backbone, pixels, size)), pool).float()
+
+
+def pooled(maps: Tensor, pool: Pool) -> Tensor:
+    """Return (N, C, h, w) maps as one vector each: the mean or the maximum of each channel, or all numbers."""
+    if pool == "flat":
+        return maps.flatten(1)
+    return maps.mean(dim=(2, 3)) if pool == "avg" else maps.amax(dim=(2, 3))
 
 
 def raw_pixels(pixels: Pixels, side: int = 32) -> Tensor:
@@ -284,6 +292,32 @@ def extract_features(
         file, reason = dataset.skipped[0]
         count = counted(len(dataset), dataset.kind)
         raise UserError(f"none of the {dataset.kind} can be read ({count}; first problem: {file}: {reason})")
+
+
+def item_features(
+    backbone: Backbone,
+    dataset: LabelledDataset,
+    device: torch.device,
+    console: Console,
+    title: str,
+    *,
+    pool: Pool,
+    batch: int = BATCH,
+    workers: int | None = None,
+    cache: FeatureCache | None = None,
+) -> Iterator[FeatureChunk]:
+    """Yield a vector for each item of a dataset, for a video the mean over its frames; see `extract_features`."""
+    return extract_features(
+        dataset,
+        lambda pixels: pool5(backbone, pixels, dataset.square.side, pool),
+        device,
+        console,
+        title,
+        batch=batch,
+        workers=workers or WORKERS,
+        cache=cache,
+        item_means=True,
+    )
 
 
 def readable_items(

@@ -106,6 +106,10 @@ class Evaluation:
         paper = type(self)()
         return all(getattr(self, name) == getattr(paper, name) for name in names)
 
+    def is_papers(self, but: frozenset[str] = frozenset()) -> bool:
+        """Return whether all options that decide the figures, `but` for the given ones, are those of the paper."""
+        return self.unchanged(*(name for name in self.options() if name not in but | {"seed"}))
+
     def departures(self, idle: frozenset[str] = frozenset()) -> list[str]:
         """Return the options that differ from the preset paper, in words; not those that changed nothing."""
         return [
@@ -221,13 +225,11 @@ def published_table(
     ours: Mapping[str, Mapping[str, float]],
     data: str,
     paper_columns: Mapping[str, str] | None = None,
-    *,
-    same: bool = False,
 ) -> Table:
     """Return a table of our figures by row and column, and below them the paper's in the same columns.
 
-    `data` names the data of the paper's figures, and `same` says whether ours are of the same data. `paper_columns`
-    maps our columns to the paper's names where these differ. Methods without a figure in any column are left out.
+    Only for figures of the paper's protocol on the paper's data, which `data` names. `paper_columns` maps our columns
+    to the paper's names where these differ. Methods without a figure in any column are left out.
     """
     grid = figure_table(ours)
     columns = {str(column.header): str(column.header) for column in grid.columns[1:]}
@@ -235,7 +237,7 @@ def published_table(
     rows = {method: row for method, row in published(table).items() if row.keys() & set(columns.values())}
     if rows:
         grid.add_row()
-        grid.add_row(f"published, {data}" if same else f"published, other data ({data})")
+        grid.add_row(f"published, {data}")
     for method, row in rows.items():
         _add(grid, f"  {method}", row, list(columns.values()))
     return grid
