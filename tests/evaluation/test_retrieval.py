@@ -17,7 +17,7 @@ from unshuffle.data.dataset import LabelledImages, load_images, open_dataset, sy
 from unshuffle.data.synthetic import synthetic_images
 from unshuffle.errors import UserError
 from unshuffle.evaluation import features, retrieval
-from unshuffle.evaluation.features import FeatureChunk, colour_histograms, extract, pool5
+from unshuffle.evaluation.features import FeatureChunk, Pool, colour_histograms, extract, pool5
 from unshuffle.evaluation.retrieval import (
     Retrieval,
     RetrievalMonitor,
@@ -155,11 +155,11 @@ def test_an_interrupted_search_resumes(
     unbroken = replace(evaluation, out=None).run(QUIET)
     done: list[int] = []
 
-    def stopped(backbone: Backbone, pixels: torch.Tensor, size: int) -> torch.Tensor:
+    def stopped(backbone: Backbone, pixels: torch.Tensor, size: int, pool: Pool) -> torch.Tensor:
         done.append(len(pixels))
         if len(done) == 7:
             signal.raise_signal(signal.SIGTERM)
-        return pool5(backbone, pixels, size)
+        return pool5(backbone, pixels, size, pool)
 
     monkeypatch.setattr(retrieval, "pool5", stopped)
     line = ["retrieval", "--weights", "random:tiny", "--train", str(classes[0]), "--test", str(classes[1])]
@@ -238,6 +238,15 @@ def test_rebatched_keeps_all_rows_in_order() -> None:
     assert [len(chunk.items) for chunk in large] == [4, 4, 1]
     assert torch.equal(torch.cat([c.items for c in large]), torch.cat([c.items for c in chunks]))
     assert torch.equal(torch.cat([c.values for c in large]), torch.cat([c.values for c in chunks]))
+
+
+def test_pooled_features_can_be_compared(classes: tuple[Path, Path]) -> None:
+    results = {
+        pool: Retrieval(**TINY, train=classes[0], test=classes[1], pool=pool).run(QUIET) for pool in ("flat", "avg")
+    }
+    assert results["flat"].metrics["top1"] > 80 and results["avg"].metrics["top1"] > 33
+    assert "not as in the preset paper: pool avg" in results["avg"].statement
+    assert "not as in" not in results["flat"].statement
 
 
 def test_quick_takes_few(classes: tuple[Path, Path]) -> None:

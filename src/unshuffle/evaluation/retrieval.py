@@ -31,6 +31,7 @@ from unshuffle.evaluation.features import (
     WORKERS,
     FeatureCache,
     FeatureChunk,
+    Pool,
     colour_histograms,
     extract,
     extract_features,
@@ -136,6 +137,9 @@ class Retrieval(Evaluation):
     """Frames of each video, evenly spaced."""
     per_video: bool = False
     """Compare videos by the mean vector of their frames; otherwise every frame is a query of its own."""
+    pool: Pool = "flat"
+    """How pool5 becomes a vector: flat is all numbers, as in the paper; avg the mean of each channel, max its
+    maximum."""
     fit: Literal["auto", "crop", "squash"] = "auto"
     """How an image becomes a square: crop its centre, or squash it; auto squashes objects of VOC only."""
     size: Annotated[int, Ge(0)] = 0
@@ -165,7 +169,8 @@ class Retrieval(Evaluation):
         device = choose_device(self.device)
         backbone = find_backbone(self.weights, self.seed, self.architecture).to(device)
         size = self.size or backbone.eval_size
-        dimensions = backbone_features(backbone, size)  # a wrong size is an error before anything is read
+        flat = backbone_features(backbone, size)  # a wrong size is an error before anything is read
+        dimensions = flat if self.pool == "flat" else backbone.channels
         datasets = self._open(size)
         idle = frozenset({"limit"} if not any(dataset.exceeds(self.limit) for dataset in datasets) else ())
         gallery_dataset, query_dataset = (self._prepared(dataset, size) for dataset in datasets)
@@ -177,7 +182,7 @@ class Retrieval(Evaluation):
         weights = [weights_digest(network) for network in networks.values()]
 
         def features(pixels: Tensor) -> Tensor:
-            return torch.cat([pool5(network, pixels, size) for network in networks.values()], dim=1)
+            return torch.cat([pool5(network, pixels, size, self.pool) for network in networks.values()], dim=1)
 
         def vectors(dataset: LabelledDataset, title: str) -> Iterator[FeatureChunk]:
             return extract_features(
@@ -188,7 +193,9 @@ class Retrieval(Evaluation):
                 title,
                 batch=self.batch_size,
                 workers=self.workers,
-                cache=FeatureCache.at(self.folder(f"features/{title}"), [*weights, dataset.identity(), self.per_video]),
+                cache=FeatureCache.at(
+                    self.folder(f"features/{title}"), [*weights, dataset.identity(), self.per_video, self.pool]
+                ),
                 item_means=self.per_video,
             )
 

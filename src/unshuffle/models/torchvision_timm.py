@@ -306,7 +306,7 @@ def config_beside(file: Path) -> dict[str, str]:
         return {}
     try:
         stated = json.loads(config.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     name = stated.get("architecture") if isinstance(stated, dict) else None
     if not isinstance(name, str) or not _timm().is_model(name):
