@@ -88,7 +88,7 @@ def _recompressed(image: Image.Image) -> Image.Image:
 
 def _cropped(image: Image.Image, fraction: float) -> Image.Image:
     width, height = image.size
-    return image.crop((*(int(fraction * side) for side in (width, height)), width, height))
+    return image.crop((fraction * width, fraction * height, width, height))
 
 
 COPIES: dict[str, Callable[[Image.Image], Image.Image]] = {
