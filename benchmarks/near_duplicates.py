@@ -47,7 +47,7 @@ def measure(weights: str, pool: Pool, photos: Path, count: int) -> list[dict[str
     backbone = find_backbone(weights)
     dataset = open_unlabelled(backbone, photos, kind="images")
     dataset = dataset.subset(evenly_spaced(range(len(dataset)), count))
-    index = build_index(backbone, dataset, pool=pool, device=torch.device("cpu"), console=Console(quiet=True))
+    index = build_index(backbone, dataset, weights, pool=pool, device=torch.device("cpu"), console=Console(quiet=True))
     others = index.neighbours(1).similarities[:, 0]
     rows = [summary("another photograph", others)]
     for name, change in COPIES.items():

@@ -219,7 +219,7 @@ def test_the_command_says_what_it_wrote(
     assert cli.run([*line, str(tmp_path / "photos")]) == 0
     output = capsys.readouterr().out
     assert "7 images, 96 features each" in output and str(tmp_path / "photos.npy") in output
-    assert "features: the mean of each channel of pool5 of tiny at 96 px (--pool avg)" in output
+    assert "features: the mean of each channel of pool5 of tiny (random:tiny) at 96 px (--pool avg)" in output
     assert np.load(tmp_path / "photos.npy").shape == (7, 96) and "note" not in output
     monkeypatch.setattr(embed, "LARGE_CSV", 10_000)
     assert cli.run([*line, str(tmp_path / "photos.csv"), "--pool", "flat"]) == 0

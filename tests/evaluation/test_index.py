@@ -83,7 +83,7 @@ def test_an_empty_feature_is_similar_to_nothing() -> None:
 def index_of(features: torch.Tensor) -> Index:
     """An index of given features; the items themselves are of no importance."""
     dataset = synthetic_dataset(synthetic_images(len(features), 16, 0))
-    return Index(features, dataset, build_backbone("tiny"), "avg")
+    return Index(features, dataset, build_backbone("tiny"), "random:tiny", "avg")
 
 
 def centred(features: torch.Tensor) -> torch.Tensor:
@@ -140,7 +140,9 @@ def test_copies_alone_in_a_folder_are_near_duplicates(count: int) -> None:
 
 def test_copies_of_photographs_are_found(photos: LabelledDataset) -> None:
     backbone = build_backbone("tiny").for_evaluation()
-    index = build_index(backbone, photos, pool="flat", device=CPU, console=Console(quiet=True), workers=1)
+    index = build_index(
+        backbone, photos, "random:tiny", pool="flat", device=CPU, console=Console(quiet=True), workers=1
+    )
     names = [[index.names[item] for item in group] for group in index.near_duplicates()]
     assert names == [["00.jpg", "bright.jpg", "small.jpg"]]
 

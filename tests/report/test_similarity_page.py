@@ -60,7 +60,7 @@ def test_the_command(
     assert cli.run(line) == 0
     output = capsys.readouterr().out
     assert (
-        f"{COUNT + 1} images, 13824 features each: all of pool5 of tiny at 96 px (--pool flat); 1 file skipped"
+        f"{COUNT + 1} images, 13824 features each: all of pool5 of tiny (random:tiny) at 96 px (--pool flat); 1 file skipped"
         in output
     )
     assert "near-duplicates: 2 in 1 group, such as 03 & more.png, copy.png" in output and "outliers: " in output

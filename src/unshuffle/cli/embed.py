@@ -11,17 +11,11 @@ from unshuffle.cli.pack import print_skipped
 from unshuffle.cli.parsing import POSITIONAL, parse, write_json
 from unshuffle.config import LimitsConfig
 from unshuffle.options import to_dict
-from unshuffle.wording import counted
+from unshuffle.wording import counted, features_sentence
 
 if TYPE_CHECKING:  # both need torch, which takes seconds to import
     from unshuffle.data.dataset import LabelledDataset
     from unshuffle.models import Backbone
-
-POOLS = {
-    "avg": "the mean of each channel of pool5",
-    "max": "the maximum of each channel of pool5",
-    "flat": "all of pool5",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +61,6 @@ class FeatureOptions:
         options = {name: getattr(self, name) for name in ("kind", "size", "frames", "limits")}
         return backbone, open_unlabelled(backbone, self.data, **options)
 
-    def features_of(self, architecture: str, size: int) -> str:
-        """Return what the features are, in words."""
-        return f"{POOLS[self.pool]} of {architecture} at {size} px (--pool {self.pool})"
-
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedCommand(FeatureOptions):
@@ -93,7 +83,8 @@ def main(args: Sequence[str]) -> int:
     )
     rows, skipped = counted(embedded.rows, data.kind), counted(len(embedded.skipped), "files")
     print(f"{rows}, {embedded.dimensions} features each, in {out}; {skipped} skipped")
-    print(f"features: {command.features_of(backbone.architecture, data.square.side)}")
+    what = features_sentence(command.pool, backbone.architecture, command.weights, data.square.side)
+    print(f"features: {what} (--pool {command.pool})")
     if hint := large_csv(out):
         print(f"note: {hint}")
     print_skipped(embedded.skipped, skipped_file(out))

@@ -33,6 +33,7 @@ from unshuffle.evaluation.features import (
 from unshuffle.models import Backbone
 from unshuffle.models.registry import backbone_features
 from unshuffle.models.weights import PRETRAINED
+from unshuffle.wording import features_sentence
 
 QUERIES, GALLERY = 4096, 4096  # a product of so many by so many is held at a time
 USUAL = 10
@@ -143,6 +144,8 @@ class Index:
     dataset: LabelledDataset
     """The items, one for each row."""
     backbone: Backbone
+    weights: str
+    """What the weights of the backbone were named by: pretrained, or a run folder ..."""
     pool: Pool
 
     def __len__(self) -> int:
@@ -152,6 +155,11 @@ class Index:
     def names(self) -> list[str]:
         """File of each row, relative to the folder."""
         return self.dataset.names
+
+    @property
+    def description(self) -> str:
+        """What the features are, in words."""
+        return features_sentence(self.pool, self.backbone.architecture, self.weights, self.dataset.square.side)
 
     @cached_property
     def _mean(self) -> Tensor:
@@ -225,6 +233,7 @@ class Index:
 def build_index(
     backbone: Backbone,
     dataset: LabelledDataset,
+    weights: str,
     *,
     pool: Pool,
     device: torch.device,
@@ -237,7 +246,7 @@ def build_index(
     title = f"embedding {dataset.kind}"
     chunks = item_features(backbone, dataset, device, console, title, pool=pool, batch=batch, workers=workers)
     values, items, _ = merge_chunks(list(chunks))
-    return Index(values, dataset.subset(items.tolist()), backbone, pool)
+    return Index(values, dataset.subset(items.tolist()), backbone, weights, pool)
 
 
 def embed(
@@ -265,6 +274,7 @@ def embed(
     return build_index(
         backbone,
         dataset,
+        str(weights),
         pool=pool,
         device=choose_device(device),
         console=console or Console(stderr=True),
