@@ -43,9 +43,8 @@ def main(args: Sequence[str]) -> int:
     index = build_index(backbone, data, command.weights, device=device, console=Console(stderr=True), **options)
     page = neighbours_page(index, out, threshold=command.threshold)
     rows, skipped = counted(len(index), data.kind), counted(len(data.skipped), "files")
-    print(
-        f"{rows}, {index.features.shape[1]} features each: {index.description} (--pool {command.pool}); {skipped} skipped"
-    )
+    print(f"{rows}, {index.features.shape[1]} features each; {skipped} skipped")
+    print(f"features: {index.description} (--pool {command.pool})")
     copies, groups = sum(map(len, page.near_duplicates)), counted(len(page.near_duplicates), "groups")
     first = f", such as {listed(page.near_duplicates[0], 2)}" if copies else ""
     print(f"near-duplicates: {f'{copies} in {groups}{first}' if copies else 'none'}")
