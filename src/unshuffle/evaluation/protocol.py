@@ -44,7 +44,7 @@ class Result:
 
 UNFINISHED = "unfinished"
 """Folder in --out that is deleted at the end; a name of its own, as a run has checkpoints too."""
-DATA_OPTIONS = frozenset({"weights", "architecture", "train", "test", "images", "voc", "list", "videos"})
+DATA_OPTIONS = frozenset({"weights", "train", "test", "images", "voc", "list", "videos"})
 """Options that lead to weights and data: the identity of an evaluation is that of the data, not of the address."""
 
 
@@ -68,8 +68,10 @@ class Evaluation:
     json: Path | None = None
     """Write the figures to this file."""
 
-    incidental: ClassVar[frozenset[str]] = frozenset({"preset", "out", "device", "json", "workers", "save_every"})
-    """Options that change no figure."""
+    incidental: ClassVar[frozenset[str]] = frozenset(
+        {"architecture", "preset", "out", "device", "json", "workers", "save_every"}
+    )
+    """Options that change no figure; the weights themselves say what network they are of."""
     stated: ClassVar[frozenset[str]] = frozenset({"seed"})
     """Options that the protocol leaves open, or that the statement names in its own words."""
 
