@@ -296,6 +296,12 @@ def test_of_two_encoders_the_one_that_is_trained_is_taken(tmp_path: Path) -> Non
                 load_backbone(tmp_path / "w.pth")
 
 
+def test_a_momentum_encoder_alone_is_taken(tmp_path: Path) -> None:
+    weights = build_backbone("tiny").state_dict()
+    torch.save({f"momentum_encoder.{key}": value for key, value in weights.items()}, tmp_path / "w.pth")
+    assert torch.equal(load_backbone(tmp_path / "w.pth").state_dict()["conv1.0.weight"], weights["conv1.0.weight"])
+
+
 def test_the_command_line_says_which_architecture_a_file_has(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -202,7 +202,7 @@ def _mismatch(weights: Weights, backbone: Backbone, path: str | Path) -> str:
         fit = _fit(weights, form.state_dict(), path)
         if fit is not None:
             return f"it also holds {listed(fit.unknown, 1)}, which {backbone.architecture} lacks"
-    wanted = backbone.state_dict()
+    wanted = {key: value for key, value in backbone.state_dict().items() if not key.endswith(_CONSTANTS)}
     if missing := [key for key in wanted if key not in weights]:
         return f"it lacks {listed(missing, 1)}"
     key = next(key for key in wanted if weights[key].shape != wanted[key].shape)
@@ -293,7 +293,7 @@ def _fit(weights: Weights, wanted: Mapping[str, Tensor], path: str | Path) -> _F
         for prefix in prefixes
         if all(prefix + key in weights and weights[prefix + key].shape == wanted[key].shape for key in keys)
     ]
-    encoders = [prefix for prefix in fitting if not _is_beside(prefix.split("."))]
+    encoders = [prefix for prefix in fitting if not _is_beside(prefix.split("."))] or fitting
     if not encoders:
         return None
     prefix, *copies = encoders
