@@ -20,7 +20,7 @@ from table import processor, write_table
 from torch import Tensor
 from torch.nn import functional as F
 
-from unshuffle.evaluation.retrieval import Search
+from unshuffle.evaluation.index import Search
 
 
 def main() -> None:

@@ -153,7 +153,14 @@ def test_a_file_name_in_the_skip_list_is_no_formula(tmp_path: Path) -> None:
 def test_only_what_is_public_is_there() -> None:
     with pytest.raises(AttributeError):
         _ = unshuffle.nothing  # type: ignore[attr-defined]
-    assert sorted(unshuffle.__all__) == ["UserError", "load_backbone", "preprocess", "pretrain"]
+    assert sorted(unshuffle.__all__) == [
+        "UserError",
+        "embed",
+        "load_backbone",
+        "neighbours_page",
+        "preprocess",
+        "pretrain",
+    ]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -13,6 +13,13 @@ FEW_SAMPLES = 100
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
+POOLINGS = {
+    "avg": "the mean of each channel of pool5",
+    "max": "the maximum of each channel of pool5",
+    "flat": "all of pool5",
+}
+
+
 def counted(number: int, nouns: str) -> str:
     """Return `1 image` or `2 images`: the number with its noun, which is given in the plural."""
     return f"{number} {nouns.removesuffix('s') if number == 1 else nouns}"
@@ -97,6 +104,11 @@ def describe_concern(concern: Mapping[str, Any]) -> str:
         percent = 100 * concern["entropy_fraction"]
         return f"the sampling has narrowed to {percent:.0f} % of the entropy of uniform sampling"
     return f"group {concern['group']} of {concern['num_groups']} gets {100 * concern['fraction']:.0f} % of the samples"
+
+
+def features_sentence(pool: str, architecture: str, weights: str, side: int) -> str:
+    """Return what features are: the pooling, the network, its weights and the size of its input."""
+    return f"{POOLINGS[pool]} of {architecture} ({printable(weights)}) at {side} px"
 
 
 def plus_minus(mean: float | None, std: float | None, decimals: int = 1) -> str:

@@ -11,7 +11,9 @@ from unshuffle import cli
 from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.analysis.neighbours import rows
 from unshuffle.data.dataset import LabelledImages
+from unshuffle.errors import UserError
 from unshuffle.evaluation.retrieval import Neighbours, Retrieval
+from unshuffle.models import build_backbone
 
 Analyse = Callable[..., AnalysisResult]
 
@@ -53,6 +55,16 @@ def test_each_model_is_a_retrieval(sides: dict[str, Path], analyse: Analyse) -> 
     assert len(analysis.rows) == 2 * 5 and len({row["query"] for row in analysis.rows}) == 1
     assert [row["rank"] for row in analysis.rows] == [1, 2, 3, 4, 5] * 2
     assert len(analysis.figure().axes) == 1 + 2 * 5
+
+
+def test_the_architecture_of_each_file(sides: dict[str, Path], analyse: Analyse, tmp_path: Path) -> None:
+    torch.save({**build_backbone("tiny").state_dict(), "mine.weight": torch.zeros(2, 2)}, tmp_path / "w.pth")
+    options = {**sides, "device": "cpu", "workers": 1, "count": 1}
+    models = (str(tmp_path / "w.pth"), "random:tiny")
+    analysis = analyse("neighbours", weights=models, architecture=("tiny", "auto"), **options)
+    assert len(analysis.metrics) == 2
+    with pytest.raises(UserError, match="one architecture for each of the 2 weights"):
+        analyse("neighbours", weights=models, architecture=("tiny",), **options)
 
 
 def test_the_command(sides: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -296,9 +296,9 @@ def test_embed_with_exported_weights(tmp_path: Path, capsys: pytest.CaptureFixtu
     options = ["--weights", str(weights), "--out", str(tmp_path / "f.npy"), "--json", str(tmp_path / "f.json")]
     assert cli.run(["embed", str(folder), *options, "--device", "cpu", "--size", "48"]) == 0
     printed = capsys.readouterr().out
-    assert "5 images, 3456 features each" in printed and f"skipped {folder / 'broken.jpg'}" in printed
+    assert "5 images, 96 features each" in printed and f"skipped {folder / 'broken.jpg'}" in printed
     assert f"  all skipped files are listed in {tmp_path}/f.skipped.csv\n  1 other ignored (1 .txt)\n" in printed
-    assert np.load(tmp_path / "f.npy").shape == (5, 3456)
+    assert np.load(tmp_path / "f.npy").shape == (5, 96)
     document = json.loads((tmp_path / "f.json").read_text())
     assert document["command"] == "embed" and document["metrics"]["rows"] == 5
     assert cli.run(["embed", str(folder), *options]) == 2
@@ -367,7 +367,7 @@ def test_help_shows_the_values_of_the_preset(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_surface_of_the_command_line_is_a_contract() -> None:
-    commands = "pretrain doctor permutations pack evaluate analyze ablate report bench export embed cache"
+    commands = "pretrain doctor permutations pack evaluate analyze ablate report bench export embed neighbours cache"
     assert list(cli.COMMANDS) == commands.split()
     sections = {"data", "synthetic", "augmentation", "model", "optim", "permutations", "policy", "monitor", "log"}
     tasks = {"spatial", "temporal", "rotation", "instance"}

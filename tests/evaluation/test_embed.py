@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from unshuffle import cli
 from unshuffle.data.dataset import FileSource, LabelledDataset, Square, open_dataset
 from unshuffle.data.media import read_image
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
-from unshuffle.evaluation import features
-from unshuffle.evaluation.embed import Embedded, Rows, embed, find_writer, names_file
+from unshuffle.evaluation import embed, features
+from unshuffle.evaluation.embed import Embedded, Rows, embed_to_file, find_writer, names_file
 from unshuffle.evaluation.features import preprocess
-from unshuffle.models import Backbone, build_backbone
+from unshuffle.models import Backbone, build_backbone, weights
 
 SIZE = 32
 
@@ -33,7 +34,9 @@ def opened(folder: Path, size: int = SIZE, **options: Any) -> LabelledDataset:
 
 
 def run(backbone: Backbone, dataset: LabelledDataset, out: Path, bar: bool = False, **options: Any) -> Embedded:
-    return embed(backbone, dataset, out, device=torch.device("cpu"), bar=bar, **options)
+    return embed_to_file(
+        backbone, dataset, out, **{"pool": "flat", "device": torch.device("cpu"), "bar": bar, **options}
+    )
 
 
 def names_of(out: Path) -> list[str]:
@@ -201,6 +204,38 @@ def test_no_name_is_a_formula(suffix: str, tmp_path: Path) -> None:
     file = names_file(out) if suffix == ".npy" else out
     _, row = csv.reader(file.open(newline="", encoding="utf-8"))
     assert row == (["'=1+1.jpg"] if suffix == ".npy" else ["'=1+1.jpg", "-0.5", "-0.5"])
+
+
+@pytest.mark.parametrize(("pool", "dimensions"), [("avg", 96), ("max", 96), ("flat", 96 * 16)])
+def test_pooling(pool: str, dimensions: int, backbone: Backbone, pictures: Path, tmp_path: Path) -> None:
+    done = run(backbone, opened(pictures), tmp_path / "f.npy", pool=pool)
+    assert done.dimensions == np.load(tmp_path / "f.npy").shape[1] == dimensions
+
+
+def test_the_command_says_what_it_wrote(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["embed", str(pictures), "--weights", "random:tiny", "--device", "cpu", "--out"]
+    assert cli.run([*line, str(tmp_path / "photos")]) == 0
+    output = capsys.readouterr().out
+    assert "7 images, 96 features each" in output and str(tmp_path / "photos.npy") in output
+    assert "features: the mean of each channel of pool5 of tiny (random:tiny) at 96 px (--pool avg)" in output
+    assert np.load(tmp_path / "photos.npy").shape == (7, 96) and "note" not in output
+    monkeypatch.setattr(embed, "LARGE_CSV", 10_000)
+    assert cli.run([*line, str(tmp_path / "photos.csv"), "--pool", "flat"]) == 0
+    output = capsys.readouterr().out
+    assert "7 images, 13824 features each" in output and "all of pool5" in output
+    assert f"note: {tmp_path / 'photos.csv'} has 1 MB: --out {tmp_path / 'photos.parquet'} is a third of that" in output
+    assert cli.run([*line, str(tmp_path / "photos.txt")]) == 2
+    assert "features are written as .npy, .parquet, .csv" in capsys.readouterr().err
+
+
+def test_the_pretrained_weights_are_the_default(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(weights, "PRETRAINED_FILE", tmp_path / "absent.safetensors")
+    assert cli.run(["embed", str(pictures), "--out", str(tmp_path / "f.npy")]) == 2
+    assert "this installation has no pretrained weights" in capsys.readouterr().err
 
 
 def test_other_files() -> None:

@@ -3,7 +3,9 @@ import shutil
 import signal
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -31,6 +33,7 @@ from unshuffle.evaluation.probes import (
     choose_c,
     frozen_maps,
     logistic_regression,
+    probe_table,
     standardised,
 )
 from unshuffle.evaluation.protocol import rounded
@@ -38,6 +41,44 @@ from unshuffle.files import locked_folder
 
 QUIET = Console(quiet=True)
 TINY = {"weights": "random:tiny", "device": "cpu", "workers": 1}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_papers", "is_published"),
+    [
+        ((1000, 1_281_167, 50_000), True, True),
+        ((1000, 1_281_167, 50_000), False, False),
+        ((1000, 100_000, 50_000), True, False),
+        ((101, 1212, 606), True, False),
+    ],
+)
+def test_published_figures_are_for_the_papers_protocol_on_imagenet(
+    sizes: tuple[int, int, int], is_papers: bool, is_published: bool
+) -> None:
+    classes, train, test = (range(size) for size in sizes)
+    training = mock.MagicMock(classes=classes, labels=classes, __len__=lambda _: len(train))
+    testing = mock.MagicMock(__len__=lambda _: len(test))
+    setting = mock.Mock(training=training, testing=testing, trained_classes=len(classes))
+    output = StringIO()
+    table = probe_table({"pool5": {"top1": 1.0, "top5": 2.0}}, setting, is_papers, {"pool5": "linear"})
+    Console(file=output, width=200).print(table)
+    assert ("published, ImageNet, top 1" in output.getvalue()) == ("36.5" in output.getvalue()) == is_published
+    lines = [line.split() for line in output.getvalue().splitlines()]
+    assert ["chance,", "top", "1", f"{100 / len(classes):.1f}"] in lines
+
+
+def test_an_unchanged_linear_probe_is_the_papers_and_a_short_one_is_not() -> None:
+    assert (
+        Linear().is_papers() and NonLinear().is_papers() and Linear(layers=("pool5",)).is_papers(frozenset({"layers"}))
+    )
+    for other in (
+        Linear(fast=True),
+        Linear(iterations=5),
+        Linear.quick(),
+        NonLinear(protocol="rotnet"),
+        NonLinear.quick(),
+    ):
+        assert not other.is_papers(), other
 
 
 def test_sizes_are_those_of_the_protocol() -> None:
@@ -438,7 +479,7 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     line = ["linear", "--preset", "quick", "--weights", "random:tiny", "--train", train, "--test", test]
     assert cli.run(["evaluate", *line, "--device", "cpu", "--layers", "pool5", "--json", str(tmp_path / "a.json")]) == 0
     output = capsys.readouterr().out
-    assert "logistic regression" in output and "published, other data (ImageNet, top 1)" in output and "36.5" in output
+    assert "logistic regression" in output and "chance, top 1" in output and "published" not in output
     assert "only 24 training images for 3 classes, 8 of each" in output and "train/down/broken.jpg: " in output
     assert "not as in the preset paper: fast, layers pool5" in output
     document = json.loads((tmp_path / "a.json").read_text())

@@ -3,6 +3,8 @@ import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -15,35 +17,20 @@ from unshuffle.data.dataset import LabelledImages, load_images, open_dataset, sy
 from unshuffle.data.synthetic import synthetic_images
 from unshuffle.errors import UserError
 from unshuffle.evaluation import features, retrieval
-from unshuffle.evaluation.features import FeatureChunk, colour_histograms, extract, pool5
-from unshuffle.evaluation.retrieval import Retrieval, RetrievalMonitor, Search, nearest, rebatched, top_k_accuracy
+from unshuffle.evaluation.features import FeatureChunk, Pool, colour_histograms, extract, pool5
+from unshuffle.evaluation.retrieval import (
+    Retrieval,
+    RetrievalMonitor,
+    chance_accuracy,
+    rebatched,
+    top_k_accuracy,
+)
 from unshuffle.models import Backbone, build_backbone
+from unshuffle.models.weights import write_weights
 
 CPU = torch.device("cpu")
 Cosine = Callable[[list[float], list[float]], float]
 Nearest = Callable[[torch.Tensor, torch.Tensor, int], list[list[int]]]
-
-
-@pytest.mark.parametrize("k", [1, 4, 15])
-def test_nearest_against_loops(k: int, slow_nearest: Nearest) -> None:
-    generator = torch.Generator().manual_seed(k)
-    queries, gallery = torch.randn(9, 5, generator=generator), torch.randn(15, 5, generator=generator)
-    gallery *= torch.rand(15, 1, generator=generator) * 10  # lengths must not matter
-    assert nearest(queries, gallery, k).tolist() == slow_nearest(queries, gallery, k)
-
-
-def test_more_queries_than_pass_at_once(slow_nearest: Nearest) -> None:
-    generator = torch.Generator().manual_seed(0)
-    queries, gallery = torch.randn(2500, 3, generator=generator), torch.randn(7, 3, generator=generator)
-    found = nearest(queries, gallery, 2)
-    assert found.shape == (2500, 2)
-    for row in (0, 1023, 1024, 2047, 2048, 2499):
-        assert found[row].tolist() == slow_nearest(queries[row][None], gallery, 2)[0]
-
-
-def test_every_vector_is_nearest_to_itself() -> None:
-    vectors = torch.randn(20, 8)
-    assert nearest(3 * vectors, vectors, 1).flatten().tolist() == list(range(20))
 
 
 def test_top_k_against_loops() -> None:
@@ -61,37 +48,17 @@ def test_top_k_against_loops() -> None:
     assert 0 < scores["top1"] < scores["top5"] < scores["top10"] <= 100
 
 
-@pytest.mark.parametrize("k", [1, 7, 60])
-def test_a_gallery_in_pieces_gives_the_answers_of_brute_force(
-    k: int, monkeypatch: pytest.MonkeyPatch, cosine: Cosine, slow_nearest: Nearest
-) -> None:
-    monkeypatch.setattr(retrieval, "QUERIES", 5)
-    monkeypatch.setattr(retrieval, "GALLERY", 8)
-    generator = torch.Generator().manual_seed(k)
-    queries, gallery = torch.randn(13, 6, generator=generator), torch.randn(50, 6, generator=generator)
-    search = Search(queries, k, CPU)
-    for part in gallery.split([1, 20, 3, 26]):
-        search.add(part)
-    assert search.neighbours.tolist() == slow_nearest(queries, gallery, k)
-    expected = [
-        [cosine(q, gallery[i].tolist()) for i in row]
-        for q, row in zip(queries.tolist(), search.neighbours, strict=True)
-    ]
-    assert search.similarities.tolist() == [pytest.approx(row, abs=1e-6) for row in expected]
-
-
-def test_of_equal_vectors_the_first_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrieval, "GALLERY", 2)
-    search = Search(torch.tensor([[1.0, 0.0]]), 2, CPU)
-    search.add(torch.tensor([[1.0, 0.0], [0.0, 1.0]] * 4))
-    assert search.neighbours.tolist() == [[0, 2]]
-
-
-def test_an_empty_feature_is_similar_to_nothing() -> None:
-    search = Search(torch.tensor([[0.0, 0.0], [1.0, 0.0]]), 3, CPU)
-    search.add(torch.tensor([[0.0, 0.0], [-1.0, 0.1], [1.0, 0.1]]))
-    assert search.similarities.isfinite().all()
-    assert search.neighbours[1].tolist() == [2, 0, 1]
+def test_chance_against_every_order_of_the_gallery() -> None:
+    queries, gallery = torch.tensor([0, 0, 1, 3]), torch.tensor([0, 0, 1, 2, 1])
+    orders = list(permutations(range(5)))
+    neighbours = torch.tensor(orders)
+    expected = {
+        f"top{k}": np.mean(
+            [top_k_accuracy(neighbours, torch.full((len(orders),), q), gallery, (k,))[f"top{k}"] for q in queries]
+        )
+        for k in (1, 2, 5)
+    }
+    assert chance_accuracy(queries, gallery, (1, 2, 5, 6)) == pytest.approx(expected), "six are not in the gallery"
 
 
 QUIET = Console(quiet=True)
@@ -105,7 +72,8 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     assert cli.run(["evaluate", *line, *extra]) == 0
     output = capsys.readouterr().out
     assert "15 queries" in output and "gallery of 24" in output and "centre square at 96 px" in output
-    assert "published, other data (VOC 2007)" in output and "73.0" in output
+    assert "published" not in output and "VOC" not in output
+    assert "\nchance " in output and "\nuntrained" not in output, "this network is the untrained one"
     document = json.loads((tmp_path / "a.json").read_text())
     assert document["command"] == "evaluate retrieval" and document["protocol"] == "retrieval, per image"
     assert document["config"]["top"] == [1, 5] and document["config"]["train"] == train
@@ -113,6 +81,60 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     assert metrics["top1"] > 80, "chance is 33"
     assert metrics["queries"] == 15 and metrics["gallery"] == 24 and metrics["skipped"]["count"] == 2
     assert (tmp_path / "out" / "neighbours.png").stat().st_size > 1000
+
+
+def test_chance_and_the_untrained_network_stand_beside_the_figures(classes: tuple[Path, Path], tmp_path: Path) -> None:
+    train, test = classes
+    options = {**TINY, "train": train, "test": test, "top": (1, 5)}
+    untrained = Retrieval(**options).run(QUIET)
+    assert untrained.metrics["untrained"] == {key: untrained.metrics[key] for key in ("top1", "top5")}
+    backbone = build_backbone("tiny")
+    for weight in backbone.parameters():
+        torch.nn.init.constant_(weight, 0.01)  # all features are alike
+    write_weights(backbone, {"architecture": "tiny"}, tmp_path / "w.safetensors")
+    result = Retrieval(**{**options, "weights": str(tmp_path / "w.safetensors")}).run(QUIET)
+    assert result.metrics["untrained"] == untrained.metrics["untrained"]
+    assert result.metrics["untrained"]["top1"] > result.metrics["top1"]
+    assert result.metrics["chance"]["top1"] == pytest.approx(100 / 3)
+    assert result.metrics["chance"]["top5"] > 50
+    output = StringIO()
+    Console(file=output, width=200).print(result.table)
+    rows = [line.split()[0] for line in output.getvalue().splitlines()]
+    assert rows == ["[%]", "this", "untrained", "chance"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "data"),
+    [
+        ({"voc": "devkit"}, "VOC 2007"),
+        ({"voc": "devkit", "top": (1,), "seed": 3}, "VOC 2007"),
+        ({"voc": "devkit", "year": 2012}, None),
+        ({"voc": "devkit", "min_pixels": 600}, None),
+        ({"voc": "devkit", "limit": 5}, None),
+        ({"train": "mine", "test": "yours"}, None),
+    ],
+)
+def test_published_figures_are_for_their_own_protocol(changes: dict[str, object], data: str | None) -> None:
+    evaluation = Retrieval(**changes)
+    rows = {name: {"top1": 1.0} for name in ("this network", "chance")}
+    output = StringIO()
+    kind = "objects" if "voc" in changes else "images"
+    Console(file=output, width=200).print(evaluation._table(rows, kind, frozenset()))
+    assert (f"published, {data}" in output.getvalue()) == ("54.3" in output.getvalue()) == (data is not None)
+
+
+def test_published_figures_of_videos_are_for_split_1_of_ucf_101(tmp_path: Path) -> None:
+    lists = tmp_path / "ucfTrainTestlist"
+    lists.mkdir()
+    (lists / "classInd.txt").write_text("1 A\n2 B\n")
+    (tmp_path / "A").mkdir()
+    (tmp_path / "A" / "v.avi").touch()
+    for number in (1, 2):
+        (lists / f"trainlist0{number}.txt").write_text("A/v.avi 1\n")
+        (lists / f"testlist0{number}.txt").write_text("A/v.avi\n")
+    sides = [{"train": str(lists / f"trainlist0{n}.txt"), "test": str(lists / f"testlist0{n}.txt")} for n in (1, 2)]
+    assert [Retrieval(**side)._published_data("videos") for side in sides] == ["UCF-101", None]
+    assert Retrieval(train=str(tmp_path), test=str(tmp_path))._published_data("videos") is None
 
 
 def test_training_images_find_themselves(classes: tuple[Path, Path], tmp_path: Path) -> None:
@@ -133,11 +155,11 @@ def test_an_interrupted_search_resumes(
     unbroken = replace(evaluation, out=None).run(QUIET)
     done: list[int] = []
 
-    def stopped(backbone: Backbone, pixels: torch.Tensor, size: int) -> torch.Tensor:
+    def stopped(backbone: Backbone, pixels: torch.Tensor, size: int, pool: Pool) -> torch.Tensor:
         done.append(len(pixels))
         if len(done) == 7:
             signal.raise_signal(signal.SIGTERM)
-        return pool5(backbone, pixels, size)
+        return pool5(backbone, pixels, size, pool)
 
     monkeypatch.setattr(retrieval, "pool5", stopped)
     line = ["retrieval", "--weights", "random:tiny", "--train", str(classes[0]), "--test", str(classes[1])]
@@ -216,6 +238,15 @@ def test_rebatched_keeps_all_rows_in_order() -> None:
     assert [len(chunk.items) for chunk in large] == [4, 4, 1]
     assert torch.equal(torch.cat([c.items for c in large]), torch.cat([c.items for c in chunks]))
     assert torch.equal(torch.cat([c.values for c in large]), torch.cat([c.values for c in chunks]))
+
+
+def test_pooled_features_can_be_compared(classes: tuple[Path, Path]) -> None:
+    results = {
+        pool: Retrieval(**TINY, train=classes[0], test=classes[1], pool=pool).run(QUIET) for pool in ("flat", "avg")
+    }
+    assert results["flat"].metrics["top1"] > 80 and results["avg"].metrics["top1"] > 33
+    assert "not as in the preset paper: pool avg" in results["avg"].statement
+    assert "not as in" not in results["flat"].statement
 
 
 def test_quick_takes_few(classes: tuple[Path, Path]) -> None:

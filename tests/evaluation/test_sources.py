@@ -19,7 +19,7 @@ from unshuffle.data.pack import pack
 from unshuffle.errors import UserError
 from unshuffle.evaluation.action import ActionRecognition
 from unshuffle.evaluation.classification import Classification, FineTuning
-from unshuffle.evaluation.embed import embed
+from unshuffle.evaluation.embed import embed_to_file
 from unshuffle.evaluation.features import find_backbone
 from unshuffle.evaluation.probes import Linear, NonLinear
 from unshuffle.evaluation.protocol import Evaluation
@@ -179,7 +179,7 @@ def test_embed(source: str, pairs: dict[str, Pair], tmp_path: Path) -> None:
     pair, backbone = pairs[source], find_backbone("random:tiny")
     dataset = open_dataset(pair.train, labelled=False, square=Square(64), frames=FRAMES)
     out = tmp_path / "features.npy"
-    embedded = embed(backbone, dataset, out, device=torch.device("cpu"), workers=1, bar=False)
+    embedded = embed_to_file(backbone, dataset, out, pool="avg", device=torch.device("cpu"), workers=1, bar=False)
     assert (embedded.rows, len(embedded.skipped)) == (pair.counts[0], pair.unreadable[0])
     assert len(np.load(tmp_path / "features.npy")) == pair.counts[0]
     names = (tmp_path / "features.names.csv").read_text().splitlines()[1:]

@@ -1,3 +1,4 @@
+import json
 import urllib.request
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import torchvision
 from safetensors.torch import save_file
 
 from unshuffle.errors import UserError
-from unshuffle.models import build_backbone
+from unshuffle.models import Backbone, build_backbone, weights
 from unshuffle.models.torchvision_timm import cached_weights
 from unshuffle.models.weights import load_backbone
 
@@ -99,6 +100,67 @@ def test_timm_weights_from_a_file_and_from_the_cache(tmp_path: Path, monkeypatch
     cached = load_backbone(cached_weights("timm:resnet10t"), "timm:resnet10t")
     with torch.no_grad():
         assert torch.equal(cached(images), backbone(images))
+
+
+def timm_file(name: str, file: Path) -> None:
+    """Write a timm model with its classifier as timm and Hugging Face do, filled with zeros."""
+    timm = pytest.importorskip("timm")
+    with torch.device("meta"):
+        state = timm.create_model(name, pretrained=False).state_dict()
+    file.parent.mkdir(exist_ok=True)
+    save_file({key: torch.zeros(value.shape, dtype=value.dtype) for key, value in state.items()}, file)
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet10t", "swin_tiny_patch4_window7_224", "convnext_atto", "regnetx_002", "vit_small_patch32_224"]
+)
+def test_timms_common_networks_are_recognised(name: str, tmp_path: Path) -> None:
+    timm_file(name, tmp_path / "model.safetensors")
+    assert load_backbone(tmp_path / "model.safetensors").architecture == f"timm:{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "twin"),
+    [("vit_tiny_patch16_224", "deit_tiny_patch16_224"), ("efficientnet_b0", "tf_efficientnet_b0")],
+)
+def test_networks_with_equal_names_and_shapes(name: str, twin: str, tmp_path: Path) -> None:
+    timm_file(name, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=f"fits timm:{name} and timm:{twin} alike, which differ in normalisation"):
+        load_backbone(tmp_path / "model.safetensors")
+    assert load_backbone(tmp_path / "model.safetensors", f"timm:{twin}").architecture == f"timm:{twin}"
+    (tmp_path / "model.safetensors").rename(tmp_path / f"{twin}-0a1b2c3d.safetensors")
+    assert load_backbone(tmp_path / f"{twin}-0a1b2c3d.safetensors").architecture == f"timm:{twin}"
+
+
+def test_the_config_that_timm_writes_beside_weights(tmp_path: Path) -> None:
+    timm_file("vit_tiny_patch16_224", tmp_path / "model.safetensors")
+    config = {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {"mean": [0.1, 0.2, 0.3], "std": [1, 1, 1]}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    backbone = load_backbone(tmp_path / "model.safetensors")
+    assert backbone.architecture == "timm:vit_tiny_patch16_224" and backbone.normalisation.mean == (0.1, 0.2, 0.3)
+    for content in ('{"architecture": 3}', '["resnet18"]', "{", '{"architecture": "unheard_of"}'):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(UserError, match="alike"):
+            load_backbone(tmp_path / "model.safetensors")
+
+
+def test_a_repository_in_the_cache_of_hugging_face_says_what_it_holds(tmp_path: Path) -> None:
+    file = tmp_path / "models--timm--vit_tiny_patch16_224.augreg_in21k_ft_in1k" / "model.safetensors"
+    timm_file("vit_tiny_patch16_224", file)
+    assert load_backbone(file).architecture == "timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+
+
+def test_few_networks_are_built_to_recognise_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+
+    def counted(name: str) -> Backbone:
+        built.append(name)
+        return build_backbone(name)
+
+    monkeypatch.setattr(weights, "build_backbone", counted)
+    timm_file("vit_small_patch32_224", tmp_path / "model.safetensors")
+    load_backbone(tmp_path / "model.safetensors")
+    assert 2 < len(built) < 50
 
 
 def test_timm_backbones_without_timm_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def test_a_file_without_architecture_is_recognised(tmp_path: Path) -> None:
 
 def test_a_file_that_fits_no_backbone_raises(tmp_path: Path) -> None:
     save_file({"a.weight": torch.zeros(3)}, tmp_path / "w.safetensors")
-    with pytest.raises(UserError, match=r"does not state its architecture and fits none of alexnet, .*tiny"):
+    with pytest.raises(UserError, match=r"does not state its architecture and fits none that is recognised; say which"):
         load_backbone(tmp_path / "w.safetensors")
     torch.save([1, 2], tmp_path / "w.pth")
     with pytest.raises(UserError, match="contains no state dict"):
@@ -173,7 +173,7 @@ def test_missing_running_statistics_are_not_taken_for_a_folded_backbone(tmp_path
     weights = build_backbone("tiny").state_dict()
     del weights["conv1.1.running_mean"]
     torch.save(weights, tmp_path / "w.pth")
-    with pytest.raises(UserError, match="fits none"):
+    with pytest.raises(UserError, match="fits none that is recognised"):
         load_backbone(tmp_path / "w.pth")
 
 
@@ -212,6 +212,110 @@ def test_files_of_torchvision_load(tmp_path: Path) -> None:
     backbone = load_backbone(tmp_path / "resnet.pth")
     assert backbone.architecture == "resnet18" and backbone.normalisation == IMAGENET
     assert torch.equal(backbone.state_dict()["network.layer4.1.conv2.weight"], old["layer4.1.conv2.weight"])
+
+
+RESIDUAL = ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "resnext50_32x4d"]
+
+
+def shapes_of(name: str) -> dict[str, torch.Tensor]:
+    """The state dict of one of torchvision's networks, with its classifier: zeros that take no memory on disk."""
+    with torch.device("meta"):
+        network = torchvision.models.get_model(name, weights=None)
+    return {key: torch.zeros((), dtype=value.dtype).expand(value.shape) for key, value in network.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", RESIDUAL)
+def test_every_residual_network_of_torchvision_is_told_apart(name: str, tmp_path: Path) -> None:
+    torch.save(shapes_of(name), tmp_path / "w.pth")
+    backbone = load_backbone(tmp_path / "w.pth")
+    assert backbone.architecture.removeprefix("torchvision:") == name and backbone.normalisation == IMAGENET
+    with torch.device("meta"):
+        expected = torchvision.models.get_model(name, weights=None).state_dict()
+    assert {f"network.{key}" for key in expected if not key.startswith("fc.")} == backbone.state_dict().keys()
+
+
+def test_a_larger_network_is_not_taken_for_a_smaller_one(tmp_path: Path) -> None:
+    torch.save(shapes_of("resnet34"), tmp_path / "w.pth")
+    message = (
+        r"w.pth does not fit resnet18: it also holds layer1.2.conv1.weight and 79 more, .* torchvision:resnet34 \(100 %"
+    )
+    with pytest.raises(UserError, match=message):
+        load_backbone(tmp_path / "w.pth", "resnet18")
+    with pytest.raises(UserError, match=message):
+        load_into(build_backbone("resnet18"), tmp_path / "w.pth")
+    assert load_backbone(tmp_path / "w.pth", "resnet34").architecture == "torchvision:resnet34"
+
+
+def test_a_file_with_weights_that_are_not_accounted_for_is_refused(tmp_path: Path) -> None:
+    weights = shapes_of("resnet34")
+    without_a_block = {key: value for key, value in weights.items() if not key.startswith("layer3.5.")}
+    torch.save(without_a_block, tmp_path / "w.pth")
+    with pytest.raises(UserError, match=r"fits none that is recognised; nearest are torchvision:resnet34 \(94 % of"):
+        load_backbone(tmp_path / "w.pth")
+    tiny = build_backbone("tiny").state_dict()
+    torch.save({**tiny, "conv5.0.weight": torch.zeros(96, 96, 3, 3)}, tmp_path / "w.pth")
+    with pytest.raises(UserError, match="fits none that is recognised; nearest is tiny"):
+        load_backbone(tmp_path / "w.pth")
+    assert load_backbone(tmp_path / "w.pth", "tiny").architecture == "tiny", "other modules, on the user's word"
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"fc.weight": (10, 96), "fc.bias": (10,)},
+        {"classifier.1.weight": (10, 96), "projection_head.layers.0.weight": (8, 8)},
+        {"head.fc.weight": (10, 96), "queue": (8, 8), "queue_ptr": (1,), "optimizer.step": (1,)},
+        {"momentum_encoder.conv1.0.weight": (32, 3, 5, 5), "predictor.0.weight": (8, 8)},
+    ],
+)
+@pytest.mark.parametrize("prefix", ["", "module.", "module.encoder_q."])
+def test_heads_and_the_state_of_training_are_left_out(
+    beside: dict[str, tuple[int, ...]], prefix: str, tmp_path: Path
+) -> None:
+    weights = {prefix + key: value for key, value in build_backbone("tiny").state_dict().items()}
+    outside = prefix.removesuffix("encoder_q.")  # of what MoCo calls the query encoder
+    torch.save(weights | {outside + key: torch.zeros(shape) for key, shape in beside.items()}, tmp_path / "w.pth")
+    loaded = load_backbone(tmp_path / "w.pth")
+    assert loaded.architecture == "tiny"
+    assert torch.equal(loaded.state_dict()["conv1.0.weight"], weights[f"{prefix}conv1.0.weight"])
+
+
+def test_of_two_encoders_the_one_that_is_trained_is_taken(tmp_path: Path) -> None:
+    query, key = build_backbone("tiny").state_dict(), build_backbone("tiny").state_dict()
+    for names, problem in (
+        (("encoder_q", "encoder_k"), None),
+        (("left", "right"), r"several networks .*left\., right\."),
+    ):
+        both = {f"{name}.{k}": v for name, state in zip(names, (query, key), strict=True) for k, v in state.items()}
+        torch.save({"state_dict": dict(reversed(both.items()))} if problem is None else both, tmp_path / "w.pth")
+        if problem is None:
+            loaded = load_backbone(tmp_path / "w.pth").state_dict()
+            assert torch.equal(loaded["conv1.0.weight"], query["conv1.0.weight"])
+        else:
+            with pytest.raises(UserError, match=problem):
+                load_backbone(tmp_path / "w.pth")
+
+
+def test_a_momentum_encoder_alone_is_taken(tmp_path: Path) -> None:
+    weights = build_backbone("tiny").state_dict()
+    torch.save({f"momentum_encoder.{key}": value for key, value in weights.items()}, tmp_path / "w.pth")
+    assert torch.equal(load_backbone(tmp_path / "w.pth").state_dict()["conv1.0.weight"], weights["conv1.0.weight"])
+
+
+def test_the_command_line_says_which_architecture_a_file_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = build_backbone("tiny").state_dict()
+    torch.save({**weights, "unknown.weight": torch.zeros(2, 2)}, tmp_path / "w.pth")
+    line = ["export", str(tmp_path / "w.pth"), "--out", str(tmp_path / "w.safetensors")]
+    assert cli.run(line) == 2
+    assert "say which it is with --architecture NAME" in capsys.readouterr().err
+    assert cli.run([*line, "--architecture", "tiny"]) == 0
+    assert load_backbone(tmp_path / "w.safetensors").architecture == "tiny"
+    evaluation = ["evaluate", "rankme", "--weights", str(tmp_path / "w.pth"), "--images", "synthetic:images:6:0"]
+    assert cli.run([*evaluation, "--architecture", "tiny", "--device", "cpu"]) == 0
+    assert cli.run(["export", "random:tiny", "--architecture", "tiny", "--out", str(tmp_path / "r.safetensors")]) == 2
+    assert "random:tiny is none" in capsys.readouterr().err
 
 
 def test_loading_for_training_keeps_the_normalisation_of_our_crops(tmp_path: Path) -> None:

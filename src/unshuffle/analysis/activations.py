@@ -116,6 +116,8 @@ class Activations(Analysis):
     """A run folder, a weights file, pretrained, torchvision:NAME, timm:NAME, or random (random:NAME)."""
     data: tuple[str, ...]
     """Folders of images or videos, flat or nested, packed stores or tar shards; the middle frame of a video is used."""
+    architecture: str | None = None
+    """Which network a weights file holds that neither states it nor is recognised: resnet34, timm:NAME ..."""
     names: tuple[str, ...] = ()
     """Names of the datasets; by default those of the folders."""
     units: tuple[int, ...] = ()
@@ -140,7 +142,7 @@ class Activations(Analysis):
         if not self.data:
             raise UserError("give one or more folders of images or videos after the weights")
         names, device = chosen_names(self.names, self.data), choose_device(self.device)
-        backbone = find_backbone(self.weights, self.seed).to(device)
+        backbone = find_backbone(self.weights, self.seed, self.architecture).to(device)
         sampled = [self._sampled(address, backbone) for address in self.data]
         datasets = [
             self._activations(backbone, name, images, device, console)

@@ -25,6 +25,8 @@ class NearestNeighbours(Analysis):
 
     weights: tuple[str, ...]
     """Run folders, weights files, pretrained, torchvision:NAME, timm:NAME, or random (random:NAME): one per model."""
+    architecture: tuple[str, ...] = ()
+    """Which network each weights file holds, one word per model; auto where the file states it or is recognised."""
     names: tuple[str, ...] = ()
     """Names of the models; by default those of the folders."""
     train: str | None = None
@@ -54,8 +56,16 @@ class NearestNeighbours(Analysis):
         """Run `evaluate retrieval` with each model."""
         if not self.weights or self.count < 1:
             raise UserError("give one or more weights, and a count of 1 or more")
-        names = chosen_names(self.names, self.weights)
-        results = {name: self._retrieve(spec, console) for name, spec in zip(names, self.weights, strict=True)}
+        names, architectures = (
+            chosen_names(self.names, self.weights),
+            self.architecture or ("auto",) * len(self.weights),
+        )
+        if len(architectures) != len(self.weights):
+            raise UserError(f"give one architecture for each of the {len(self.weights)} weights, or none")
+        results = {
+            name: self._retrieve(spec, None if architecture == "auto" else architecture, console)
+            for name, spec, architecture in zip(names, self.weights, architectures, strict=True)
+        }
         neighbours = {name: result.neighbours for name, result in results.items() if result.neighbours is not None}
         first = next(iter(results.values()))
         return AnalysisResult(
@@ -66,10 +76,10 @@ class NearestNeighbours(Analysis):
             lambda: draw(neighbours),
         )
 
-    def _retrieve(self, weights: str, console: Console) -> Result:
+    def _retrieve(self, weights: str, architecture: str | None, console: Console) -> Result:
         shared = ("train", "test", "voc", "year", "train_set", "test_set", "limit", "device", "seed", "workers")
         options = {name: getattr(self, name) for name in shared}
-        return Retrieval(weights=weights, examples=self.count, **options).run(console)
+        return Retrieval(weights=weights, architecture=architecture, examples=self.count, **options).run(console)
 
 
 def rows(neighbours: Mapping[str, Neighbours]) -> list[Row]:

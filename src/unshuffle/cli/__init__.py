@@ -19,6 +19,7 @@ from unshuffle.cli import (
     embed,
     evaluate,
     export,
+    neighbours,
     pack,
     permutations,
     pretrain,
@@ -46,6 +47,7 @@ COMMANDS = {
     "bench": (bench.main, bench.BenchCommand.__doc__),
     "export": (export.main, export.ExportCommand.__doc__),
     "embed": (embed.main, embed.EmbedCommand.__doc__),
+    "neighbours": (neighbours.main, neighbours.NeighboursCommand.__doc__),
     "cache": (cache.main, cache.CacheCommand.__doc__),
 }
 """What runs each command with the words that follow its name, and its line in `unshuffle --help`."""

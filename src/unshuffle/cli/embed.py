@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge
 
@@ -11,20 +11,29 @@ from unshuffle.cli.pack import print_left_out
 from unshuffle.cli.parsing import POSITIONAL, parse, write_json
 from unshuffle.config import LimitsConfig
 from unshuffle.options import to_dict
-from unshuffle.wording import counted
+from unshuffle.wording import counted, features_sentence
+
+if TYPE_CHECKING:  # both need torch, which takes seconds to import
+    from unshuffle.data.dataset import LabelledDataset
+    from unshuffle.models import Backbone
 
 
-@dataclass(frozen=True)
-class EmbedCommand:
-    """Write the features of all images or videos of a dataset; started again after an interruption, it resumes."""
+@dataclass(frozen=True, kw_only=True)
+class FeatureOptions:
+    """Options of the commands that compute the features of data without labels."""
 
     data: Annotated[str, POSITIONAL]
-    """A folder, flat or nested, a packed store, tar shards, a split list such as ucfTrainTestlist/trainlist01.txt,
-    VOC2007/ImageSets/Main/trainval.txt for the objects of VOC, or synthetic:images:COUNT:SEED (synthetic:videos:…)."""
-    out: Path
-    """File to write: .npy (with the names beside it), .parquet or .csv."""
-    weights: str
-    """A run folder, a weights file, pretrained, alexnet, torchvision:NAME, timm:NAME, random or random:NAME."""
+    """An image or video file, a folder, flat or nested, a packed store, tar shards, a split list such as
+    ucfTrainTestlist/trainlist01.txt, VOC2007/ImageSets/Main/trainval.txt for the objects of VOC, or
+    synthetic:images:COUNT:SEED (synthetic:videos:…)."""
+    weights: str = "pretrained"
+    """A run folder, a weights file, pretrained (the weights that come with the package), alexnet, torchvision:NAME,
+    timm:NAME, random or random:NAME."""
+    architecture: str | None = None
+    """Which network a weights file holds that neither states it nor is recognised: resnet34, timm:NAME ..."""
+    pool: Literal["avg", "max", "flat"] = "avg"
+    """How the last map (pool5) becomes a vector: avg is the mean of each channel, max its maximum, flat all numbers, of
+    which there are many, and which also say where things are in the image."""
     kind: Literal["auto", "images", "videos"] = "auto"
     """What to read; auto works if there are only images or only videos."""
     size: Annotated[int, Ge(1)] | None = None
@@ -40,33 +49,45 @@ class EmbedCommand:
     seed: Annotated[int, Ge(0)] = 0
     """Seed of random weights."""
     json: Path | None = None
-    """Write the number of rows and features and the skipped files to this JSON file."""
+    """Write what was computed and the skipped files to this JSON file."""
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+
+    def open(self) -> "tuple[Backbone, LabelledDataset]":
+        """Return the backbone, and the data as squares for it."""
+        from unshuffle.evaluation.features import find_backbone
+        from unshuffle.evaluation.index import open_unlabelled
+
+        backbone = find_backbone(self.weights, self.seed, self.architecture)
+        options = {name: getattr(self, name) for name in ("kind", "size", "frames", "limits")}
+        return backbone, open_unlabelled(backbone, self.data, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedCommand(FeatureOptions):
+    """Write the features of all images or videos of a dataset; started again after an interruption, it resumes."""
+
+    out: Path
+    """File to write: .npy (with the names beside it; also without a suffix), .parquet or .csv."""
 
 
 def main(args: Sequence[str]) -> int:
     """Embed and print what was skipped."""
     command = parse(EmbedCommand, "embed", args)
     from unshuffle.accelerator import choose_device
-    from unshuffle.data.dataset import Square, open_dataset
-    from unshuffle.data.media import check_short_side
-    from unshuffle.evaluation import embed as embedding
-    from unshuffle.evaluation.features import find_backbone
+    from unshuffle.evaluation.embed import embed_to_file, large_csv, output_file, skipped_file
 
-    backbone, out = find_backbone(command.weights, command.seed), command.out.expanduser()
-    size, device = command.size or backbone.eval_size, choose_device(command.device)
-    check_short_side(size)
-    data = open_dataset(
-        command.data,
-        kind=command.kind,
-        labelled=False,
-        square=Square(size),
-        frames=command.frames,
-        limits=command.limits,
+    out, device = output_file(command.out.expanduser()), choose_device(command.device)
+    backbone, data = command.open()
+    embedded = embed_to_file(
+        backbone, data, out, pool=command.pool, device=device, batch=command.batch, workers=command.workers
     )
-    embedded = embedding.embed(backbone, data, out, device=device, batch=command.batch, workers=command.workers)
     rows, skipped = counted(embedded.rows, data.kind), counted(len(embedded.skipped), "files")
     print(f"{rows}, {embedded.dimensions} features each, in {out}; {skipped} skipped")
-    print_left_out(embedded.skipped, data.ignored, embedding.skipped_file(out))
-    write_json(command.json, "embed", f"pool5 at {size} px", to_dict(command), to_dict(embedded))
+    what = features_sentence(command.pool, backbone.architecture, command.weights, data.square.side)
+    print(f"features: {what} (--pool {command.pool})")
+    if hint := large_csv(out):
+        print(f"note: {hint}")
+    print_left_out(embedded.skipped, data.ignored, skipped_file(out))
+    protocol = f"pool5 at {data.square.side} px, {command.pool}"
+    write_json(command.json, "embed", protocol, to_dict(command), to_dict(embedded))
     return 0

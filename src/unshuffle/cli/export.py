@@ -15,6 +15,8 @@ class ExportCommand:
 
     weights: Annotated[str, POSITIONAL]
     """A run folder, a weights file, pretrained, alexnet, torchvision:NAME, timm:NAME or random:NAME."""
+    architecture: str | None = None
+    """Which network a weights file holds that neither states it nor is recognised: resnet34, timm:NAME ..."""
     format: Literal["safetensors", "torchvision", "onnx"] = "safetensors"
     """safetensors: with metadata; torchvision: a state dict (.pth); onnx: checked against torch in onnxruntime."""
     out: Path | None = None
@@ -35,7 +37,8 @@ def main(args: Sequence[str]) -> int:
 
     changes = {"fold": command.fold, "half": command.half}
     out = (command.out or exporting.default_file(command.weights, command.format, **changes)).expanduser()
-    exported = exporting.export(find_backbone(command.weights), out, command.format, **changes)
+    backbone = find_backbone(command.weights, architecture=command.architecture)
+    exported = exporting.export(backbone, out, command.format, **changes)
     difference = f", within {exported['difference']:.1e} of torch" if "difference" in exported else ""
     print(f"{exported['architecture']} in {out}, {exported['bytes'] / 1e6:.1f} MB{difference}")
     write_json(command.json, "export", command.format, to_dict(command), exported)

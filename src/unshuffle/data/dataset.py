@@ -21,7 +21,7 @@ from torch import Tensor
 
 from unshuffle.config import LimitsConfig
 from unshuffle.data.batches import spaced_frames
-from unshuffle.data.inventory import Inventory, skipped_file, take_inventory, write_skipped
+from unshuffle.data.inventory import Inventory, kinds_of_file, skipped_file, take_inventory, write_skipped
 from unshuffle.data.media import (
     DEFAULT_LIMITS,
     MIN_SIDE,
@@ -341,9 +341,9 @@ def open_dataset(
 ) -> LabelledDataset:
     """Open a dataset by its address.
 
-    An address is a folder with a subfolder for each class (flat or nested without `labelled`), a packed store, tar
-    shards (anything that `pretrain` reads), a split list of UCF-101 or HMDB-51 (see `unshuffle.data.splits`), an image
-    set of a VOC devkit (VOC2007/ImageSets/Main/NAME.txt), which stands for its objects, or
+    An address is a folder with a subfolder for each class (without `labelled` any folder, or a file), a packed store,
+    tar shards (anything that `pretrain` reads), a split list of UCF-101 or HMDB-51 (see `unshuffle.data.splits`), an
+    image set of a VOC devkit (VOC2007/ImageSets/Main/NAME.txt), which stands for its objects, or
     `synthetic:images:COUNT:SEED` or `synthetic:videos:COUNT:SEED`. The classes of a store are the first folders of its
     names; those of shards stand in .cls or .txt members, or are folders. `classes` are those of the training side,
     which number the classes of this one; others are refused. Files beyond the `limits` are skipped.
@@ -424,6 +424,9 @@ def _as_dataset(
 
 
 def _open_folder(folder: Path, kind: Literal["auto", "images", "videos"], labelled: bool) -> _Opened:
+    if folder.is_file() and not labelled:
+        media = _kind_of_file(folder, kind)
+        return _Opened(FileSource(folder.parent, [folder], media), media, [None], ())
     if not folder.is_dir():
         raise UserError(f"{folder} does not exist or is not a folder")
     if not labelled:
@@ -450,6 +453,16 @@ def _open_folder(folder: Path, kind: Literal["auto", "images", "videos"], labell
     class_of = [name for name in classes for _ in files[name]]
     source = FileSource(folder, list(chain(*files.values())), media)
     return _Opened(source, media, class_of, classes, skipped=skipped, ignored=inventory.ignored)
+
+
+def _kind_of_file(file: Path, kind: Literal["auto", "images", "videos"]) -> Literal["images", "videos"]:
+    """Return whether a file is read as an image or as a video: a GIF as an image, unless `kind` says otherwise."""
+    if kind != "auto":
+        return kind
+    kinds = kinds_of_file(file)
+    if not kinds:
+        raise UserError(f"{file} is neither an image nor a video: say what it is with --kind images or --kind videos")
+    return "images" if "images" in kinds else "videos"
 
 
 def _find(folder: Path, kind: Literal["auto", "images", "videos"]) -> tuple[Literal["images", "videos"], Inventory]:

@@ -92,6 +92,13 @@ def _is_hidden(name: str, system: set[str]) -> bool:
     return name.startswith(".") or name.lower() in system
 
 
+def kinds_of_file(path: Path) -> frozenset[str]:
+    """Return whether a file is an image, a video or both: by its name, or by its content if the name does not say."""
+    suffix = path.suffix.lower()
+    named = {"images": image_suffixes(), "videos": VIDEO_SUFFIXES}
+    return frozenset(kind for kind, known in named.items() if suffix in known) or _kinds_by_content(path, suffix)
+
+
 def _kinds_by_content(path: Path, suffix: str) -> frozenset[str]:
     """Return what a file is by its first bytes; opening a named pipe, for example, would wait for ever."""
     try:

@@ -38,6 +38,7 @@ from unshuffle.evaluation.protocol import (
     Evaluation,
     Result,
     check_covered,
+    figure_table,
     note_few,
     note_skipped,
     published_table,
@@ -409,7 +410,7 @@ class ActionRecognition(Evaluation):
     def measure(self, console: Console) -> Result:
         """Fine-tune and test on every split."""
         device = choose_device(self.device)
-        side = frame_side(find_backbone(self.weights, self.seed).eval_size)
+        side = frame_side(find_backbone(self.weights, self.seed, self.architecture).eval_size)
         splits = self._decoded(
             [split.limited(self.classes, self.per_class) for split in self._open(side)], side, console
         )
@@ -455,7 +456,7 @@ class ActionRecognition(Evaluation):
 
     def _train(self, split: Split, device: torch.device, console: Console) -> Classifier:
         seed_everything(self.seed)
-        backbone = find_backbone(self.weights, self.seed)
+        backbone = find_backbone(self.weights, self.seed, self.architecture)
         options = {name: value for name, value in self.options().items() if name not in TEST_OPTIONS}
         identity = digest([options, split.train.identity(), weights_digest(backbone)])
         network = action_classifier(backbone, split.classes, self.hidden, self.dropout).to(device)
@@ -497,9 +498,9 @@ class ActionRecognition(Evaluation):
             "this network": {classes: metrics["mean_class_accuracy"], videos: metrics["accuracy"]},
             "chance": {classes: metrics["chance"], videos: metrics["chance"]},
         }
-        same = dataset in ("UCF-101", "HMDB-51") and self.unchanged("split", "classes", "per_class")
-        data = "HMDB-51" if dataset == "HMDB-51" else "UCF-101"
-        return published_table("3", ours, data, {classes: data}, same=same)
+        if dataset not in ("UCF-101", "HMDB-51") or not self.is_papers():
+            return figure_table(ours)
+        return published_table("3", ours, dataset, {classes: dataset})
 
 
 def score(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> Figures:

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from unshuffle.data.inventory import write_skipped
 from unshuffle.data.media import check_short_side
 from unshuffle.data.source import Skipped
 from unshuffle.errors import UserError
-from unshuffle.evaluation.features import BATCH, WORKERS, FeatureCache, extract_features, pool5, weights_digest
+from unshuffle.evaluation.features import BATCH, FeatureCache, Pool, item_features, weights_digest
 from unshuffle.files import check_new_file, csv_cell
 from unshuffle.models import Backbone
 from unshuffle.models.registry import backbone_features
@@ -28,6 +29,8 @@ from unshuffle.models.registry import backbone_features
 Rows = npt.NDArray[np.float32]
 Parts = Iterable[tuple[list[str], Rows]]
 """Names and rows, in their order."""
+LARGE_CSV = 10_000_000
+"""Bytes."""
 Writer = Callable[[Path, Parts, int, int], None]
 
 
@@ -41,39 +44,33 @@ class Embedded:
     """File and reason for each item that could not be used."""
 
 
-def embed(
+def embed_to_file(
     backbone: Backbone,
     dataset: LabelledDataset,
     out: Path,
     *,
+    pool: Pool,
     device: torch.device,
     batch: int = BATCH,
     workers: int | None = None,
     bar: bool = True,
 ) -> Embedded:
-    """Write pool5 of a dataset's squares to `out` (.npy, .parquet or .csv), or resume where that was interrupted."""
+    """Write features of a dataset's squares to `out` (.npy, .parquet or .csv), or resume where that was interrupted."""
     size = dataset.square.side
     check_short_side(size)
     write = find_writer(out)
     check_new_file(out, "--out")
     backbone.to(device).eval()
-    dimensions = backbone_features(backbone, size)
+    dimensions = backbone_features(backbone, size) if pool == "flat" else backbone.channels
     folder = out.with_name(f"{out.name}.parts")
-    cache = FeatureCache(folder, digest([weights_digest(backbone), size, dataset.identity()]))
+    cache = FeatureCache(folder, digest([weights_digest(backbone), size, pool, dataset.identity()]))
     item_names = dataset.names
     console = Console(stderr=True, quiet=not bar)
 
     def parts(title: str) -> Iterator[tuple[list[str], Rows]]:
-        chunks = extract_features(
-            replace(dataset, skipped=skipped),
-            lambda pixels: pool5(backbone, pixels, size),
-            device,
-            console,
-            title,
-            batch=batch,
-            workers=workers or WORKERS,
-            cache=cache,
-            item_means=True,
+        readable = replace(dataset, skipped=skipped)
+        chunks = item_features(
+            backbone, readable, device, console, title, pool=pool, batch=batch, workers=workers, cache=cache
         )
         return (([item_names[item] for item in chunk.items.tolist()], chunk.values.numpy()) for chunk in chunks)
 
@@ -105,6 +102,34 @@ def find_writer(out: Path) -> Writer:
     if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UserError("Parquet needs pyarrow: pip install 'unshuffle[parquet]'")
     return _WRITERS[out.suffix]
+
+
+def output_file(out: Path) -> Path:
+    """Return the file to write, whose suffix sets the format: .npy without one."""
+    return out if out.suffix else out.with_name(f"{out.name}.npy")
+
+
+def write_file(out: Path, names: list[str], features: Rows) -> Path:
+    """Write features that are in memory, and return the file."""
+    out = output_file(out)
+    write = find_writer(out)
+    check_new_file(out, "out")
+    with TemporaryDirectory(dir=out.absolute().parent, prefix=f".{out.name}.") as folder:
+        draft = Path(folder) / f"whole{out.suffix}"
+        write(draft, [(names, features)], *features.shape)
+        if names_file(draft).exists():
+            names_file(draft).replace(names_file(out))
+        draft.replace(out)
+    return out
+
+
+def large_csv(out: Path) -> str | None:
+    """Return the hint to a format that is smaller and faster, for a CSV file that is large."""
+    size = out.stat().st_size
+    if out.suffix != ".csv" or size < LARGE_CSV:
+        return None
+    parquet = out.with_suffix(".parquet")
+    return f"{out} has {size / 1e6:.0f} MB: --out {parquet} is a third of that and far faster to read"
 
 
 def names_file(out: Path) -> Path:

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -35,11 +35,13 @@ from unshuffle.evaluation.protocol import OtherEvaluation
 from unshuffle.files import atomic_write
 from unshuffle.models import BACKBONES, Backbone, build_backbone
 from unshuffle.models.registry import PER_IMAGE
-from unshuffle.models.torchvision_timm import cached_weights, is_published
+from unshuffle.models.torchvision_timm import cached_weights, full_name, is_published
 from unshuffle.models.weights import PRETRAINED, load_backbone
 from unshuffle.wording import counted
 
 T = TypeVar("T")
+Pool = Literal["avg", "max", "flat"]
+"""How the pool5 map becomes a vector: the mean of each channel, its maximum, or all numbers."""
 BATCH = 64
 WORKERS = os.cpu_count() or 1
 PART = 256
@@ -49,24 +51,25 @@ PART = 256
 # ---- the backbone
 
 
-def find_backbone(spec: str, seed: int = 0) -> Backbone:
+def find_backbone(spec: str, seed: int = 0, architecture: str | None = None) -> Backbone:
     """Return a backbone in the form for evaluation.
 
     `spec` is a run folder; a weights file; `pretrained` for the weights that come with the package; `alexnet`,
     `torchvision:NAME` or `timm:NAME` for pretrained weights that are on this machine already; or `random` for the
-    paper's backbone untrained and `random:NAME` for any other.
+    paper's backbone untrained and `random:NAME` for any other. `architecture` says which one a file has that neither
+    states it nor is recognised.
     """
     if not spec:
         raise UserError("there is no backbone to evaluate: give --weights")
-    name, _, architecture = spec.partition(":")
+    name, _, untrained = spec.partition(":")
+    path = Path(spec).expanduser()
+    if name != "random" and (spec == PRETRAINED or path.exists()):
+        return load_backbone(spec if spec == PRETRAINED else path, architecture)
+    if architecture is not None:
+        raise UserError(f"--architecture says which network a weights file holds, and {spec} is none")
     if name == "random":
         torch.manual_seed(seed)
-        return build_backbone(architecture or "caffenet").for_evaluation()
-    if spec == PRETRAINED:
-        return load_backbone(spec)
-    path = Path(spec).expanduser()
-    if path.exists():
-        return load_backbone(path)
+        return build_backbone(full_name(untrained or "caffenet")).for_evaluation()
     if is_published(spec):
         return load_backbone(cached_weights(spec), architecture=spec if ":" in spec else f"torchvision:{spec}")
     if spec in BACKBONES:
@@ -138,10 +141,16 @@ def extract(backbone: Backbone, pixels: Pixels, device: torch.device) -> Tensor:
 
 
 @torch.no_grad()
-def pool5(backbone: Backbone, pixels: Tensor, size: int) -> Tensor:
-    """Return flattened features of (N, side, side, 3) bytes, resized to `size`; the backbone is in evaluation form."""
-    maps: Tensor = backbone(network_input(backbone, pixels, size))
-    return maps.flatten(1).float()
+def pool5(backbone: Backbone, pixels: Tensor, size: int, pool: Pool = "flat") -> Tensor:
+    """Return features of (N, side, side, 3) bytes, resized to `size`; the backbone is in evaluation form."""
+    return pooled(backbone(network_input(backbone, pixels, size)), pool).float()
+
+
+def pooled(maps: Tensor, pool: Pool) -> Tensor:
+    """Return (N, C, h, w) maps as one vector each: the mean or the maximum of each channel, or all numbers."""
+    if pool == "flat":
+        return maps.flatten(1)
+    return maps.mean(dim=(2, 3)) if pool == "avg" else maps.amax(dim=(2, 3))
 
 
 def raw_pixels(pixels: Pixels, side: int = 32) -> Tensor:
@@ -289,6 +298,32 @@ def extract_features(
             f"none of the {dataset.kind} can be read ({count}; first problem: {file}: {reason}); "
             f"all are listed in {listed}"
         )
+
+
+def item_features(
+    backbone: Backbone,
+    dataset: LabelledDataset,
+    device: torch.device,
+    console: Console,
+    title: str,
+    *,
+    pool: Pool,
+    batch: int = BATCH,
+    workers: int | None = None,
+    cache: FeatureCache | None = None,
+) -> Iterator[FeatureChunk]:
+    """Yield a vector for each item of a dataset, for a video the mean over its frames; see `extract_features`."""
+    return extract_features(
+        dataset,
+        lambda pixels: pool5(backbone, pixels, dataset.square.side, pool),
+        device,
+        console,
+        title,
+        batch=batch,
+        workers=workers or WORKERS,
+        cache=cache,
+        item_means=True,
+    )
 
 
 def readable_items(

@@ -26,7 +26,7 @@ from unshuffle.evaluation.classification import (
 )
 from unshuffle.evaluation.features import FeatureCache, network_input
 from unshuffle.evaluation.finetuning import Recipe, fc6_and_fc7, init_layer
-from unshuffle.evaluation.protocol import Result, note_skipped, published_table
+from unshuffle.evaluation.protocol import Result, figure_table, note_skipped, published_table
 from unshuffle.models import Backbone
 from unshuffle.models.registry import backbone_features
 from unshuffle.randomness import torch_generator
@@ -154,7 +154,7 @@ class Linear(Classification):
             if self.fast
             else f"SGD, {self.iterations:,} steps of {self.batch_size}, random crops and flips"
         )
-        table = probe_table(figures, setting, {"pool5": "linear"})
+        table = probe_table(figures, setting, self.is_papers(setting.idle | {"layers"}), {"pool5": "linear"})
         protocol = "linear probes on frozen layers" + (", logistic regression" if self.fast else "")
         return self.with_data(Result(protocol, how, figures, table), CORRECT, setting, trained_on, labels)
 
@@ -261,9 +261,10 @@ class NonLinear(Classification):
     def measure(self, console: Console) -> Result:
         """Train the probe, then test it."""
         protocol = PROTOCOLS[self.protocol]
-        return replace(self, batch_size=self.batch_size or protocol.batch_size)._measure(protocol, console)
+        chosen = replace(self, batch_size=self.batch_size or protocol.batch_size)
+        return chosen._measure(protocol, console, self.is_papers(frozenset({"limit"})))
 
-    def _measure(self, protocol: ProbeProtocol, console: Console) -> Result:
+    def _measure(self, protocol: ProbeProtocol, console: Console, is_papers: bool) -> Result:
         if self.protocol == "rotnet" and self.batch_size == 1:
             raise UserError("batch_size is 1, but the batch normalisation of --protocol rotnet needs 2 or more")
         setting = self.readable(self.prepare(console))
@@ -278,7 +279,7 @@ class NonLinear(Classification):
         scores, labels = self.train_and_test(setting, network, recipe, input_of, random_crop)
         figures = accuracies(scores, labels)
         how = f"SGD, {recipe.iterations:,} steps in batches of {self.batch_size}, random crops and flips"
-        table = probe_table({"non-linear": figures}, setting)
+        table = probe_table({"non-linear": figures}, setting, is_papers)
         result = Result("nonlinear probe on frozen pool5", how, figures, table)
         return self.with_data(result, CORRECT, setting, len(training), labels)
 
@@ -291,14 +292,25 @@ class NonLinear(Classification):
         return replace(recipe, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
+def is_imagenet(setting: Setting) -> bool:
+    """Return whether the data has the size of ImageNet's training and validation sets, in full."""
+    sizes = len(setting.training.classes), len(setting.training), len(setting.testing)
+    return sizes == (1000, 1_281_167, 50_000)
+
+
 def probe_table(
-    figures: Mapping[str, Mapping[str, float]], setting: Setting, paper_columns: Mapping[str, str] | None = None
+    figures: Mapping[str, Mapping[str, float]],
+    setting: Setting,
+    is_papers: bool,
+    paper_columns: Mapping[str, str] | None = None,
 ) -> Table:
-    """Return the accuracies of each probe and those at chance, and below them the paper's."""
+    """Return the accuracies of each probe and those at chance, and on ImageNet the paper's."""
     chance = chance_accuracies(setting.trained_classes)
     tops = list(next(iter(figures.values())))
     ours = {f"this network, top {top[3:]}": {name: row[top] for name, row in figures.items()} for top in tops}
     ours |= {f"chance, top {top[3:]}": dict.fromkeys(figures, chance[top]) for top in tops}
+    if not is_papers or not is_imagenet(setting):
+        return figure_table(ours)
     return published_table("2", ours, "ImageNet, top 1", paper_columns)
 
 

@@ -58,6 +58,8 @@ class Evaluation:
     weights: str = ""
     """A run folder, a weights file, pretrained (the weights that come with the package), alexnet, torchvision:NAME,
     timm:NAME, or random (random:NAME)."""
+    architecture: str | None = None
+    """Which network a weights file holds that neither states it nor is recognised: resnet34, timm:NAME ..."""
     preset: Literal["auto", "quick", "paper"] = "paper"
     """auto: a schedule that fits the number of training images; paper: the full schedules; quick: a short version that
     takes minutes."""
@@ -71,8 +73,10 @@ class Evaluation:
     json: Path | None = None
     """Write the figures to this file."""
 
-    incidental: ClassVar[frozenset[str]] = frozenset({"preset", "out", "device", "json", "workers", "save_every"})
-    """Options that change no figure."""
+    incidental: ClassVar[frozenset[str]] = frozenset(
+        {"architecture", "preset", "out", "device", "json", "workers", "save_every"}
+    )
+    """Options that change no figure; the weights themselves say what network they are of."""
     stated: ClassVar[frozenset[str]] = frozenset({"seed"})
     """Options that the protocol leaves open, or that the statement names in its own words."""
 
@@ -113,6 +117,10 @@ class Evaluation:
         """Return whether these options are as in the preset paper."""
         paper = type(self)()
         return all(getattr(self, name) == getattr(paper, name) for name in names)
+
+    def is_papers(self, but: frozenset[str] = frozenset()) -> bool:
+        """Return whether all options that decide the figures, `but` for the given ones, are those of the paper."""
+        return self.unchanged(*(name for name in self.options() if name not in but | {"seed"}))
 
     def departures(self, idle: frozenset[str] = frozenset()) -> list[str]:
         """Return the options that differ from the preset paper, in words; not those that changed nothing."""
@@ -259,13 +267,11 @@ def published_table(
     ours: Mapping[str, Mapping[str, float]],
     data: str,
     paper_columns: Mapping[str, str] | None = None,
-    *,
-    same: bool = False,
 ) -> Table:
     """Return a table of our figures by row and column, and below them the paper's in the same columns.
 
-    `data` names the data of the paper's figures, and `same` says whether ours are of the same data. `paper_columns`
-    maps our columns to the paper's names where these differ. Methods without a figure in any column are left out.
+    Only for figures of the paper's protocol on the paper's data, which `data` names. `paper_columns` maps our columns
+    to the paper's names where these differ. Methods without a figure in any column are left out.
     """
     grid = figure_table(ours)
     columns = {str(column.header): str(column.header) for column in grid.columns[1:]}
@@ -273,7 +279,7 @@ def published_table(
     rows = {method: row for method, row in published(table).items() if row.keys() & set(columns.values())}
     if rows:
         grid.add_row()
-        grid.add_row(f"published, {data}" if same else f"published, other data ({data})")
+        grid.add_row(f"published, {data}")
     for method, row in rows.items():
         _add(grid, f"  {method}", row, list(columns.values()))
     return grid

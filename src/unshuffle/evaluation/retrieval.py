@@ -1,6 +1,6 @@
-"""Nearest-neighbour retrieval, Tab. 1 of the paper: the exact search, the evaluation, and the monitor of a run."""
+"""Nearest-neighbour retrieval, Tab. 1 of the paper: the evaluation, and the monitor of a run."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
@@ -11,7 +11,6 @@ from annotated_types import Ge, MinLen
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.nn import functional as F
 
 from unshuffle.accelerator import choose_device
 from unshuffle.config import Config, Count
@@ -25,12 +24,14 @@ from unshuffle.data.dataset import (
     synthetic_dataset,
     voc_objects,
 )
+from unshuffle.data.splits import find_split_list
 from unshuffle.data.synthetic import synthetic_images
 from unshuffle.errors import UserError
 from unshuffle.evaluation.features import (
     WORKERS,
     FeatureCache,
     FeatureChunk,
+    Pool,
     colour_histograms,
     extract,
     extract_features,
@@ -41,10 +42,12 @@ from unshuffle.evaluation.features import (
     raw_pixels,
     weights_digest,
 )
+from unshuffle.evaluation.index import GALLERY, Search, nearest
 from unshuffle.evaluation.protocol import (
     Evaluation,
     Result,
     check_covered,
+    figure_table,
     note,
     note_shared,
     note_skipped,
@@ -58,89 +61,28 @@ from unshuffle.models.registry import backbone_features
 from unshuffle.randomness import stream_seed
 
 TOP = (1, 5, 10, 20)
-QUERIES, GALLERY = 4096, 4096  # a product of so many by so many is held at a time
 NEIGHBOURS = 5  # in a picture
+UNTRAINED = "untrained network"
 
 
-# ---- exact search
-
-
-class Search:
-    """Exact search by cosine similarity: the k most similar of all vectors that were added, for each query."""
-
-    def __init__(self, queries: Tensor, k: int, device: torch.device) -> None:
-        self.queries = F.normalize(queries.to(device), dim=1)
-        self.k = k
-        self.seen = 0
-        self._similarities = torch.full((len(queries), k), -torch.inf, device=device, dtype=queries.dtype)
-        self._indices = torch.full((len(queries), k), -1, device=device)
-        self._buffer = self.queries.new_empty(min(QUERIES, len(queries)) * GALLERY)
-
-    def add(self, vectors: Tensor) -> None:
-        """Compare all queries with further vectors of the gallery."""
-        for part in vectors.split(GALLERY):
-            part = part.to(self.queries.device)
-            # Scaling the products is cheaper than scaling the vectors, and the answers are the same.
-            scale = 1 / torch.linalg.vector_norm(part, dim=1).clamp(min=1e-12)
-            for begin in range(0, len(self.queries), QUERIES):
-                self._merge(slice(begin, begin + QUERIES), part, scale)
-            self.seen += len(part)
-
-    def _merge(self, rows: slice, part: Tensor, scale: Tensor) -> None:
-        scores = self._products(self.queries[rows], part).mul_(scale)
-        if self.seen == 0:
-            best, columns = scores.topk(min(self.k, len(part)), dim=1)
-        else:
-            best, columns = _above(scores, self._similarities[rows, -1:])
-        similarities = torch.cat([self._similarities[rows], best], dim=1)
-        candidates = torch.cat([self._indices[rows], columns + self.seen], dim=1)
-        self._similarities[rows], chosen = similarities.topk(self.k, dim=1)
-        self._indices[rows] = candidates.gather(1, chosen)
-
-    def _products(self, queries: Tensor, part: Tensor) -> Tensor:
-        products = self._buffer[: len(queries) * len(part)].view(len(queries), len(part))
-        if products.device.type != "cpu":
-            return torch.mm(queries, part.T, out=products)
-        # Numpy's BLAS is faster at this than the one that torch comes with.
-        np.matmul(queries.numpy(), part.numpy().T, out=products.numpy())
-        return products
-
-    @property
-    def neighbours(self) -> Tensor:
-        """Indices of the nearest vectors in the order in which they were added, (queries, k), the nearest first."""
-        return self._indices[:, : self.seen]
-
-    @property
-    def similarities(self) -> Tensor:
-        """Cosines of the nearest vectors, (queries, k)."""
-        return self._similarities[:, : self.seen]
-
-
-def _above(scores: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the values above each row's threshold, side by side, and their columns; shorter rows end in -inf.
-
-    Once much of the gallery is seen they are few, and selecting them is far faster than sorting rows.
-    """
-    row, column = (scores > threshold).nonzero(as_tuple=True)
-    counts = row.bincount(minlength=len(scores))
-    slot = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
-    values = scores.new_full((len(scores), int(counts.max())), -torch.inf)
-    columns = torch.full(values.shape, -1, device=row.device)
-    values[row, slot], columns[row, slot] = scores[row, column], column
-    return values, columns
-
-
-def nearest(queries: Tensor, gallery: Tensor, k: int) -> Tensor:
-    """Return the indices of the k most similar gallery vectors of each query, (queries, k), the nearest first."""
-    search = Search(queries, k, queries.device)
-    search.add(gallery)
-    return search.neighbours
+# ---- figures
 
 
 def top_k_accuracy(neighbours: Tensor, queries: Tensor, gallery: Tensor, top: Sequence[int] = TOP) -> dict[str, float]:
     """Return the percentage of queries with their class among the first k of (queries, ≥ max k) neighbour indices."""
     hits = gallery[neighbours] == queries[:, None]
     return {f"top{k}": 100 * float(hits[:, :k].any(dim=1).double().mean()) for k in top if k <= hits.shape[1]}
+
+
+def chance_accuracy(queries: Tensor, gallery: Tensor, top: Sequence[int] = TOP) -> dict[str, float]:
+    """Return the percentage of queries with their class among k gallery items that are sampled at random."""
+    classes = int(torch.cat([queries, gallery]).max()) + 1
+    others = (len(gallery) - gallery.bincount(minlength=classes)).double()[:, None]
+    # 1 - (others choose k) / (all choose k), as a product over the k items: none of them has the class
+    drawn = torch.arange(min(max(top), len(gallery)), dtype=torch.double)
+    missed = ((others - drawn).clamp(min=0) / (len(gallery) - drawn)).cumprod(dim=1)
+    fractions = queries.bincount(minlength=classes).double() / len(queries)
+    return {f"top{k}": 100 * (1 - float(fractions @ missed[:, k - 1])) for k in top if k <= len(gallery)}
 
 
 # ---- the evaluation
@@ -195,6 +137,9 @@ class Retrieval(Evaluation):
     """Frames of each video, evenly spaced."""
     per_video: bool = False
     """Compare videos by the mean vector of their frames; otherwise every frame is a query of its own."""
+    pool: Pool = "flat"
+    """How pool5 becomes a vector: flat is all numbers, as in the paper; avg the mean of each channel, max its
+    maximum."""
     fit: Literal["auto", "crop", "squash"] = "auto"
     """How an image becomes a square: crop its centre, or squash it; auto squashes objects of VOC only."""
     size: Annotated[int, Ge(0)] = 0
@@ -222,40 +167,51 @@ class Retrieval(Evaluation):
     def measure(self, console: Console) -> Result:
         """Search the gallery for the nearest neighbours of every query."""
         device = choose_device(self.device)
-        backbone = find_backbone(self.weights, self.seed).to(device)
+        backbone = find_backbone(self.weights, self.seed, self.architecture).to(device)
         size = self.size or backbone.eval_size
-        backbone_features(backbone, size)  # a wrong size is an error before anything is read
+        flat = backbone_features(backbone, size)  # a wrong size is an error before anything is read
+        dimensions = flat if self.pool == "flat" else backbone.channels
         datasets = self._open(size)
         idle = frozenset({"limit"} if not any(dataset.exceeds(self.limit) for dataset in datasets) else ())
         gallery_dataset, query_dataset = (self._prepared(dataset, size) for dataset in datasets)
         shared = len(shared_files(gallery_dataset.paths(), set(query_dataset.paths())))
         note_shared(console, shared)
-        weights = weights_digest(backbone)
+        networks = {"this network": backbone}
+        if self.weights.partition(":")[0] != "random":
+            networks[UNTRAINED] = find_backbone(f"random:{backbone.architecture}", self.seed).to(device)
+        weights = [weights_digest(network) for network in networks.values()]
+
+        def features(pixels: Tensor) -> Tensor:
+            return torch.cat([pool5(network, pixels, size, self.pool) for network in networks.values()], dim=1)
 
         def vectors(dataset: LabelledDataset, title: str) -> Iterator[FeatureChunk]:
-            job = [weights, dataset.identity(), self.per_video]
             return extract_features(
                 dataset,
-                lambda pixels: pool5(backbone, pixels, size),
+                features,
                 device,
                 console,
                 title,
                 batch=self.batch_size,
                 workers=self.workers,
-                cache=FeatureCache.at(self.folder(f"features/{title}"), job),
+                cache=FeatureCache.at(
+                    self.folder(f"features/{title}"), [*weights, dataset.identity(), self.per_video, self.pool]
+                ),
                 item_means=self.per_video,
             )
 
         query_vectors = merge_chunks(list(vectors(query_dataset, "queries")))
         queries = Side(query_dataset, query_vectors.items)
-        search = Search(query_vectors.values, max(max(self.top), NEIGHBOURS), device)
+        k = max(max(self.top), NEIGHBOURS)
+        searches = [Search(part, k, device) for part in query_vectors.values.split(dimensions, dim=1)]
         items = []
         for chunk in rebatched(vectors(gallery_dataset, "gallery"), GALLERY):
-            search.add(chunk.values)
+            for search, part in zip(searches, chunk.values.split(dimensions, dim=1), strict=True):
+                search.add(part.contiguous())
             items.append(chunk.items)
         gallery = Side(gallery_dataset, torch.cat(items))
         self._check_sides(queries, gallery, console)
-        return replace(self._result(queries, gallery, search.neighbours.cpu(), size, shared), idle=idle)
+        found = {name: search.neighbours.cpu() for name, search in zip(networks, searches, strict=True)}
+        return replace(self._result(queries, gallery, found, size, shared, idle), idle=idle)
 
     def _check_sides(self, queries: Side, gallery: Side, console: Console) -> None:
         """Note skipped files and classes that the gallery lacks; refuse a class whose files are all unreadable."""
@@ -288,12 +244,25 @@ class Retrieval(Evaluation):
         auto: Literal["crop", "squash"] = "squash" if dataset.kind == "objects" else "crop"
         return dataset.with_square(Square(size, auto if self.fit == "auto" else self.fit)).limited(self.limit)
 
-    def _result(self, queries: Side, gallery: Side, neighbours: Tensor, size: int, shared: int) -> Result:
-        accuracies = top_k_accuracy(neighbours, queries.labels, gallery.labels, self.top)
+    def _result(
+        self,
+        queries: Side,
+        gallery: Side,
+        neighbours: Mapping[str, Tensor],
+        size: int,
+        shared: int,
+        idle: frozenset[str],
+    ) -> Result:
+        labels = queries.labels, gallery.labels
+        rows = {name: top_k_accuracy(found, *labels, self.top) for name, found in neighbours.items()}
+        rows["chance"] = chance_accuracy(*labels, self.top)
+        accuracies, nearest_rows = rows["this network"], neighbours["this network"]
         counts = {"queries": len(queries.items), "gallery": len(gallery.items)}
         kind = queries.dataset.kind
         figures = {
             **accuracies,
+            "untrained": rows.get(UNTRAINED, accuracies),
+            "chance": rows["chance"],
             **counts,
             "shared_files": shared,
             "skipped": skipped_figures([*queries.dataset.skipped, *gallery.dataset.skipped]),
@@ -306,17 +275,25 @@ class Retrieval(Evaluation):
             f"{self._crop(queries.dataset)} {size} px; percent of the queries whose class is among "
             "their k nearest by cosine of pool5",
             figures,
-            self._table(accuracies, kind),
-            self._examples(queries, gallery, neighbours),
+            self._table(rows, kind, idle),
+            self._examples(queries, gallery, nearest_rows),
         )
 
-    def _table(self, accuracies: dict[str, float], kind: str) -> Table:
-        data = "UCF-101" if kind == "videos" else "VOC 2007"
-        same = kind == "objects" and self.unchanged("year", "train_set", "test_set", "limit")
-        titles = {key: key.replace("top", "top ") for key in accuracies}
-        paper_columns = {title: f"{data} {key}" for key, title in titles.items()}
-        ours = {"this network": {titles[key]: value for key, value in accuracies.items()}}
-        return published_table("1", ours, data, paper_columns, same=same)
+    def _table(self, rows: Mapping[str, Mapping[str, float]], kind: str, idle: frozenset[str]) -> Table:
+        titles = {key: key.replace("top", "top ") for key in rows["this network"]}
+        ours = {name: {titles[key]: row[key] for key in titles} for name, row in rows.items()}
+        data = self._published_data(kind) if self.is_papers(idle | {"top"}) else None
+        if data is None:
+            return figure_table(ours)
+        return published_table("1", ours, data, {title: f"{data} {key}" for key, title in titles.items()})
+
+    def _published_data(self, kind: str) -> str | None:
+        """Return the data of Tab. 1 that gallery and queries are, in full: VOC 2007, or split 1 of UCF-101."""
+        if kind == "objects":
+            return "VOC 2007" if self.voc is not None else None
+        sides = [find_split_list(Path(address).expanduser()) for address in (self.train, self.test) if address]
+        is_ucf = [side is not None and (side.dataset, side.number) == ("UCF-101", 1) for side in sides]
+        return "UCF-101" if is_ucf == [True, True] else None
 
     def _unit(self, kind: str) -> str:
         if kind == "videos":

@@ -3,6 +3,10 @@
 Nothing is ever downloaded.
 """
 
+import importlib.util
+import json
+import re
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,6 +17,7 @@ from torch import Tensor, nn
 
 from unshuffle.errors import UserError
 from unshuffle.models.registry import (
+    BACKBONES,
     FAMILIES,
     IMAGENET,
     Backbone,
@@ -178,12 +183,146 @@ def _timm() -> Any:
     return timm
 
 
+# ---- names, and which architectures a file of weights may have
+
+
 def is_published(name: str) -> bool:
     """Return whether pretrained weights of a network of this name are published by torchvision or timm."""
     family, _, member = name.partition(":")
     if member:
         return family in ("torchvision", "timm")
     return name == "alexnet" or name.startswith(_RESIDUAL)
+
+
+def full_name(name: str) -> str:
+    """Return the name to build an architecture by: `torchvision:resnet34` for `resnet34`, otherwise the name itself."""
+    return f"torchvision:{name}" if is_published(name) and ":" not in name and name not in BACKBONES else name
+
+
+def same_architecture(one: str, other: str) -> bool:
+    """Return whether two names mean one architecture, whatever published weights of it timm's names end with."""
+    left, right = (name.removeprefix("torchvision:").partition(".")[0] for name in (one, other))
+    return left == right
+
+
+_LIKE: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        r"layer1\.0\.conv1\.weight",
+        (
+            *("torchvision:resnet34", "torchvision:resnet101", "torchvision:resnet152"),
+            *("torchvision:wide_resnet50_2", "torchvision:wide_resnet101_2", "torchvision:resnext50_32x4d"),
+            *("torchvision:resnext101_32x8d", "torchvision:resnext101_64x4d"),
+            *("timm:resnet10t", "timm:resnet14t", "timm:resnet26", "timm:resnet18d", "timm:resnet26d"),
+            *("timm:resnet34d", "timm:resnet50d", "timm:resnet101d", "timm:resnet152d", "timm:resnet200d"),
+            *("timm:resnet26t", "timm:seresnet50", "timm:seresnext50_32x4d", "timm:seresnext101_32x4d"),
+        ),
+    ),
+    (
+        r"(?<!layers\.\d\.)blocks\.0\.attn\.qkv\.weight",
+        (
+            *(f"timm:vit_{size}_patch16_224" for size in ("tiny", "small", "base", "large")),
+            *(f"timm:vit_{size}_patch16_384" for size in ("tiny", "small", "base", "large")),
+            *("timm:vit_small_patch32_224", "timm:vit_base_patch32_224", "timm:vit_base_patch32_384"),
+            *("timm:vit_small_patch8_224", "timm:vit_base_patch8_224", "timm:vit_base_patch16_clip_224"),
+            *(f"timm:deit_{size}_patch16_224" for size in ("tiny", "small", "base")),
+            *(f"timm:deit_{size}_distilled_patch16_224" for size in ("tiny", "small", "base")),
+            *(f"timm:deit3_{size}_patch16_224" for size in ("small", "base", "large")),
+            *(f"timm:vit_{size}_patch14_dinov2" for size in ("small", "base", "large")),
+            *(f"timm:vit_{size}_patch14_reg4_dinov2" for size in ("small", "base", "large")),
+        ),
+    ),
+    (
+        r"layers\.0\.blocks\.0\.attn\.qkv\.weight",
+        (
+            *(f"timm:swin_{size}_patch4_window7_224" for size in ("tiny", "small", "base", "large")),
+            *("timm:swin_base_patch4_window12_384", "timm:swin_large_patch4_window12_384"),
+            *(f"timm:swinv2_{size}_window{window}_256" for size in ("tiny", "small", "base") for window in (8, 16)),
+        ),
+    ),
+    (
+        r"stages\.0\.blocks\.0\.conv_dw\.weight",
+        tuple(
+            f"timm:{family}_{size}"
+            for family in ("convnext", "convnextv2")
+            for size in ("atto", "femto", "pico", "nano", "tiny", "small", "base", "large")
+        ),
+    ),
+    (
+        r"conv_stem\.weight",
+        (
+            *(f"timm:{padding}efficientnet_b{size}" for padding in ("", "tf_") for size in range(6)),
+            *("timm:efficientnetv2_rw_s", "timm:tf_efficientnetv2_s", "timm:tf_efficientnetv2_m"),
+            *("timm:mobilenetv2_100", "timm:mobilenetv3_small_100", "timm:mobilenetv3_large_100"),
+            *("timm:tf_mobilenetv3_small_100", "timm:tf_mobilenetv3_large_100"),
+        ),
+    ),
+    (
+        r"s1\.b1\.conv1\.conv\.weight",
+        tuple(
+            f"timm:regnet{kind}_{size}" for kind in "xy" for size in ("002", "004", "006", "008", "016", "032", "064")
+        ),
+    ),
+    (
+        r"denseblock1\.denselayer1\.conv1\.weight",
+        ("timm:densenet121", "timm:densenet161", "timm:densenet169", "timm:densenet201"),
+    ),
+)
+"""The commoner architectures by a weight that all of their kind have: no others need be built to recognise a file."""
+
+
+def candidates(keys: Collection[str], file: Path) -> tuple[list[str], list[str]]:
+    """Return the architectures that a file with these keys may have.
+
+    Of the first ones, the first that fits is meant: timm's of the name of the file, the registered ones, torchvision's.
+    Of the others, timm's, several may have equal names and shapes, but other normalisation or padding.
+    """
+    like = [name for pattern, names in _LIKE if any(re.search(pattern, key) for key in keys) for name in names]
+    own = [*sorted(BACKBONES), *(name for name in like if name.startswith("torchvision:"))]
+    if not _has_timm():
+        return own, []
+    known = set(_timm().list_models())
+    named = _named_after(file, known)
+    is_timms = named is not None and not any(same_architecture(name, named.removeprefix("timm:")) for name in own)
+    return [named, *own] if named and is_timms else own, [name for name in like if name.removeprefix("timm:") in known]
+
+
+def _named_after(file: Path, known: Collection[str]) -> str | None:
+    """Return the timm model that a file, or its repository in the cache of Hugging Face, is named after."""
+    timm = _timm()
+    for part in (file.name, *(folder.name.rpartition("--")[2] for folder in file.parents)):
+        # vit_base_patch16_224.augreg_in21k, or resnet50_a1_0-14fe96d1.pth: the longest name that it begins with
+        words = re.split(r"(?=[._-])", part)
+        names = ["".join(words[:end]) for end in range(len(words), 0, -1)]
+        if match := next((name for name in names if name in known), None):
+            published = [name for name in names if name.startswith(f"{match}.") and timm.is_model_pretrained(name)]
+            return f"timm:{published[0] if published else match}"
+    return None
+
+
+def config_beside(file: Path) -> dict[str, str]:
+    """Return the metadata in the config.json that timm writes beside weights; nothing without one, or without timm."""
+    config = file.with_name("config.json")
+    if not config.is_file() or not _has_timm():
+        return {}
+    try:
+        stated = json.loads(config.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    name = stated.get("architecture") if isinstance(stated, dict) else None
+    if not isinstance(name, str) or not _timm().is_model(name):
+        return {}
+    published = stated.get("pretrained_cfg")
+    if not isinstance(published, dict) or not {"mean", "std"} <= published.keys():
+        return {"architecture": f"timm:{name}"}
+    normalisation = {key: published[key] for key in ("mean", "std")}
+    return {"architecture": f"timm:{name}", "normalisation": json.dumps(normalisation)}
+
+
+def _has_timm() -> bool:
+    return importlib.util.find_spec("timm") is not None
+
+
+# ---- weights that the libraries have cached
 
 
 def cached_weights(name: str) -> Path:

@@ -1,11 +1,14 @@
 """Saving and loading of backbones: safetensors with the metadata to use them, and state dicts of other programs."""
 
 import json
+import re
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
@@ -18,8 +21,10 @@ from torch import Tensor, nn
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write, check_zip
 from unshuffle.models.batch_norm import fold_layers
-from unshuffle.models.registry import BACKBONES, Backbone, Normalisation, build_backbone
+from unshuffle.models.registry import Backbone, Normalisation, build_backbone
+from unshuffle.models.torchvision_timm import candidates, config_beside, full_name, same_architecture
 from unshuffle.runs.run import WEIGHTS_NAME
+from unshuffle.wording import listed
 
 METADATA = "unshuffle"
 """Key under which a state dict written by `unshuffle export` carries its metadata."""
@@ -159,7 +164,7 @@ def _read_pickled(file: Path) -> tuple[Weights, dict[str, str]]:
             f"{file} cannot be read safely as a state dict: it is damaged, or it contains objects other than tensors, "
             "which could run code; save model.state_dict() instead"
         ) from None
-    for key in ("state_dict", "model", "weights"):
+    for key in ("state_dict", "model", "model_state_dict", "weights"):
         if isinstance(stored, dict) and isinstance(stored.get(key), dict):
             stored = stored[key]
     if not isinstance(stored, dict):
@@ -176,36 +181,30 @@ def load_into(backbone: Backbone, path: Path) -> None:
     _load(backbone, *read_weights(path), path)
 
 
-def _load(backbone: Backbone, weights: Weights, metadata: dict[str, str], path: str | Path) -> None:
+def _load(backbone: Backbone, weights: Weights, metadata: Mapping[str, str], path: str | Path) -> None:
     name = backbone.architecture
     architecture = metadata.get("architecture", name)
-    if architecture != name:
+    if not same_architecture(architecture, name):
         raise UserError(f"{path} contains weights of {architecture}, not of {name}")
     for form in backbone.forms().values():
-        fitting = _fitting(weights, form.state_dict())
-        if fitting is not None:
-            if bad := [key for key, value in fitting.items() if not value.isfinite().all()]:
+        fit = _fit(weights, form.state_dict(), path)
+        if fit is not None and not fit.unknown:
+            if bad := [key for key, value in fit.tensors.items() if not value.isfinite().all()]:
                 raise UserError(f"{path} contains values that are not finite, first in {bad[0]}: its training diverged")
-            form.load_state_dict(fitting, strict=False)  # only num_batches_tracked may be missing, in old files
+            form.load_state_dict(fit.tensors, strict=False)  # only num_batches_tracked may be missing, in old files
             return
-    raise UserError(f"{path} does not fit {name}: {_mismatch(weights, backbone.state_dict())}")
+    raise UserError(f"{path} does not fit {name}: {_mismatch(weights, backbone, path)}{_nearest(weights, path)}")
 
 
-def _fitting(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Weights | None:
-    """Return the wanted tensors if all are present in their shapes, under their names or with one prefix before all."""
-    keys = [key for key in wanted if not key.endswith("num_batches_tracked")]
-    prefixes = [stored.removesuffix(keys[0]) for stored in weights if f".{stored}".endswith(f".{keys[0]}")]
-    for prefix in prefixes:
-        fitting = {key: weights[prefix + key] for key in wanted if prefix + key in weights}
-        if all(key in fitting and fitting[key].shape == wanted[key].shape for key in keys):
-            return fitting
-    return None
-
-
-def _mismatch(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
-    missing = [key for key in wanted if key not in weights]
-    if missing:
-        return f"it lacks {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+def _mismatch(weights: Weights, backbone: Backbone, path: str | Path) -> str:
+    """Return what is wrong with weights that do not fit a backbone in any of its forms, in words."""
+    for form in backbone.forms().values():
+        fit = _fit(weights, form.state_dict(), path)
+        if fit is not None:
+            return f"it also holds {listed(fit.unknown, 1)}, which {backbone.architecture} lacks"
+    wanted = {key: value for key, value in backbone.state_dict().items() if not key.endswith(_CONSTANTS)}
+    if missing := [key for key in wanted if key not in weights]:
+        return f"it lacks {listed(missing, 1)}"
     key = next(key for key in wanted if weights[key].shape != wanted[key].shape)
     return f"{key} has the shape {tuple(weights[key].shape)}, not {tuple(wanted[key].shape)}"
 
@@ -214,15 +213,13 @@ def load_backbone(path: str | Path, architecture: str | None = None) -> Backbone
     """Return the backbone stored at `path` in the form that evaluations use.
 
     `path` is a weights file, a run folder, or `pretrained` for the weights that come with the package. Reads the files
-    that `unshuffle` writes, and other state dicts (.pth, .pt) that fit a registered backbone.
-    `architecture` is needed only where a file does not name its architecture and fits no registered one.
+    that `unshuffle` writes, and state dicts (.pth, .pt, .safetensors) of torchvision, timm and others.
+    `architecture` is needed only where a file does not name its architecture and is not recognised.
     """
     weights, metadata = read_weights(path)
-    name = architecture or metadata.get("architecture") or _recognise(weights)
-    if name is None:
-        raise UserError(
-            f"{path} does not state its architecture and fits none of {', '.join(sorted(BACKBONES))}; name it"
-        )
+    if architecture is None and "architecture" not in metadata:
+        metadata = {**metadata, **config_beside(weights_file(path))}
+    name = (architecture and full_name(architecture)) or metadata.get("architecture") or _recognise(weights, path)
     backbone = _build(name, weights)
     _load(backbone, weights, metadata, path)
     backbone.metadata, stated = metadata, metadata.get("normalisation")
@@ -238,11 +235,109 @@ def _build(name: str, weights: Weights) -> Backbone:
     return backbone
 
 
-def _recognise(weights: Weights) -> str | None:
-    """Return the first registered backbone that the weights fit in any of its forms."""
-    for name in sorted(BACKBONES):
-        with torch.device("meta"):  # only the shapes are needed
-            backbone = _build(name, weights)
-            if any(_fitting(weights, form.state_dict()) is not None for form in backbone.forms().values()):
-                return name
-    return None
+# ---- which architecture a file has
+
+
+class _Fit(NamedTuple):
+    """How weights fit a network that finds all of its tensors in them."""
+
+    tensors: Weights
+    """Those of the network, under its names."""
+    unknown: list[str]
+    """Keys inside the modules of the network that it has no place for: the file is of another network."""
+    others: list[str]
+    """Keys of other modules that are not known as heads and the like."""
+
+
+def _recognise(weights: Weights, path: str | Path) -> str:
+    """Return the architecture whose names and shapes account for all weights but heads and the like."""
+    first, others = candidates(weights, weights_file(path))
+    for name in first:
+        if _is_of(name, weights, path):
+            return name
+    fitting = [name for name in others if _is_of(name, weights, path)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise UserError(
+            f"{path} fits {' and '.join(fitting)} alike, which differ in normalisation or padding: "
+            "say which it is with --architecture NAME"
+        )
+    raise UserError(
+        f"{path} does not state its architecture and fits none that is recognised{_nearest(weights, path)}; "
+        "say which it is with --architecture NAME"
+    )
+
+
+def _is_of(name: str, weights: Weights, path: str | Path) -> bool:
+    forms = _meta(name, weights).forms().values()
+    fits = (_fit(weights, form.state_dict(), path) for form in forms)
+    return any(fit is not None and not fit.unknown and not fit.others for fit in fits)
+
+
+def _meta(name: str, weights: Weights) -> Backbone:
+    """Return a backbone that has names and shapes only."""
+    with torch.device("meta"):
+        return _build(name, weights)
+
+
+def _fit(weights: Weights, wanted: Mapping[str, Tensor], path: str | Path) -> _Fit | None:
+    """Return how weights fit a network, under its names or with one prefix before all; None if some are missing.
+
+    A second encoder beside it, such as the momentum encoder of MoCo, is left out.
+    """
+    keys = [key for key in wanted if not key.endswith("num_batches_tracked")]
+    prefixes = [stored.removesuffix(keys[0]) for stored in weights if f".{stored}".endswith(f".{keys[0]}")]
+    fitting = [
+        prefix
+        for prefix in prefixes
+        if all(prefix + key in weights and weights[prefix + key].shape == wanted[key].shape for key in keys)
+    ]
+    encoders = [prefix for prefix in fitting if not _is_beside(prefix.split("."))] or fitting
+    if not encoders:
+        return None
+    prefix, *copies = encoders
+    if any(not torch.equal(weights[prefix + key], weights[copy + key]) for copy in copies for key in keys):
+        raise UserError(f"{path} holds several networks of one architecture ({listed(encoders)}): save one of them")
+    modules = {key.partition(".")[0] for key in wanted}
+    unknown, others = list[str](), list[str]()
+    for key in weights:
+        inner = key.removeprefix(prefix)
+        module = inner.partition(".")[0]
+        if key.startswith(prefix) and (inner in wanted or inner.endswith(_CONSTANTS)):
+            continue
+        if key.startswith(prefix) and module in modules and not _is_beside([module]):
+            unknown.append(key)
+        elif not _is_beside([module] if key.startswith(prefix) else key.split(".")):
+            others.append(key)
+    return _Fit({key: weights[prefix + key] for key in wanted if prefix + key in weights}, unknown, others)
+
+
+_CONSTANTS = ("num_batches_tracked", "relative_position_index", "attn_mask")
+"""Ends of the names of tensors that follow from the architecture, which some versions of programs store."""
+_BESIDE = re.compile(
+    r"fc\d*|classifiers?\d*|(\w+_)?heads?(_\w+)?|aux\w*|AuxLogits|last_linear|(pre_)?logits|proj\w*|predict\w*|"
+    r"prototypes?|queue\w*|decoder\w*|mask_token|(online|linear)_classifier|momentum\w*|\w+_momentum|"
+    r"encoder_k|key_encoder|target_\w+|(\w+_)?ema|optimi[sz]er\w*|criterion|loss\w*|mean|std|logit_scale|temperature"
+)
+"""Names of modules beside a backbone: classifiers, projection heads, decoders, momentum encoders, training state."""
+
+
+def _is_beside(words: Iterable[str]) -> bool:
+    return any(_BESIDE.fullmatch(word) for word in words)
+
+
+def _nearest(weights: Weights, path: str | Path, count: int = 3, least: float = 0.5) -> str:
+    """Return the architectures whose matrices and convolutions have the most shapes in common with a file's."""
+
+    def shapes(tensors: Mapping[str, Tensor]) -> Counter[tuple[int, ...]]:
+        kept = [value for key, value in tensors.items() if value.ndim > 1 and not _is_beside(key.split("."))]
+        return Counter(tuple(value.shape) for value in kept)
+
+    own, scores = shapes(weights), dict[str, float]()
+    for name in chain(*candidates(weights, weights_file(path))):
+        theirs = shapes(_meta(name, weights).state_dict())
+        scores[name] = (own & theirs).total() / max(1, (own | theirs).total())
+    best = [name for name in sorted(scores, key=lambda name: -scores[name])[:count] if scores[name] >= least]
+    near = ", ".join(f"{name} ({100 * scores[name]:.0f} % of the shapes)" for name in best)
+    return f"; nearest {'are' if len(best) > 1 else 'is'} {near}" if best else ""

@@ -82,31 +82,40 @@ def _newest_snapshot(run: Run) -> tuple[Snapshot | None, str | None]:
     return snapshot, None if snapshot is None else snapshot.warning
 
 
-def _render(views: Sequence[View], page_charts: Sequence[Chart], tables: Sequence[Table]) -> str:
-    environment = jinja2.Environment(
+def environment() -> jinja2.Environment:
+    """Return the settings of all templates."""
+    settings = jinja2.Environment(
         loader=jinja2.PackageLoader("unshuffle.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["counted"] = counted
-    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    settings.filters["counted"] = counted
+    settings.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    return settings
+
+
+def _render(views: Sequence[View], page_charts: Sequence[Chart], tables: Sequence[Table]) -> str:
     scripts = [d3(), (Path(__file__).parent / "templates" / "report.js").read_text(encoding="utf-8")]
-    return environment.get_template("report.html").render(
-        generator=f"unshuffle {unshuffle.__version__}",
-        written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
-        runs=views,
-        tasks={task: facts for view in views for task, facts in view["tasks"].items()},
-        error_label=error_label(row.kind for view in views for row in view["errors"]),
-        charts=page_charts,
-        data={"charts": [asdict(chart) for chart in page_charts], "runs": [view["data"] for view in views]},
-        tables=tables,
-        differing=differing([view["config"] for view in views]),
-        no_pictures=NO_PICTURES,
-        max_pictured=MAX_PICTURED,
-        scripts=[Markup(script) for script in scripts],  # noqa: S704 (our own file and the library's)
-        hashes=[script_hash(script) for script in scripts],
+    return (
+        environment()
+        .get_template("report.html")
+        .render(
+            generator=f"unshuffle {unshuffle.__version__}",
+            written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
+            runs=views,
+            tasks={task: facts for view in views for task, facts in view["tasks"].items()},
+            error_label=error_label(row.kind for view in views for row in view["errors"]),
+            charts=page_charts,
+            data={"charts": [asdict(chart) for chart in page_charts], "runs": [view["data"] for view in views]},
+            tables=tables,
+            differing=differing([view["config"] for view in views]),
+            no_pictures=NO_PICTURES,
+            max_pictured=MAX_PICTURED,
+            scripts=[Markup(script) for script in scripts],  # noqa: S704 (our own file and the library's)
+            hashes=[script_hash(script) for script in scripts],
+        )
     )
 
 

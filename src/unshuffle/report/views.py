@@ -15,7 +15,7 @@ from unshuffle.analysis.analysis import flat_values
 from unshuffle.analysis.cost import training_seconds
 from unshuffle.config import Config, preset_config
 from unshuffle.evaluation.features import extract, raw_pixels
-from unshuffle.evaluation.retrieval import nearest
+from unshuffle.evaluation.index import nearest
 from unshuffle.files import csv_text
 from unshuffle.options import differences, to_dict
 from unshuffle.report.charts import task_colour_name

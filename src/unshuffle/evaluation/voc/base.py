@@ -26,6 +26,7 @@ from unshuffle.evaluation.protocol import (
     FEW_PER_CLASS,
     Evaluation,
     Result,
+    figure_table,
     note,
     note_shared,
     note_skipped,
@@ -102,7 +103,7 @@ class VocEvaluation(Evaluation):
         if self.voc is None:
             raise UserError("no VOC devkit given: use --voc with the folder that holds it")
         devkit, device = Devkit(self.voc, self.year), choose_device(self.device)
-        backbone = fold_batch_norm(find_backbone(self.weights, self.seed))
+        backbone = fold_batch_norm(find_backbone(self.weights, self.seed, self.architecture))
         seed_everything(self.seed)
         weights = weights_digest(backbone)
         network = build(backbone).to(device)
@@ -135,8 +136,10 @@ class VocEvaluation(Evaluation):
             "shared_files": shared,
             "skipped": skipped_figures([*train.skipped, *test.skipped]),
         }
-        published = published_table("4", ours, f"VOC {type(self).year}", same=self.uses_paper_data())
-        table = Group(result.table or "", "", published)
+        # both schedules are published ones, and files of proposals replace a run of selective search
+        is_papers = self.is_papers(frozenset({"schedule", "proposals"}))
+        figures = published_table("4", ours, f"VOC {type(self).year}") if is_papers else figure_table(ours)
+        table = Group(result.table or "", "", figures)
         return replace(result, statement=f"{data}; {result.statement}", metrics=metrics, table=table)
 
     def iterations_statement(self, schedule: Recipe) -> str:
@@ -144,10 +147,6 @@ class VocEvaluation(Evaluation):
         if self.iterations is None or self.iterations == schedule.iterations:
             return f"{schedule.iterations:,} iterations"
         return f"{self.iterations:,} instead of {schedule.iterations:,} iterations"
-
-    def uses_paper_data(self) -> bool:
-        """Return whether the image sets are those of the paper, in full."""
-        return self.unchanged("year", "train_set", "test_set", "limit")
 
 
 class Setting(NamedTuple, Generic[N]):
