@@ -20,7 +20,7 @@ from unshuffle.config import Config, check, preset_config
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.held_out import load_held_out, save_held_out
 from unshuffle.errors import UserError
-from unshuffle.evaluation.retrieval import RetrievalMonitor, build_monitor
+from unshuffle.evaluation.monitor import FeatureMonitor, RetrievalMonitor, build_monitor
 from unshuffle.files import check_folder, csv_cell, locked, locked_folder
 from unshuffle.models.weights import save_backbone
 from unshuffle.options import differences, merge, write_config
@@ -133,7 +133,8 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
     with together():
         _check_divisible(config, min(len(samples) for samples in data.validation.values()))
         permutations = None if resumed is None else stored_permutations(resumed)
-        trainer = build_trainer(config, data, permutations, build_monitor(config, console) if is_main() else None)
+        monitor = build_monitor(config, data, console) if is_main() else None
+        trainer = build_trainer(config, data, permutations, monitor)
         folder = out or (_next_folder(config.preset) if is_main() else Path())
     run = Run(distributed.broadcast(folder))
     warnings = {} if resumed is None else _restore(trainer, run, console)
@@ -325,10 +326,15 @@ def _open_log(trainer: Trainer, run: Run) -> RunLog:
         sources=[asdict(source) for source in trainer.data.sources],
         splits={name: asdict(split) for name, split in trainer.data.splits.items()},
     )
-    if isinstance(trainer.monitor, RetrievalMonitor):
-        for name, scores in trainer.monitor.baselines().items():
+    if (retrieval := _retrieval(trainer)) is not None:
+        for name, scores in retrieval.baselines().items():
             log.write("baseline", 0, name=name, **scores)
     return log
+
+
+def _retrieval(trainer: Trainer) -> RetrievalMonitor | None:
+    """Return the retrieval of labelled images that the trainer's monitor has, if any."""
+    return trainer.monitor.retrieval if isinstance(trainer.monitor, FeatureMonitor) else None
 
 
 def _finish(trainer: Trainer, run: Run, console: Console) -> None:
@@ -353,7 +359,7 @@ def _finish(trainer: Trainer, run: Run, console: Console) -> None:
 def _draw(trainer: Trainer, run: Run, console: Console) -> list[Path]:
     """Write the report and the pictures, and return the files."""
     snapshot = Snapshot.of(trainer, hold_out(trainer))
-    pictures = draw_pictures(snapshot, trainer.monitor, run)
+    pictures = draw_pictures(snapshot, _retrieval(trainer), run)
     try:
         stored = replace(snapshot, held_out=load_held_out(run.held_out))  # as `unshuffle report` will show it
         write_report(find_runs([run.folder]), run.report, snapshots={run.folder: stored})

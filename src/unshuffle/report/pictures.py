@@ -20,14 +20,14 @@ from unshuffle.analysis.figures import (
 )
 from unshuffle.analysis.neighbours import draw as draw_neighbours
 from unshuffle.data.dataset import one_per_class
+from unshuffle.evaluation.monitor import RetrievalMonitor
 from unshuffle.evaluation.protocol import Result
-from unshuffle.evaluation.retrieval import Neighbours, RetrievalMonitor
+from unshuffle.evaluation.retrieval import Neighbours
 from unshuffle.report.puzzles import Puzzles, solve_puzzles
 from unshuffle.report.snapshot import Snapshot
 from unshuffle.runs.folders import short_names
 from unshuffle.runs.run import Run
 from unshuffle.tasks import TASKS
-from unshuffle.training.trainer import Monitor
 
 SAMPLES, QUERIES, NEIGHBOURS = 6, 8, 5
 # In pixels. A block shows one sample: true order, shuffled, restored.
@@ -37,11 +37,11 @@ GUTTER = 15  # between the pictures of a block
 LABELS = 126  # names to the left of a strip
 
 
-def draw_pictures(snapshot: Snapshot, monitor: Monitor | None, run: Run) -> list[Path]:
+def draw_pictures(snapshot: Snapshot, monitor: RetrievalMonitor | None, run: Run) -> list[Path]:
     """Draw all pictures of a run into its folder of pictures, and return the files."""
     run.pictures.mkdir(parents=True, exist_ok=True)
     figures = {TASKS[task].view.picture_name: _draw_puzzles(snapshot, task) for task in snapshot.ordering_tasks}
-    if isinstance(monitor, RetrievalMonitor):
+    if monitor is not None:
         figures["neighbours"] = _draw_monitor(snapshot, monitor)
     paths = [run.pictures / f"{name}.png" for name in figures]
     for path, figure in zip(paths, figures.values(), strict=True):

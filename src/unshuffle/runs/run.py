@@ -140,7 +140,6 @@ _REQUIRED: dict[str, _Checks] = {
     "test": _ERROR,
     "skipped": {"step": _is_count, "files": _is_dict},
     "cost": {"duration": _is_number},
-    "monitor": {"top1": _is_number},
     "baseline": {"name": _is_text, "top1": _is_number},
     "episode": {
         "task": _is_task,
