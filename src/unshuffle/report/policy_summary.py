@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,37 +12,93 @@ from unshuffle.analysis.error_map import by_mean_error
 from unshuffle.report.charts import difficulty_chart
 from unshuffle.report.puzzles import highest_contrast, strip
 from unshuffle.report.snapshot import Snapshot
-from unshuffle.runs.history import SamplingState, groups_pairs, read_history, stored_permutations
+from unshuffle.runs.history import SamplingState, groups_pairs, is_finished, read_history, stored_permutations
 from unshuffle.runs.run import Run
 from unshuffle.tasks import TASKS
-from unshuffle.wording import describe_concern
+from unshuffle.wording import counted, describe_concern
+
+CLEAR = 0.1
+"""How far a class of difficulty must be from its fraction under uniform sampling, relative to that, to be called so."""
 
 # ---- sentences
 
 
-def summarise_policy(run: Run, task: str, states: Sequence[SamplingState]) -> list[str]:
-    """Return a few sentences about what the sampler preferred and how it was rewarded."""
+@dataclass(frozen=True)
+class PolicySummary:
+    """What the sampler of a task did, in proportion to what it did."""
+
+    conclusion: str
+    """One sentence."""
+    details: Sequence[str] = ()
+    """Sentences for a reader who wants to know more."""
+    is_clear: bool = False
+    """Whether what was sampled differs clearly from uniform sampling."""
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether there is a preference to draw."""
+        return bool(self.details)
+
+
+def summarise_policy(run: Run, task: str, states: Sequence[SamplingState]) -> PolicySummary:
+    """Return what the sampler preferred and how it was rewarded."""
     sampler = run.config.policy.name
     subject = "the policy" if sampler in ("reinforce", "rollouts") else f"the sampler {sampler}"
     active = [state for state in states[:-1] if state.is_active]  # nothing has been sampled since the last one
     if sampler == "uniform":
-        return ["No policy: every permutation was equally likely throughout."]
+        return PolicySummary("No policy: every permutation was equally likely throughout (uniform sampling).")
     if not active:
-        return [f"So far {subject} has not started, and every permutation was equally likely."]
-    sentences = [
+        return PolicySummary(_idle(run, task, states, subject))
+    conclusion, is_clear = _sampled(run, task, active[0].iteration, subject)
+    details = [
         f"From iteration {active[0].iteration:,} on {subject} chose among {len(active[0].sizes)} {_groups(run)}",
         *_preferences(active, "group" if groups_pairs(run.config) else "third of the permutations"),
         *_variation(run),
         *_rewards(run, task),
         *_advantages(run, task),
+        *_warnings(run, task),
+        "One run cannot tell whether this helped: compare it with the same run and --policy.sampler uniform.",
     ]
+    return PolicySummary(conclusion, details, is_clear)
+
+
+def _idle(run: Run, task: str, states: Sequence[SamplingState], subject: str) -> str:
+    """Return why a sampler has sampled nothing by preference."""
+    uniform = "every permutation was equally likely"
+    if states[-1].is_active:
+        return f"{subject[0].upper()}{subject[1:]} started at the last validation; until then {uniform}."
+    verb = "never started" if is_finished(run) else "has not started yet"
+    validations = list(run.metrics("validation", task))
+    needed = run.config.policy.start_below * validations[0]["chance"]
+    lowest = min(entry["error"] for entry in validations)
+    reason = f", as the lowest validation error, {lowest:.3f}, is not below {needed:.3f} (policy.start_below)"
+    return f"{subject[0].upper()}{subject[1:]} {verb}{reason if lowest >= needed else ''}: {uniform}."
+
+
+def _sampled(run: Run, task: str, begin: int, subject: str) -> tuple[str, bool]:
+    """Return a sentence about what was sampled since the sampler started, and whether it is clearly not uniform."""
+    division = divide_samples(run, read_history(run, task), task)
+    division = replace(division, rows=[row for row in division.rows if row["iteration"] > begin])
+    if not division.rows:
+        return f"{subject[0].upper()}{subject[1:]} started at iteration {begin:,}.", False
+    percent = division.mean_percent(len(division.rows))
+    most, least = max(percent, key=percent.__getitem__), min(percent, key=percent.__getitem__)
+    uniform = 100 / len(percent)
+    is_clear = max(abs(value / uniform - 1) for value in percent.values()) >= CLEAR
+    extent = "changed the sampling" if is_clear else "hardly changed the sampling"
+    return (
+        f"{subject[0].upper()}{subject[1:]} {extent}: of the {division.noun} sampled since it started, "
+        f"{percent[most]:.1f} % were from the {most} and {percent[least]:.1f} % from the {least} by difficulty "
+        f"({uniform:.1f} % each with uniform sampling)."
+    ), is_clear
+
+
+def _warnings(run: Run, task: str) -> list[str]:
     warnings = list(run.metrics("warning", task))
-    if warnings:
-        last = warnings[-1]
-        sentences.append(
-            f"{len(warnings)} warnings, the last at iteration {last['iteration']:,}: {describe_concern(last)}."
-        )
-    return sentences
+    if not warnings:
+        return []
+    last, noun = warnings[-1], counted(len(warnings), "warnings")
+    return [f"{noun}, the last at iteration {last['iteration']:,}: {describe_concern(last)}."]
 
 
 def _groups(run: Run) -> str:
@@ -86,11 +142,17 @@ def _rewards(run: Run, task: str) -> list[str]:
     rewards = [entry["reward"] for entry in run.metrics("episode", task) if entry.get("reward") is not None]
     if not rewards:
         return []
-    positive = sum(reward > 0 for reward in rewards)
-    return [
-        f"The reward was positive in {positive} of {len(rewards)} episodes, where the error fell below its "
-        f"extrapolation; its mean is {np.mean(rewards):+.4f}.".replace("-", "−")
+    positive, mean = sum(reward > 0 for reward in rewards), float(np.mean(rewards))
+    sentences = [
+        f"The reward was positive in {positive} of {len(rewards)} episodes; its mean is {mean:+.4f}.".replace("-", "−"),
+        "It is the error that a straight line through the two validations before predicts, minus the error that was "
+        "reached.",
     ]
+    if mean < 0:
+        sentences.append(
+            "As training slows down the error lies above that line, so a mean below 0 is normal and no sign of harm."
+        )
+    return sentences
 
 
 def _advantages(run: Run, task: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from unshuffle.randomness import torch_generator
 from unshuffle.report.snapshot import Snapshot
 
 THUMBNAIL_QUALITY, STRIP_QUALITY = 80, 85
+JPEG_URI = "data:image/jpeg;base64,"
 
 
 def restored_order(shown: Tensor, predicted: Tensor) -> Tensor:
@@ -60,6 +61,24 @@ class Puzzles:
         """Return whether the permutation of a sample was recognised."""
         return torch.equal(self.shown[sample], self.predicted[sample])
 
+    @property
+    def solved(self) -> list[int]:
+        """The samples whose permutation was recognised."""
+        return [sample for sample in range(len(self)) if self.is_solved(sample)]
+
+    def subset(self, samples: Sequence[int]) -> "Puzzles":
+        """Return some of the samples, in the given order."""
+        rows = list(samples)
+        arrays = {name: getattr(self, name)[rows] for name in ("pixels", "parts", "shown", "predicted")}
+        return replace(self, names=[self.names[sample] for sample in rows], **arrays)
+
+    def right_and_wrong(self, count: int) -> "Puzzles":
+        """Return at most `count` samples, the recognised ones first; half of them were not, if there are so many."""
+        right = self.solved
+        wrong = sorted(set(range(len(self))) - set(right))
+        few = min(len(wrong), max(count // 2, count - len(right)))
+        return self.subset([*right[: count - few], *wrong[:few]])
+
     def verdict(self, sample: int, noun: str = "") -> str:
         """Return how many parts of a sample are at their true position; `noun` is what the parts are called."""
         if self.is_solved(sample):
@@ -89,7 +108,7 @@ def solve_puzzles(snapshot: Snapshot, task: str, count: int) -> Puzzles:
 
 def data_uri(pixels: Pixels, quality: int) -> str:
     """Return (H, W, 3) bytes as a data: URI of a JPEG."""
-    return f"data:image/jpeg;base64,{base64.b64encode(encode_jpeg(pixels, quality, optimize=True)).decode()}"
+    return f"{JPEG_URI}{base64.b64encode(encode_jpeg(pixels, quality, optimize=True)).decode()}"
 
 
 def thumbnails(frames: Tensor, side: int) -> list[str]:

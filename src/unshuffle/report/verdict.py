@@ -9,6 +9,7 @@ from rich.table import Table
 from unshuffle.config import TASK_SYMBOLS
 from unshuffle.console import plain_table
 from unshuffle.report.results import task_errors
+from unshuffle.runs.history import is_finished
 from unshuffle.runs.run import Run
 
 Change = Literal["better", "worse", "level"]
@@ -127,7 +128,7 @@ def judge_features(run: Run) -> Verdict | None:
     change: Change | Literal["mixed"] = "mixed" if len(changes) > 1 else next(iter(changes), "level")
     rank = measures.get("own_rankme")
     stated = deciding if rank is None or "top1" in measures else [*deciding, rank]
-    so_far = "" if deciding[0].iteration >= run.config.optim.iterations else "So far "
+    so_far = "" if is_finished(run) else "so far "
     headline = {
         "better": "the features got better",
         "worse": "the features got worse",

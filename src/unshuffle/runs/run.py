@@ -45,6 +45,8 @@ class Run:
     """Folder of PNG pictures."""
     held_out = InFolder("held_out.npz")
     """File of some validation samples, for the report."""
+    neighbours = InFolder("neighbours.json")
+    """File of some labelled images and their nearest neighbours, for the report."""
     report = InFolder("report.html")
     """File of the HTML report."""
     skipped = InFolder("skipped.csv")
