@@ -29,7 +29,7 @@ from unshuffle.report.page import write_report
 from unshuffle.report.pictures import draw_pictures
 from unshuffle.report.results import error_table, retrieval_table
 from unshuffle.report.snapshot import Snapshot, hold_out
-from unshuffle.report.verdict import feature_table, judge_features
+from unshuffle.report.verdict import judge_features, own_data_table
 from unshuffle.runs.checkpoints import (
     DamagedCheckpoint,
     LoadedCheckpoint,
@@ -351,7 +351,7 @@ def _finish(trainer: Trainer, run: Run, console: Console) -> None:
     if _retrieval(trainer) is not None:
         console.print("", retrieval_table(run), sep="\n")
     if (verdict := judge_features(run)) is not None:
-        console.print("", feature_table(run), "", sep="\n")
+        console.print("", own_data_table(run), "", sep="\n")
         for sentence in verdict.sentences:
             say(console, sentence)
     if trainer.skipped_steps.total:

@@ -17,8 +17,8 @@ from unshuffle.runs.run import Run
 from unshuffle.tasks import TASKS
 from unshuffle.wording import counted, describe_concern
 
-CLEAR = 0.1
-"""How far a class of difficulty must be from its fraction under uniform sampling, relative to that, to be called so."""
+LITTLE, CLEAR = 0.05, 0.2
+"""Fractions of the samples that a preference must move to be called a little change, and a change."""
 
 # ---- sentences
 
@@ -49,48 +49,54 @@ def summarise_policy(run: Run, task: str, states: Sequence[SamplingState]) -> Po
         return PolicySummary("No policy: every permutation was equally likely throughout (uniform sampling).")
     if not active:
         return PolicySummary(_idle(run, task, states, subject))
-    conclusion, is_clear = _sampled(run, task, active[0].iteration, subject)
+    moved = float(np.mean([state.moved for state in active]))
+    extent = "hardly changed the sampling" if moved < LITTLE else "changed the sampling"
+    conclusion = (
+        f"{_capitalised(subject)} {extent}{' a little' if LITTLE <= moved < CLEAR else ''}: on average its preference moved {100 * moved:.1f} % of the samples from "
+        "some groups to others, compared with uniform sampling."
+    )
     details = [
         f"From iteration {active[0].iteration:,} on {subject} chose among {len(active[0].sizes)} {_groups(run)}",
         *_preferences(active, "group" if groups_pairs(run.config) else "third of the permutations"),
+        *_sampled(run, task, active[0].iteration),
         *_variation(run),
         *_rewards(run, task),
         *_advantages(run, task),
         *_warnings(run, task),
-        "One run cannot tell whether this helped: compare it with the same run and --policy.sampler uniform.",
+        "One run cannot tell whether this helped: compare it with a run that samples uniformly (policy.sampler).",
     ]
-    return PolicySummary(conclusion, details, is_clear)
+    return PolicySummary(conclusion, details, moved >= CLEAR)
 
 
 def _idle(run: Run, task: str, states: Sequence[SamplingState], subject: str) -> str:
     """Return why a sampler has sampled nothing by preference."""
     uniform = "every permutation was equally likely"
     if states[-1].is_active:
-        return f"{subject[0].upper()}{subject[1:]} started at the last validation; until then {uniform}."
+        return f"{_capitalised(subject)} started at the last validation; until then {uniform}."
     verb = "never started" if is_finished(run) else "has not started yet"
     validations = list(run.metrics("validation", task))
     needed = run.config.policy.start_below * validations[0]["chance"]
     lowest = min(entry["error"] for entry in validations)
     reason = f", as the lowest validation error, {lowest:.3f}, is not below {needed:.3f} (policy.start_below)"
-    return f"{subject[0].upper()}{subject[1:]} {verb}{reason if lowest >= needed else ''}: {uniform}."
+    return f"{_capitalised(subject)} {verb}{reason if lowest >= needed else ''}: {uniform}."
 
 
-def _sampled(run: Run, task: str, begin: int, subject: str) -> tuple[str, bool]:
-    """Return a sentence about what was sampled since the sampler started, and whether it is clearly not uniform."""
+def _sampled(run: Run, task: str, begin: int) -> list[str]:
+    """Return which classes of difficulty were sampled most and least often since the sampler started."""
     division = divide_samples(run, read_history(run, task), task)
     division = replace(division, rows=[row for row in division.rows if row["iteration"] > begin])
     if not division.rows:
-        return f"{subject[0].upper()}{subject[1:]} started at iteration {begin:,}.", False
+        return []
     percent = division.mean_percent(len(division.rows))
     most, least = max(percent, key=percent.__getitem__), min(percent, key=percent.__getitem__)
-    uniform = 100 / len(percent)
-    is_clear = max(abs(value / uniform - 1) for value in percent.values()) >= CLEAR
-    extent = "changed the sampling" if is_clear else "hardly changed the sampling"
-    return (
-        f"{subject[0].upper()}{subject[1:]} {extent}: of the {division.noun} sampled since it started, "
-        f"{percent[most]:.1f} % were from the {most} and {percent[least]:.1f} % from the {least} by difficulty "
-        f"({uniform:.1f} % each with uniform sampling)."
-    ), is_clear
+    return [
+        f"Of the {division.noun} sampled since then, {percent[most]:.1f} % were of the {most} by difficulty and "
+        f"{percent[least]:.1f} % of the {least}; uniform sampling gives {100 / len(percent):.1f} %."
+    ]
+
+
+def _capitalised(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _warnings(run: Run, task: str) -> list[str]:

@@ -32,14 +32,34 @@ class _Kind:
 
 
 _KINDS = (
-    _Kind("top1", "labelled neighbours, top 1 [%]", "the nearest neighbours of labelled images have their class in "
-          "{trained} of the cases", chance="chance", queries="queries"),
-    _Kind("crops_top1", "own images: two crops find each other [%]", "two crops of one held-out image find each other "
-          "in {trained} of the cases", chance="crops_chance", queries="crops_queries"),
-    _Kind("frames_top1", "own clips: two frames find each other [%]", "two frames of one held-out clip find each other "
-          "in {trained} of the cases", chance="frames_chance", queries="frames_queries"),
-    _Kind("own_rankme", "own images: effective rank (RankMe)", "the effective rank of the features is {trained}", ""),
-)  # fmt: skip
+    _Kind(
+        "top1",
+        "labelled neighbours, top 1 [%]",
+        "the nearest neighbours of labelled images have their class in {trained} of the cases",
+        chance="chance",
+        queries="queries",
+    ),
+    _Kind(
+        "crops_top1",
+        "two crops of an image find each other [%]",
+        "two crops of one held-out image find each other in {trained} of the cases",
+        chance="crops_chance",
+        queries="crops_queries",
+    ),
+    _Kind(
+        "frames_top1",
+        "two frames of a clip find each other [%]",
+        "two frames of one held-out clip find each other in {trained} of the cases",
+        chance="frames_chance",
+        queries="frames_queries",
+    ),
+    _Kind(
+        "own_rankme",
+        "effective rank of the features (RankMe)",
+        "the effective rank of the features is {trained}",
+        unit="",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -159,7 +179,7 @@ def _advice(run: Run) -> list[str]:
         name, verb = " and ".join(slow), "task is" if len(slow) == 1 else "tasks are"
         return [
             f"The {name} {verb} still near chance: train longer (--optim.iterations, now {config.optim.iterations}), "
-            "and check with `unshuffle doctor` that the data can be learned."
+            "and check with unshuffle doctor that the data can be learned."
         ]
     symbols = [symbol for symbol, name in TASK_SYMBOLS.items() if name in config.task_names]
     can_add = len(config.stages) == 1 and "I" not in symbols
@@ -170,10 +190,12 @@ def _advice(run: Run) -> list[str]:
     ]
 
 
-def feature_table(run: Run) -> Table:
-    """Return the measures before and after training, beside chance."""
-    table = plain_table("features", "before", "trained", "chance")
+def own_data_table(run: Run) -> Table:
+    """Return the measures on the run's own data before and after training, beside chance."""
+    table = plain_table("own data", "before", "trained", "chance")
     for measure in feature_measures(run):
+        if measure.key == "top1":  # beside its baselines in the table of the retrieval
+            continue
         chance = "" if measure.chance is None else f"{measure.chance:.1f}"
         table.add_row(measure.title, f"{measure.initial:.1f}", f"{measure.trained:.1f}", chance)
     return table

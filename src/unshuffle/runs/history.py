@@ -203,6 +203,12 @@ class SamplingState:
         return np.divide(self.probabilities, self.sizes, out=np.zeros_like(self.probabilities), where=self.sizes > 0)
 
     @property
+    def moved(self) -> float:
+        """Fraction of the samples that fall into another group than with uniform sampling."""
+        assert self.probabilities is not None
+        return float(np.abs(self.probabilities - self.sizes).sum() / 2)
+
+    @property
     def likelihoods(self) -> Floats:
         """(|Ψ|,) q(ψ) · |Ψ|: the preference for each permutation."""
         assert self.groups is not None

@@ -196,11 +196,13 @@
     const task = taskOf(element);
     if (!task) return;
     setStrip(element, task);
-    if (task.preferences.some((row) => row !== null)) showPreferences(element, task);
-    if (!task.difficulty.series.length) return;
-    const figure = make("figure", {class: "chart"}, make("figcaption", {}, make("b", {}, task.difficulty.title), " ", make("span", {}, task.difficulty.unit), make("small", {}, task.difficulty.note)));
-    element.append(figure);
-    drawChart(figure, task.difficulty);
+    const examples = task.preferences.some((row) => row !== null) ? showPreferences(element, task) : "";
+    if (task.difficulty.series.length) {
+      const figure = make("figure", {class: "chart"}, make("figcaption", {}, make("b", {}, task.difficulty.title), " ", make("span", {}, task.difficulty.unit), make("small", {}, task.difficulty.note)));
+      element.append(figure);
+      drawChart(figure, task.difficulty);
+    }
+    element.append(examples);
   }
 
   // One row per group, the hardest at the top, and one column per validation; null is a validation without groups.
@@ -253,10 +255,10 @@
     const label = make("output");
     const now = make("p", {class: "now"});
     const examples = make("div", {class: `examples ${task.layout}`});
-    element.append(maps[0].map, make("div", {class: "slider"}, slider, label), now, examples);
+    element.append(make("div", {}, maps[0].map, make("div", {class: "slider"}, slider, label), now));
     if (task.rollouts !== null) {
       maps.push(advantageMap(task));
-      element.append(make("h5", {}, "Advantage of each group, by the rollouts at each validation"), maps[1].map);
+      element.append(make("div", {}, make("h5", {}, "Advantage of each group, by the rollouts at each validation"), maps[1].map));
     }
 
     function show() {
@@ -298,6 +300,7 @@
     slider.addEventListener("input", show);
     maps.forEach((map) => map.onSelect((index) => { slider.value = index; show(); }));
     show();
+    return examples;
   }
 
   // ---- the error map
@@ -368,7 +371,7 @@
     }
 
     for (let index = 0; index < count; index++) gallery.append(button(index, ""));
-    element.append(choose, rows, make("p", {class: "under gallery-title"}, `All ${count} held-out images:`), gallery);
+    element.append(make("div", {}, choose, rows), make("div", {}, make("p", {class: "under gallery-title"}, `All ${count} held-out images:`), gallery));
     show();
   }
 
