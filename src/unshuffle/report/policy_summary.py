@@ -51,9 +51,10 @@ def summarise_policy(run: Run, task: str, states: Sequence[SamplingState]) -> Po
         return PolicySummary(_idle(run, task, states, subject))
     moved = float(np.mean([state.moved for state in active]))
     extent = "hardly changed the sampling" if moved < LITTLE else "changed the sampling"
+    little = " a little" if LITTLE <= moved < CLEAR else ""
     conclusion = (
-        f"{_capitalised(subject)} {extent}{' a little' if LITTLE <= moved < CLEAR else ''}: on average its preference moved {100 * moved:.1f} % of the samples from "
-        "some groups to others, compared with uniform sampling."
+        f"{_capitalised(subject)} {extent}{little}: on average its preference moved {100 * moved:.1f} % of the samples "
+        "from some groups to others, compared with uniform sampling."
     )
     details = [
         f"From iteration {active[0].iteration:,} on {subject} chose among {len(active[0].sizes)} {_groups(run)}",

@@ -123,8 +123,8 @@ def feature_measures(run: Run) -> list[Measure]:
 
 
 def _noise(initial: float, trained: float, queries: int | None) -> float:
-    variance = initial * (100 - initial) + trained * (100 - trained)
-    return 2 * float(variance / queries) ** 0.5 if queries else 0.0
+    variance = max(0.0, initial * (100 - initial) + trained * (100 - trained))  # a damaged line may hold any number
+    return float(2 * (variance / queries) ** 0.5) if queries and queries > 0 else 0.0
 
 
 def _sentence(kind: _Kind, initial: float, trained: float, last: Mapping[str, float]) -> str:
