@@ -289,7 +289,9 @@ def figures(job: Job) -> dict[str, float]:
     """Return all figures of a run."""
     numbers = {f"X_val error, {entry['task']}": entry["error"] for entry in job.run.metrics("validation")}
     numbers |= {f"test error, {entry['task']}": entry["error"] for entry in job.run.metrics("test")}
-    numbers |= {RETRIEVAL: entry["top1"] for entry in job.run.metrics("monitor") if "top1" in entry}
+    for entry in job.run.metrics("monitor"):
+        if "top1" in entry:
+            numbers[RETRIEVAL] = entry["top1"]
     if held_out_file(job.run).exists():
         errors = json.loads(held_out_file(job.run).read_text())
         numbers |= {f"held-out error, {task}": error for task, error in errors.items()}
