@@ -20,7 +20,7 @@ DESKTOP, PHONE = 1000, 390
 PARTS = {
     "results": ("header", "#results"),
     "curves": ("#curves", "#curves"),
-    "puzzles": ("#puzzles", "#puzzles"),
+    "examples": ("#examples", "#examples"),
     "neighbours": ("#neighbours", "#neighbours"),
     "policy": ("#policy", "#policy details"),
     "errors": ("#errors", "#errors .runs"),
@@ -56,7 +56,7 @@ def draw(page: Page, page_file: Path) -> None:
     page.size(PHONE, 800, mobile=True)
     page.scheme("dark")
     page.open(page_file)
-    examples = page.run(f"{box('#puzzles')}.top") + 20
+    examples = page.run(f"{box('#examples')}.top") + 20
     pair = Image.new("RGB", (2 * PHONE + 24, 844), "white")
     for number, top in enumerate((0, examples)):
         pair.paste(screenshot(page, top, PHONE, 844), (number * (PHONE + 24), 0))

@@ -169,7 +169,7 @@ def text_of(run: Run) -> str:
 
 def test_results_come_first_then_examples_then_the_policy(run: Run) -> None:
     sections = [attributes["id"] for tag, attributes in Seen(run.report.read_text()).tags if tag == "section"]
-    assert sections == ["results", "curves", "puzzles", "neighbours", "policy", "errors", "settings"]
+    assert sections == ["results", "curves", "examples", "neighbours", "policy", "errors", "settings"]
 
 
 def test_whether_the_features_got_better_is_said(run: Run, hostile_run: Run) -> None:
@@ -201,6 +201,17 @@ def test_puzzles_have_labels_and_say_how_many_were_recognised(run: Run) -> None:
     assert re.search(r"Spatial: [0-6] of the 6 images kept for this report were recognised among 5 permutations", words)
 
 
+def test_tasks_that_order_nothing_have_examples(rotation_run: Run, instance_run: Run) -> None:
+    for run, task, names in (
+        (rotation_run, "rotation", ("rotated", "turned back")),
+        (instance_run, "instance", ("view", "other view", "nearest")),
+    ):
+        words, pictures = text_of(run), Seen(run.report.read_text(encoding="utf-8")).tags
+        assert re.search(rf"{task.capitalize()}: [0-6] of the 6 images kept for this report were recognised\.", words)
+        shown = [attributes["alt"] for tag, attributes in pictures if tag == "img" and attributes.get("alt") in names]
+        assert shown == list(names) * 6
+
+
 def test_without_a_policy_there_is_one_sentence(uniform_run: Run) -> None:
     policy = text_of(uniform_run).split(" Policy ")[-1].split(" Error map ")[0]
     assert policy == "No policy: every permutation was equally likely throughout (uniform sampling)."
@@ -226,7 +237,7 @@ def test_a_task_that_orders_nothing_has_results_and_no_policy(all_tasks_run: Run
         )
         assert "Nearest neighbours" in text and f"{last:.3f}" in text
     assert "the temporal task (frames of clips) and the rotation task (rotations of images), with the" in words[0]
-    assert "Puzzles" in words[0] and "What it preferred and when" in words[0]
+    assert "Puzzles: each" in words[0] and "What it preferred and when" in words[0]
     assert "iterations on the rotation task (rotations of images)." in words[1]
     for heading in ("Puzzles", "Policy", "What it preferred", "Error map", "sampler reinforce"):
         assert heading not in words[1].split("config.yaml")[0]
@@ -243,7 +254,7 @@ def test_instance_discrimination_in_a_report(instance_run: Run) -> None:
 
 def test_a_run_without_an_ordering_task_beside_one_that_has_some(run: Run, rotation_run: Run, tmp_path: Path) -> None:
     page = written([run.folder, rotation_run.folder], tmp_path / "report.html")
-    assert "The run has no ordering task." in page and "There are no pictures" not in page
+    assert "Rotation:" in page and "Spatial:" in page and "There are no pictures" not in page
 
 
 def test_many_runs_have_no_pictures(run: Run, tmp_path: Path) -> None:

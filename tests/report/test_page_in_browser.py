@@ -297,7 +297,7 @@ def test_runs_side_by_side(page: Page, run: Run, uniform_run: Run, tmp_path: Pat
     page.open(path)
     all_is_well(page, path)
     left, right = page.run(
-        "[...document.querySelectorAll('#puzzles .run')].map((run) => run.getBoundingClientRect())"
+        "[...document.querySelectorAll('#examples .run')].map((run) => run.getBoundingClientRect())"
         ".map((box) => [box.left, box.top])"
     )
     assert left[0] < right[0] and left[1] == right[1]

@@ -74,10 +74,7 @@ class Puzzles:
 
     def right_and_wrong(self, count: int) -> "Puzzles":
         """Return at most `count` samples, the recognised ones first; half of them were not, if there are so many."""
-        right = self.solved
-        wrong = sorted(set(range(len(self))) - set(right))
-        few = min(len(wrong), max(count // 2, count - len(right)))
-        return self.subset([*right[: count - few], *wrong[:few]])
+        return self.subset(right_and_wrong([self.is_solved(sample) for sample in range(len(self))], count))
 
     def verdict(self, sample: int, noun: str = "") -> str:
         """Return how many parts of a sample are at their true position; `noun` is what the parts are called."""
@@ -85,6 +82,14 @@ class Puzzles:
             return "recognised"
         correct = int(correct_positions(self.restored[sample]))
         return f"{correct} of {self.shown.shape[1]} {noun} in place".replace("  ", " ")
+
+
+def right_and_wrong(right: Sequence[bool], count: int) -> list[int]:
+    """Return the indices of at most `count` answers, the right ones first; half are wrong, if there are so many."""
+    good = [index for index, is_right in enumerate(right) if is_right]
+    bad = [index for index, is_right in enumerate(right) if not is_right]
+    few = min(len(bad), max(count // 2, count - len(good)))
+    return [*good[: count - few], *bad[:few]]
 
 
 def solve_puzzles(snapshot: Snapshot, task: str, count: int) -> Puzzles:
@@ -115,6 +120,11 @@ def thumbnails(frames: Tensor, side: int) -> list[str]:
     """Return (N, S, S, 3) bytes as data: URIs of square pictures of at most `side` pixels."""
     images = resize(frames.permute(0, 3, 1, 2).float() / 255, min(side, frames.shape[1]))
     return [data_uri(picture, THUMBNAIL_QUALITY) for picture in _to_bytes(images)]
+
+
+def picture_uri(picture: Tensor) -> str:
+    """Return a (3, S, S) picture in [0, 1] as a data: URI."""
+    return data_uri(_to_bytes(picture[None])[0], THUMBNAIL_QUALITY)
 
 
 def strip(parts: Tensor) -> str:

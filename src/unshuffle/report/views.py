@@ -8,6 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from unshuffle.analysis.analysis import flat_values
@@ -15,10 +16,11 @@ from unshuffle.analysis.cost import training_seconds
 from unshuffle.config import Config, preset_config
 from unshuffle.files import csv_text
 from unshuffle.options import differences, to_dict
+from unshuffle.randomness import torch_generator
 from unshuffle.report.charts import task_colour_name
 from unshuffle.report.neighbours import find_neighbours, load_neighbours
 from unshuffle.report.policy_summary import policy_data, summarise_policy
-from unshuffle.report.puzzles import solve_puzzles, strip
+from unshuffle.report.puzzles import picture_uri, right_and_wrong, solve_puzzles, strip
 from unshuffle.report.results import retrieval_scores, task_errors
 from unshuffle.report.snapshot import Snapshot
 from unshuffle.report.verdict import feature_measures, judge_features
@@ -29,6 +31,7 @@ from unshuffle.tasks import TASKS
 from unshuffle.wording import skipped_sentence, source_sentence, split_sentence
 
 MAX_SKIPPED = 20  # names that are listed
+EXAMPLES = 6  # of a task that orders nothing
 MAX_VALIDATIONS = 120  # of a slider; finer steps cannot be selected by hand
 
 View = dict[str, Any]
@@ -67,6 +70,7 @@ def describe_run(named: NamedRun, colour: str) -> View:
         "skipped": _read_skipped(run.skipped),
         "policies": {},
         "puzzles": {},
+        "examples": {},
         "labelled": None,
         "data": {"tasks": {}, "neighbours": None},
     }
@@ -153,8 +157,33 @@ def add_pictures(view: View, run: Run, snapshot: Snapshot | None) -> None:
     view["labelled"] = load_neighbours(run.neighbours)
     if snapshot is None:
         return
-    view["puzzles"] = {task: _puzzles(snapshot, task) for task in snapshot.held_out if task in snapshot.ordering_tasks}
+    for task in snapshot.held_out:
+        if task in snapshot.ordering_tasks:
+            view["puzzles"][task] = _puzzles(snapshot, task)
+        elif examples := _examples(snapshot, task):
+            view["examples"][task] = examples
     view["data"]["neighbours"] = find_neighbours(snapshot)
+
+
+def _examples(snapshot: Snapshot, task: str) -> dict[str, Any] | None:
+    """Return what the network answered about held-out samples in a task that orders nothing: right and wrong."""
+    view, samples = TASKS[task].view, snapshot.held_out[task]
+    generator = torch_generator(torch.device("cpu"), snapshot.config.seed, "pictures", task)
+    answers = snapshot.network.tasks[task].examples(snapshot.network, samples.pixels, view.picture_side, generator)
+    if not answers:
+        return None
+    chosen = right_and_wrong([answer.right for answer in answers], EXAMPLES)
+    shown = [
+        {
+            "name": samples.names[index],
+            "pictures": {name: picture_uri(picture) for name, picture in answers[index].pictures.items()},
+            "right": answers[index].right,
+            "answer": answers[index].answer,
+        }
+        for index in chosen
+    ]
+    right = sum(answer.right for answer in answers)
+    return {"media_noun": view.media_noun, "right": right, "total": len(answers), "samples": shown}
 
 
 def _puzzles(snapshot: Snapshot, task: str) -> dict[str, Any]:
