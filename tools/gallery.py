@@ -16,7 +16,7 @@ from unshuffle.report.page import write_report
 from unshuffle.runs.folders import find_runs
 
 OUT = Path(__file__).parents[1] / "docs" / "images" / "gallery"
-DESKTOP, PHONE = 1000, 390
+DESKTOP, PHONE = 1140, 390
 PARTS = {
     "results": ("header", "#results"),
     "curves": ("#curves", "#curves"),

@@ -232,7 +232,7 @@
 
   function preferenceMap(task) {
     return groupMap(task, task.preferences, "preference for each group over time",
-      [key("less", `${(2 ** -strongest).toFixed(2)} times uniform sampling`), " ", key("more", `${(2 ** strongest).toFixed(2)} times`)], strength,
+      [key("less", `${(2 ** -strongest).toFixed(2)} ×`), " ", key("more", `${(2 ** strongest).toFixed(2)} × uniform sampling`)], strength,
       (column, row) => (task.groups[column] === null ? "" : `${Math.round(task.sizes[column][row] * task.permutations.length)} permutations, `) +
         `${task.preferences[column][row].toFixed(2)} × uniform sampling`);
   }
