@@ -28,9 +28,9 @@ from unshuffle.runs.run import Run
 PAPER_COST = 100 * 90 * 2 * (100 * 1000 / 128) / 350_000
 """CC / I = T · 2V / I, V = |X_val| · |Ψ| / B: two validations per episode, in percent of the training."""
 NAMES = {
-    "paper": "derived: the paper's run, 1,000 permutations, 90 episodes",
-    "all_permutations": "derived, not done: this run, if every sample passed in every permutation",
-    "shared_backbone": "derived: this run, every sample passes once (shared backbone)",
+    "paper": "derived: the paper, 1,000 permutations, 90 episodes",
+    "all_permutations": "derived, not done: every sample in every permutation",
+    "shared_backbone": "derived: every sample once (shared backbone)",
     "measured": "measured: this run, in seconds",
 }
 """Derived costs count forward passes on paper; only the last one was measured."""
@@ -219,8 +219,8 @@ def draw(costs: Mapping[str, float], activities: str = "validations") -> Figure:
         )
     axes.set_yticks(range(len(names)), [NAMES[name] for name in names])
     axes.set_ylim(-0.6, len(names) - 0.4)
-    axes.set_title(f"Cost of the policy's {activities}: measured (filled) and derived (hollow)")
-    axes.set_xlabel("cost relative to training [%]")
+    axes.set_title(f"Cost of the policy's {activities}")
+    axes.set_xlabel("cost relative to training [%]; filled: measured, hollow: derived")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid()
