@@ -290,7 +290,8 @@ def figures(job: Job) -> dict[str, float]:
     numbers = {f"X_val error, {entry['task']}": entry["error"] for entry in job.run.metrics("validation")}
     numbers |= {f"test error, {entry['task']}": entry["error"] for entry in job.run.metrics("test")}
     for entry in job.run.metrics("monitor"):
-        numbers[RETRIEVAL] = entry["top1"]
+        if "top1" in entry:
+            numbers[RETRIEVAL] = entry["top1"]
     if held_out_file(job.run).exists():
         errors = json.loads(held_out_file(job.run).read_text())
         numbers |= {f"held-out error, {task}": error for task, error in errors.items()}
@@ -334,7 +335,7 @@ def write_tables(args: argparse.Namespace) -> None:
 def curves(job: Job, times: Mapping[str, float]) -> Iterator[dict[str, Any]]:
     """Yield test errors and retrieval of a run, with the seconds that the arm takes until then alone on the GPU."""
     logged = [(f"test error, {entry['task']}", entry, entry["error"]) for entry in job.run.metrics("test")]
-    logged += [(RETRIEVAL, entry, entry["top1"]) for entry in job.run.metrics("monitor")]
+    logged += [(RETRIEVAL, entry, entry["top1"]) for entry in job.run.metrics("monitor") if "top1" in entry]
     for name, entry, value in logged:
         seconds = round(entry["iteration"] * times[job.arm] / 1000, 2) if job.arm in times else ""
         point = {"arm": job.arm, "seed": job.seed, "figure": name, "iteration": entry["iteration"]}

@@ -85,28 +85,28 @@ class Page:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def centre(self, selector: str) -> tuple[float, float]:
-        """Scroll the first matching element into view, and return its centre."""
+    def centre(self, selector: str, right: float = 0.0) -> tuple[float, float]:
+        """Scroll the first matching element into view, and return its centre, shifted to the right by some pixels."""
         x, y = self.run(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
             "e.scrollIntoView({block: 'center', behavior: 'instant'}); const b = e.getBoundingClientRect();"
             "return [b.x + b.width / 2, b.y + b.height / 2]; })()"
         )
-        return x, y
+        return x + right, y
 
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
         """Dispatch a mouse event at a position in the window."""
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
-    def click(self, selector: str) -> None:
-        """Press and release at the centre of an element."""
-        x, y = self.centre(selector)
+    def click(self, selector: str, right: float = 0.0) -> None:
+        """Press and release at the centre of an element, or so many pixels to its right."""
+        x, y = self.centre(selector, right)
         for kind in ("mousePressed", "mouseReleased"):
             self.mouse(kind, x, y, button="left", clickCount=1)
 
-    def hover(self, selector: str) -> None:
-        """Move to the centre of an element."""
-        self.mouse("mouseMoved", *self.centre(selector))
+    def hover(self, selector: str, right: float = 0.0) -> None:
+        """Move to the centre of an element, or so many pixels to its right."""
+        self.mouse("mouseMoved", *self.centre(selector, right))
 
     def drag(self, selector: str, by: float) -> None:
         """Press at the centre of an element and release `by` pixels to the right."""

@@ -16,16 +16,17 @@ from unshuffle.report.page import write_report
 from unshuffle.runs.folders import find_runs
 
 OUT = Path(__file__).parents[1] / "docs" / "images" / "gallery"
-DESKTOP, PHONE = 1000, 390
+DESKTOP, PHONE = 1140, 390
 PARTS = {
     "results": ("header", "#results"),
     "curves": ("#curves", "#curves"),
-    "puzzles": ("#puzzles", "#puzzles"),
-    "policy": ("#policy", "#policy .runs"),
-    "errors": ("#errors", "#errors .runs"),
+    "examples": ("#examples", "#examples"),
     "neighbours": ("#neighbours", "#neighbours"),
+    "policy": ("#policy", "#policy details"),
+    "errors": ("#errors", "#errors .runs"),
 }
 """Each picture reaches from the top of the first element to the bottom of the second."""
+UNFOLD = "document.querySelectorAll('#policy details').forEach((details) => { details.open = true; })"
 
 
 def main() -> None:
@@ -48,15 +49,16 @@ def draw(page: Page, page_file: Path) -> None:
     page.size(DESKTOP, 800)
     page.scheme("light")
     page.open(page_file)
+    page.run(UNFOLD)
     for name, (first, last) in PARTS.items():
         top, bottom = (page.run(f"{box(selector)}.{edge}") for selector, edge in ((first, "top"), (last, "bottom")))
         save(name, screenshot(page, top, DESKTOP, bottom - top + 8))
     page.size(PHONE, 800, mobile=True)
     page.scheme("dark")
     page.open(page_file)
-    policy = page.run(f"{box('#policy')}.top") + 20
+    examples = page.run(f"{box('#examples')}.top") + 20
     pair = Image.new("RGB", (2 * PHONE + 24, 844), "white")
-    for number, top in enumerate((0, policy)):
+    for number, top in enumerate((0, examples)):
         pair.paste(screenshot(page, top, PHONE, 844), (number * (PHONE + 24), 0))
     save("phone", pair)
 

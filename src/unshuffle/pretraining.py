@@ -36,7 +36,7 @@ from unshuffle.data.held_out import load_held_out, save_held_out
 from unshuffle.data.inventory import write_skipped
 from unshuffle.data.squares import WHOLE
 from unshuffle.errors import UserError
-from unshuffle.evaluation.retrieval import RetrievalMonitor, build_monitor
+from unshuffle.evaluation.monitor import FeatureMonitor, RetrievalMonitor, build_monitor
 from unshuffle.files import check_folder, locked, locked_folder
 from unshuffle.models.weights import save_backbone
 from unshuffle.options import differences, write_config
@@ -45,6 +45,7 @@ from unshuffle.report.page import write_report
 from unshuffle.report.pictures import draw_pictures
 from unshuffle.report.results import error_table, retrieval_table
 from unshuffle.report.snapshot import Snapshot, hold_out
+from unshuffle.report.verdict import judge_features, own_data_table
 from unshuffle.runs.checkpoints import (
     DamagedCheckpoint,
     LoadedCheckpoint,
@@ -176,7 +177,8 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
             _check_length(config, resumed)
         _check_divisible(config, min(len(samples) for samples in data.validation.values()))
         permutations = None if resumed is None else stored_permutations(resumed)
-        trainer = build_trainer(config, data, permutations, build_monitor(config, console) if is_main() else None)
+        monitor = build_monitor(config, data, console) if is_main() else None
+        trainer = build_trainer(config, data, permutations, monitor)
         folder = out or (_next_folder(config.preset) if is_main() else Path())
     run = Run(distributed.broadcast(folder))
     warnings = {} if resumed is None else _restore(trainer, run, console)
@@ -488,10 +490,15 @@ def _open_log(trainer: Trainer, run: Run) -> RunLog:
         sources=[asdict(source) for source in trainer.data.sources],
         splits={name: asdict(split) for name, split in trainer.data.splits.items()},
     )
-    if isinstance(trainer.monitor, RetrievalMonitor):
-        for name, scores in trainer.monitor.baselines().items():
+    if (retrieval := _retrieval(trainer)) is not None:
+        for name, scores in retrieval.baselines().items():
             log.write("baseline", 0, name=name, **scores)
     return log
+
+
+def _retrieval(trainer: Trainer) -> RetrievalMonitor | None:
+    """Return the retrieval of labelled images that the trainer's monitor has, if any."""
+    return trainer.monitor.retrieval if isinstance(trainer.monitor, FeatureMonitor) else None
 
 
 def _finish(trainer: Trainer, run: Run, log: RunLog, console: Console) -> None:
@@ -504,8 +511,12 @@ def _finish(trainer: Trainer, run: Run, log: RunLog, console: Console) -> None:
     )
     pages = _draw(trainer, run, log, console) if config.log.pictures else []
     console.print(error_table(run))
-    if trainer.monitor is not None:
+    if _retrieval(trainer) is not None:
         console.print("", retrieval_table(run), sep="\n")
+    if (verdict := judge_features(run)) is not None:
+        console.print("", own_data_table(run), "", sep="\n")
+        for sentence in verdict.sentences:
+            say(console, sentence)
     if trainer.skipped_steps.total:
         say(console, skipped_sentence(trainer.skipped_steps.total, trainer.iteration))
     say(console, "\nResults:")
@@ -516,7 +527,7 @@ def _finish(trainer: Trainer, run: Run, log: RunLog, console: Console) -> None:
 def _draw(trainer: Trainer, run: Run, log: RunLog, console: Console) -> list[Path]:
     """Write the report and the pictures, and return the files."""
     snapshot = Snapshot.of(trainer, hold_out(trainer))
-    pictures = draw_pictures(snapshot, trainer.monitor, run)
+    pictures = draw_pictures(snapshot, _retrieval(trainer), run)
     log.write_pictures(trainer.iteration, pictures)
     try:
         stored = replace(snapshot, held_out=load_held_out(run.held_out))  # as `unshuffle report` will show it

@@ -9,7 +9,7 @@ from PIL import Image
 from unshuffle.analysis.analysis import AnalysisResult
 from unshuffle.analysis.convergence import first_reached, speed
 from unshuffle.config import MonitorConfig
-from unshuffle.evaluation.retrieval import build_monitor
+from unshuffle.evaluation.monitor import build_retrieval_monitor
 from unshuffle.models.weights import load_backbone
 from unshuffle.runs.run import Run
 
@@ -71,7 +71,7 @@ def test_of_checkpoints(run: Run, analyse: Callable[..., AnalysisResult], tmp_pa
     folders = {"gallery": tmp_path / "gallery", "queries": tmp_path / "queries"}
     analysis = analyse("convergence", runs=(run.folder,), device="cpu", **folders)
     assert [row["iteration"] for row in analysis.rows] == [4, 8, 12]
-    trained = build_monitor(replace(run.config, monitor=MonitorConfig(**folders)))
+    trained = build_retrieval_monitor(replace(run.config, monitor=MonitorConfig(**folders)))
     assert trained is not None and analysis.rows[-1]["top1"] == trained(load_backbone(run.folder))["top1"]
     analysis.figure()
 
@@ -79,7 +79,7 @@ def test_of_checkpoints(run: Run, analyse: Callable[..., AnalysisResult], tmp_pa
 def test_mistakes(copied: Run, analyse: Callable[..., AnalysisResult], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be given together"):
         analyse("convergence", runs=(copied.folder,), gallery=tmp_path)
-    kept = [line for line in copied.metrics_file.read_text().splitlines() if '"monitor"' not in line]
-    copied.metrics_file.write_text("\n".join(kept) + "\n")
-    with pytest.raises(ValueError, match="has no monitor: give class folders"):
+    copied.metrics_file.write_text(copied.metrics_file.read_text().replace('"top1"', '"top_1"'))  # as without labels
+    assert any("crops_top1" in entry for entry in copied.metrics("monitor"))
+    with pytest.raises(ValueError, match="has no labelled monitor: give class folders"):
         analyse("convergence", runs=(copied.folder,))

@@ -84,6 +84,15 @@ def test_cost_of_a_run_with_rollouts(pair_run: Run, analyse: Callable[..., Analy
     assert analysis.figure().axes[0].get_title(loc="left") == "Cost of the policy's validations and rollouts"
 
 
+def test_what_is_derived_does_not_look_measured() -> None:
+    (axes,) = draw({"paper": 40.0, "all_permutations": 1328.0, "measured": 3.0}).axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert [label.split(":")[0] for label in labels] == ["measured", "derived, not done", "derived"]
+    assert "filled: measured, hollow: derived" in axes.get_xlabel()
+    hollow = [line.get_markerfacecolor() == "white" for line in axes.lines]
+    assert hollow == [False, True, True]
+
+
 def test_passes_of_validations() -> None:
     validations = Validations([0, 10, 20], samples=100, permutations=50, batch_size=25)
     assert [validations.passes(iteration) for iteration in (0, 9, 10, 99)] == [200, 200, 400, 600]

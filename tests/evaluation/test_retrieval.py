@@ -13,14 +13,12 @@ import torch
 from rich.console import Console
 
 from unshuffle import cli
-from unshuffle.data.dataset import LabelledImages, load_images, open_dataset, synthetic_dataset
-from unshuffle.data.synthetic import synthetic_images
+from unshuffle.data.dataset import open_dataset
 from unshuffle.errors import UserError
 from unshuffle.evaluation import features, retrieval
-from unshuffle.evaluation.features import FeatureChunk, Pool, colour_histograms, extract, pool5
+from unshuffle.evaluation.features import FeatureChunk, Pool, pool5
 from unshuffle.evaluation.retrieval import (
     Retrieval,
-    RetrievalMonitor,
     chance_accuracy,
     rebatched,
     top_k_accuracy,
@@ -254,50 +252,3 @@ def test_quick_takes_few(classes: tuple[Path, Path]) -> None:
     few = Retrieval(**TINY, train=classes[0], test=classes[1], limit=6).run(QUIET)
     assert few.metrics["queries"] <= 6 and few.metrics["gallery"] <= 6
     assert len(open_dataset(classes[0]).limited(6)) == 6
-
-
-@pytest.fixture(scope="module")
-def monitor() -> RetrievalMonitor:
-    gallery, queries = (
-        load_images(synthetic_dataset(synthetic_images(count, 40, seed))) for count, seed in ((36, 0), (24, 1))
-    )
-    return RetrievalMonitor(gallery, queries, CPU)
-
-
-def test_monitor_against_a_slow_reference(monitor: RetrievalMonitor, slow_nearest: Nearest) -> None:
-    torch.manual_seed(0)
-    backbone = build_backbone("tiny")
-    queries, gallery = (extract(backbone, side.pixels, CPU) for side in (monitor.queries, monitor.gallery))
-    rows = slow_nearest(queries.double(), gallery.double(), 20)
-    assert monitor.neighbours(backbone)[:, 0].tolist() == [row[0] for row in rows]
-    labels, wanted = monitor.gallery.labels.tolist(), monitor.queries.labels.tolist()
-    scores = monitor(backbone)
-    assert list(scores) == ["top1", "top5", "top10", "top20", "rankme"]
-    singular = np.linalg.svd(gallery.double().numpy(), compute_uv=False)
-    fractions = singular / singular.sum()
-    assert scores["rankme"] == pytest.approx(np.exp(-(fractions * np.log(fractions)).sum()), rel=1e-3)
-    for k in (1, 5, 10, 20):
-        hits = [label in [labels[item] for item in row[:k]] for row, label in zip(rows, wanted, strict=True)]
-        assert scores[f"top{k}"] == pytest.approx(100 * np.mean(hits))
-
-
-def test_baselines(monitor: RetrievalMonitor, slow_nearest: Nearest) -> None:
-    baselines = monitor.baselines()
-    assert set(baselines) == {"raw pixels", "colour histograms"}
-    sides = (monitor.queries, monitor.gallery)
-    rows = slow_nearest(*(colour_histograms(side.pixels).double() for side in sides), 1)
-    labels = monitor.gallery.labels
-    hits = [labels[row[0]] == label for row, label in zip(rows, monitor.queries.labels, strict=True)]
-    assert baselines["colour histograms"]["top1"] == pytest.approx(100 * np.mean(hits))
-
-
-def test_the_gallery_itself_is_retrieved_perfectly(monitor: RetrievalMonitor) -> None:
-    itself = RetrievalMonitor(monitor.gallery, monitor.gallery, CPU)
-    assert itself(build_backbone("tiny"))["top1"] == 100
-    assert itself.baselines()["raw pixels"]["top1"] == 100
-
-
-def test_a_small_gallery(monitor: RetrievalMonitor) -> None:
-    few = LabelledImages(monitor.gallery.pixels[:6], monitor.gallery.labels[:6], monitor.gallery.classes)
-    scores = RetrievalMonitor(few, monitor.queries, CPU)(build_backbone("tiny"))
-    assert list(scores) == ["top1", "top5", "rankme"]

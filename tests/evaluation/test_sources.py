@@ -21,10 +21,11 @@ from unshuffle.evaluation.action import ActionRecognition
 from unshuffle.evaluation.classification import Classification, FineTuning
 from unshuffle.evaluation.embed import embed_to_file
 from unshuffle.evaluation.features import find_backbone
+from unshuffle.evaluation.monitor import build_retrieval_monitor
 from unshuffle.evaluation.probes import Linear, NonLinear
 from unshuffle.evaluation.protocol import Evaluation
 from unshuffle.evaluation.rankme import RankMe
-from unshuffle.evaluation.retrieval import Retrieval, build_monitor
+from unshuffle.evaluation.retrieval import Retrieval
 from unshuffle.options import merge
 
 QUIET = Console(quiet=True)
@@ -191,6 +192,6 @@ def test_monitor(source: str, pairs: dict[str, Pair]) -> None:
     pair = pairs[source]
     changes = {"device": "cpu", "model": {"backbone": "tiny"}, "monitor": {"gallery": pair.train, "queries": pair.test}}
     console = Console(file=StringIO())
-    monitor = build_monitor(merge(demo(), changes), console)
+    monitor = build_retrieval_monitor(merge(demo(), changes), console)
     assert monitor is not None and (len(monitor.gallery), len(monitor.queries)) == pair.counts
     assert console.file.getvalue().count(": 1 skipped") == sum(pair.unreadable)  # type: ignore[attr-defined]

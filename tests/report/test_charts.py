@@ -25,7 +25,7 @@ def test_thin_takes_means_of_neighbours() -> None:
 
 def test_one_run_has_its_tasks_in_one_chart(run: Run) -> None:
     by_title = {chart.title: chart for chart in charts(find_runs([run.folder]))}
-    assert list(by_title) == ["Validation and test error", "Retrieval", "Training loss", "Effective rank"]
+    assert list(by_title) == ["Validation and test error", "Retrieval", "Own data", "Training loss", "Effective rank"]
     errors = by_title["Validation and test error"]
     named = [(series.name, series.dashed) for series in errors.series]
     assert named == [("spatial", False), ("temporal", False), ("spatial, test", True), ("temporal, test", True)]
@@ -122,3 +122,26 @@ def test_the_loss_of_instance_discrimination_has_no_chance_line(instance_run: Ru
     by_title = {chart.title: chart for chart in charts(find_runs([instance_run.folder]))}
     assert list(by_title["Training loss"].levels) == ["chance"], "of the spatial task"
     assert "chance, instance" in by_title["Validation and test error"].levels
+
+
+def test_own_data_has_a_chart_with_and_without_labels(run: Run, uniform_run: Run, hostile_run: Run) -> None:
+    by_title = {chart.title: chart for chart in charts(find_runs([run.folder]))}
+    own, rank = by_title["Own data"], by_title["Effective rank"]
+    logged = list(run.metrics("monitor"))
+    assert [series.name for series in own.series] == ["two crops of an image", "two frames of a clip"]
+    for series, key in zip([*own.series, *rank.series], ("crops_top1", "frames_top1", "own_rankme"), strict=True):
+        assert series.points == [(entry["iteration"], round(entry[key], 5)) for entry in logged]
+    assert own.levels == {"chance": pytest.approx(100 / 11)} and "Higher is better" in own.note
+    unlabelled = {chart.title: chart for chart in charts(find_runs([hostile_run.folder]))}
+    assert "Own data" in unlabelled and "Retrieval" not in unlabelled
+    several = {chart.title: chart for chart in charts(find_runs([run.folder, uniform_run.folder]))}
+    assert [len(several[f"Own data, two {kind}"].series) for kind in ("crops of an image", "frames of a clip")] == [
+        2,
+        1,
+    ]
+
+
+def test_every_chart_says_what_to_see(run: Run) -> None:
+    assert all(chart.note.endswith(".") and chart.unit for chart in charts(find_runs([run.folder])))
+    difficulty = difficulty_chart(divide_samples(run, read_history(run, "spatial"), "spatial"))
+    assert difficulty.note and not difficulty.from_zero, "four lines near 25 % need a scale of their own"

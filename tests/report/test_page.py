@@ -13,10 +13,12 @@ import pytest
 
 from unshuffle.config import Config
 from unshuffle.errors import UserError
-from unshuffle.options import write_config
+from unshuffle.options import merge, write_config
 from unshuffle.pretraining import run_pretraining
 from unshuffle.report import page as page_module
+from unshuffle.report.neighbours import load_neighbours
 from unshuffle.report.page import check_page, differing, write_report
+from unshuffle.report.verdict import judge_features
 from unshuffle.runs.folders import find_runs
 from unshuffle.runs.run import Run
 
@@ -161,6 +163,67 @@ def test_several_runs_side_by_side(run: Run, uniform_run: Run, tmp_path: Path) -
     assert "2 runs side by side" in words and "policy.sampler" in words and "No policy" in words
 
 
+def text_of(run: Run) -> str:
+    return " ".join(" ".join(Seen(run.report.read_text(encoding="utf-8")).texts).split())
+
+
+def test_results_come_first_then_examples_then_the_policy(run: Run) -> None:
+    sections = [attributes["id"] for tag, attributes in Seen(run.report.read_text()).tags if tag == "section"]
+    assert sections == ["results", "curves", "examples", "neighbours", "policy", "errors", "settings"]
+
+
+def test_whether_the_features_got_better_is_said(run: Run, hostile_run: Run) -> None:
+    for each, words in ((run, "of labelled images"), (hostile_run, "two crops of one held-out image find each other")):
+        verdict = judge_features(each)
+        assert verdict is not None and words in verdict.sentences[0]
+        assert " ".join(verdict.sentences) in text_of(each)
+    assert "effective rank of the features (RankMe)" in text_of(hostile_run)
+
+
+def test_neighbours_say_where_they_come_from(run: Run, hostile_run: Run) -> None:
+    labelled, (*_, last) = load_neighbours(run.neighbours), run.metrics("monitor")
+    assert labelled is not None
+    words = text_of(run)
+    assert (
+        "8 of the 24 queries on the left, one of each class whatever the result, and their nearest among the" in words
+    )
+    assert "the 48 images of the gallery after 6 iterations; green has the class of the query, red has not" in words
+    shown = f"The first neighbour is right for {labelled['first_right']} of these 8"
+    assert f"{shown}; for {last['top1']:.1f} % of all queries." in words
+    for each in (run, hostile_run):
+        assert "They have no labels, so nothing counts as right or wrong here" in text_of(each)
+    assert "Labelled images" not in text_of(hostile_run)
+
+
+def test_puzzles_have_labels_and_say_how_many_were_recognised(run: Run) -> None:
+    words = text_of(run)
+    assert words.count("true order") == words.count("restored ") == 6 + 4
+    assert re.search(r"Spatial: [0-6] of the 6 images kept for this report were recognised among 5 permutations", words)
+
+
+def test_tasks_that_order_nothing_have_examples(rotation_run: Run, instance_run: Run) -> None:
+    for run, task, names in (
+        (rotation_run, "rotation", ("rotated", "turned back")),
+        (instance_run, "instance", ("view", "other view", "nearest")),
+    ):
+        words, pictures = text_of(run), Seen(run.report.read_text(encoding="utf-8")).tags
+        assert re.search(rf"{task.capitalize()}: [0-6] of the 6 images kept for this report were recognised\.", words)
+        shown = [attributes["alt"] for tag, attributes in pictures if tag == "img" and attributes.get("alt") in names]
+        assert shown == list(names) * 6
+
+
+def test_without_a_policy_there_is_one_sentence(uniform_run: Run) -> None:
+    policy = text_of(uniform_run).split(" Policy ")[-1].split(" Error map ")[0]
+    assert policy == "No policy: every permutation was equally likely throughout (uniform sampling)."
+
+
+def test_a_policy_that_never_started(tiny_config: Callable[..., Config], tmp_path: Path) -> None:
+    run = run_pretraining(merge(tiny_config(out=tmp_path / "never"), {"policy": {"start_below": 0.01}}))
+    policy = text_of(run).split(" Policy ")[-1].split(" Error map ")[0]
+    assert policy.startswith("Spatial task: The policy never started, as the lowest validation error, 0.")
+    assert "Temporal task: The policy never started" in policy and "What it preferred" not in text_of(run)
+
+
 def test_a_task_that_orders_nothing_has_results_and_no_policy(all_tasks_run: Run, rotation_run: Run) -> None:
     words = [
         " ".join(" ".join(Seen(each.report.read_text(encoding="utf-8")).texts).split())
@@ -174,9 +237,9 @@ def test_a_task_that_orders_nothing_has_results_and_no_policy(all_tasks_run: Run
         )
         assert "Nearest neighbours" in text and f"{last:.3f}" in text
     assert "the temporal task (frames of clips) and the rotation task (rotations of images), with the" in words[0]
-    assert "Puzzles" in words[0] and "Preferences of the policy" in words[0]
+    assert "Puzzles: each" in words[0] and "What it preferred and when" in words[0]
     assert "iterations on the rotation task (rotations of images)." in words[1]
-    for heading in ("Puzzles", "Preferences of the policy", "Error map", "sampler reinforce"):
+    for heading in ("Puzzles", "Policy", "What it preferred", "Error map", "sampler reinforce"):
         assert heading not in words[1].split("config.yaml")[0]
 
 
@@ -191,7 +254,7 @@ def test_instance_discrimination_in_a_report(instance_run: Run) -> None:
 
 def test_a_run_without_an_ordering_task_beside_one_that_has_some(run: Run, rotation_run: Run, tmp_path: Path) -> None:
     page = written([run.folder, rotation_run.folder], tmp_path / "report.html")
-    assert "The run has no ordering task." in page and "There are no pictures" not in page
+    assert "Rotation:" in page and "Spatial:" in page and "There are no pictures" not in page
 
 
 def test_many_runs_have_no_pictures(run: Run, tmp_path: Path) -> None:

@@ -1,15 +1,23 @@
 """The page in a real browser: no errors in the console, everything is shown, and the controls work."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib import colormaps
 
+from unshuffle.analysis.difficulty import divide_samples
+from unshuffle.analysis.error_map import by_mean_error
+from unshuffle.analysis.figures import MAP
+from unshuffle.report.charts import difficulty_chart
 from unshuffle.report.page import write_report
 from unshuffle.runs.folders import find_runs
-from unshuffle.runs.history import read_sampling_states
+from unshuffle.runs.history import read_history, read_sampling_states
 from unshuffle.runs.run import Run
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
@@ -37,6 +45,11 @@ def page(browser: Page) -> Page:
     return browser
 
 
+def unfold(page: Page) -> None:
+    """Show what the policy preferred, which is folded if that was little."""
+    page.run("document.querySelectorAll('#policy details').forEach((details) => { details.open = true; })")
+
+
 def all_is_well(page: Page, path: Path) -> None:
     assert page.problems == []
     assert {url for url in page.requested if not url.startswith("data:")} == {path.resolve().as_uri()}
@@ -55,7 +68,7 @@ def test_a_run(page: Page, run: Run) -> None:
     page.open(run.report)
     all_is_well(page, run.report)
     assert page.run("document.images.length") >= 12
-    assert page.run("document.querySelectorAll('.chart svg path.curve').length") == 4 + 1 + 2 + 1 + 4 + 4
+    assert page.run("document.querySelectorAll('.chart svg path.curve').length") == 4 + 1 + 2 + 2 + 1 + 4 + 4
     assert page.run("document.querySelectorAll('.chart svg path.dashed').length") == 2, "errors on the test sets"
     assert page.run("document.querySelectorAll('.puzzle').length") == 6 + 4
     painted = page.run(
@@ -73,7 +86,7 @@ def test_a_run(page: Page, run: Run) -> None:
 
 
 def test_runs_with_a_task_that_orders_nothing(page: Page, all_tasks_run: Run, rotation_run: Run) -> None:
-    for run, curves, puzzles, maps in ((all_tasks_run, 6 + 1 + 3 + 1 + 4 + 4, 10, 2), (rotation_run, 5, 0, 0)):
+    for run, curves, puzzles, maps in ((all_tasks_run, 6 + 1 + 2 + 3 + 1 + 4 + 4, 10, 2), (rotation_run, 6, 0, 0)):
         page.open(run.report)
         all_is_well(page, run.report)
         page.requested.clear()
@@ -89,8 +102,9 @@ def test_runs_with_a_task_that_orders_nothing(page: Page, all_tasks_run: Run, ro
 def test_advantages_of_groups(page: Page, rollout_run: Run) -> None:
     page.open(rollout_run.report)
     all_is_well(page, rollout_run.report)
+    unfold(page)
     assert page.run("document.querySelectorAll('.preferences canvas').length") == 4
-    page.hover(".preferences > h5 + .map canvas")  # the third of four columns, the second of two rows
+    page.hover(".preferences h5 + .map canvas", right=5)  # the third of four columns, the second of two rows
     entries = [entry for entry in rollout_run.metrics("rollouts") if entry["task"] == "spatial"]
     ((advantage, error),) = [
         (entry["advantage"][1], entry["errors"][1]) for entry in entries if entry["iteration"] == 4
@@ -98,17 +112,18 @@ def test_advantages_of_groups(page: Page, rollout_run: Run) -> None:
     told = page.run("document.getElementById('tip').textContent")
     sentence = f"advantage {advantage:+.2f}: error {error:.3f} after its rollout".replace("-", "−")
     assert told == f"iteration 4, group 2{sentence}"
-    page.click(".preferences > h5 + .map canvas")
+    page.click(".preferences h5 + .map canvas", right=5)
     assert page.run("document.querySelector('.preferences output').textContent") == "iteration 4"
 
 
 def test_groups_of_pairs(page: Page, pair_run: Run) -> None:
     page.open(pair_run.report)
     all_is_well(page, pair_run.report)
+    unfold(page)
     policy = "document.querySelector('.preferences')"
     assert page.run("document.querySelectorAll('.preferences canvas').length") == 4
     assert page.run(f"{policy}.querySelectorAll('.examples *').length") == 0, "no permutation belongs to a group"
-    page.hover(".preferences canvas")  # the third of four columns, the third of five rows
+    page.hover(".preferences canvas", right=5)  # the third of four columns, the third of five rows
     preference = read_sampling_states(pair_run, "spatial")[2].preferences[2]
     assert (
         page.run("document.getElementById('tip').textContent")
@@ -133,6 +148,7 @@ def test_names_that_are_html_stay_text(page: Page, hostile_run: Run) -> None:
 
 def test_the_slider_goes_through_the_training(page: Page, run: Run) -> None:
     page.open(run.report)
+    unfold(page)
     policy = "document.querySelector('.preferences')"
     assert page.run(f"{policy}.querySelector('output').textContent") == "iteration 6"
     seen = {page.run(f"{policy}.querySelector('.needle').style.left")}
@@ -144,7 +160,7 @@ def test_the_slider_goes_through_the_training(page: Page, run: Run) -> None:
         assert page.run(f"{policy}.querySelectorAll('.examples .parts').length") > 0
         seen.add(page.run(f"{policy}.querySelector('.needle').style.left"))
     assert len(seen) == 4
-    page.click(".preferences canvas")  # the third of four columns begins in the middle
+    page.click(".preferences canvas", right=5)  # the third of four columns begins in the middle
     assert page.run(f"{policy}.querySelector('output').textContent") == "iteration 4"
     assert page.problems == []
 
@@ -174,6 +190,60 @@ def test_the_error_map_shows_the_permutation_pointed_at(page: Page, run: Run) ->
     page.hover(".errormap canvas")
     assert page.run(below) != before and "Rank 3 of 5" in page.run(below)
     assert page.run("document.querySelectorAll('.errormap .below .parts i').length") == 9 + 6
+
+
+def test_the_error_map_has_a_scale_and_the_colours_of_analyze(page: Page, run: Run) -> None:
+    page.open(run.report)
+    history = read_history(run, "spatial")
+    errors = history.errors[:, by_mean_error(history)].T.flatten()  # row by row
+    pixels = page.run(
+        "(() => { const canvas = document.querySelector('.errormap canvas'); return [...canvas.getContext('2d')"
+        ".getImageData(0, 0, canvas.width, canvas.height).data]; })()"
+    )
+    wanted = 255 * colormaps[MAP](np.round(errors, 2))
+    assert np.abs(np.reshape(pixels, (-1, 4)) - wanted).max() < 4
+    assert page.run("document.querySelector('.errormap .maplabels').textContent") == "hardest permutationerror 0  1"
+    gradient = page.run("getComputedStyle(document.querySelector('.errormap .scale')).backgroundImage")
+    assert gradient.startswith("linear-gradient(to right, rgb(68, 1, 84)") and "rgb(253, 231, 37)" in gradient
+
+
+def test_the_axis_of_the_difficulties_shows_their_range(
+    page: Page, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chart = difficulty_chart(divide_samples(run, read_history(run, "spatial"), "spatial"))
+    near = replace(chart, series=[replace(chart.series[0], points=[(2, 22.0), (4, 28.0)])])
+    monkeypatch.setattr("unshuffle.report.policy_summary.difficulty_chart", lambda _: near)
+    write_report(find_runs([run.folder]), tmp_path / "report.html")
+    page.open(tmp_path / "report.html")
+    unfold(page)
+    circles = "[...document.querySelectorAll('.preferences .chart circle')].slice(0, 2)"
+    first, last = page.run(f"{circles}.map((circle) => Number(circle.getAttribute('cy')))")
+    assert first - last > 0.7 * (260 - 38 - 10), "of the height of the chart"
+
+
+def test_all_held_out_images_can_be_seen(page: Page, run: Run) -> None:
+    for width in (390, 1200):
+        page.size(width, 800, mobile=width < 500)
+        page.open(run.report)
+        gallery, images = page.run(
+            "(() => { const gallery = document.querySelector('.gallery');"
+            "const box = (element) => element.getBoundingClientRect();"
+            "return [box(gallery), [...gallery.querySelectorAll('img')].map(box)].map((boxes) =>"
+            "[boxes].flat().map(({left, right}) => [left, right])); })()"
+        )
+        assert len(images) == 6 and all(left >= gallery[0][0] and right <= width for left, right in images)
+
+
+def test_wrong_puzzles_show_what_is_misplaced(page: Page, run: Run) -> None:
+    page.open(run.report)
+    puzzles = page.run(
+        "[...document.querySelectorAll('.puzzle')].map((puzzle) => [puzzle.querySelectorAll('.misplaced').length,"
+        "puzzle.querySelector('.wrong, .right').textContent, puzzle.querySelectorAll('.arrangement small').length])"
+    )
+    for misplaced, verdict, labels in puzzles:
+        assert labels == 3
+        placed = re.match(r"(\d+) of (\d+)", verdict)
+        assert misplaced == (0 if placed is None else int(placed[2]) - int(placed[1]))
 
 
 def test_any_image_can_be_the_query(page: Page, run: Run) -> None:
@@ -227,7 +297,7 @@ def test_runs_side_by_side(page: Page, run: Run, uniform_run: Run, tmp_path: Pat
     page.open(path)
     all_is_well(page, path)
     left, right = page.run(
-        "[...document.querySelectorAll('#puzzles .run')].map((run) => run.getBoundingClientRect())"
+        "[...document.querySelectorAll('#examples .run')].map((run) => run.getBoundingClientRect())"
         ".map((box) => [box.left, box.top])"
     )
     assert left[0] < right[0] and left[1] == right[1]

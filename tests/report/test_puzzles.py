@@ -6,7 +6,7 @@ import torch
 
 from unshuffle.data.crops import normalise, permute
 from unshuffle.models.heads import Head
-from unshuffle.report.puzzles import correct_positions, restored_order, solve_puzzles
+from unshuffle.report.puzzles import Puzzles, correct_positions, restored_order, solve_puzzles
 from unshuffle.report.snapshot import Snapshot
 from unshuffle.tasks.base import Network
 
@@ -72,3 +72,18 @@ def test_predictions_are_those_of_the_network(snapshot: Snapshot, task: str, par
 
 def test_there_are_no_more_puzzles_than_samples(snapshot: Snapshot) -> None:
     assert len(solve_puzzles(snapshot, "spatial", 50)) == 6
+
+
+def test_right_and_wrong_in_equal_parts() -> None:
+    shown = torch.tensor([[0, 1], [1, 0]] * 4)
+    predicted = shown.clone()
+    predicted[[1, 4, 5, 7]] = predicted[[1, 4, 5, 7]].flip(1)
+    pixels = torch.arange(8)[:, None, None, None, None]
+    puzzles = Puzzles([f"{number}" for number in range(8)], pixels, torch.arange(8), shown, predicted)
+    assert puzzles.solved == [0, 2, 3, 6]
+    few = puzzles.right_and_wrong(4)
+    assert few.names == ["0", "2", "1", "4"] and few.solved == [0, 1] and few.pixels.flatten().tolist() == [0, 2, 1, 4]
+    assert puzzles.right_and_wrong(5).names == ["0", "2", "3", "1", "4"]
+    assert puzzles.subset([0, 2, 3]).right_and_wrong(2).names == ["0", "2"], "nothing is wrong"
+    assert puzzles.subset([1, 4, 0]).right_and_wrong(3).names == ["0", "1", "4"], "most are wrong"
+    assert puzzles.right_and_wrong(50).solved == [0, 1, 2, 3] and len(puzzles.right_and_wrong(50)) == 8

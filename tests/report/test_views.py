@@ -5,60 +5,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from unshuffle.cli.parsing import parse_config_command
 from unshuffle.cli.pretrain import PretrainCommand
 from unshuffle.config import Config, preset_config
-from unshuffle.evaluation.features import extract
 from unshuffle.options import merge
+from unshuffle.report.puzzles import solve_puzzles
 from unshuffle.report.snapshot import Snapshot
-from unshuffle.report.views import (
-    add_pictures,
-    describe_run,
-    find_neighbours,
-    nearest_others,
-    preset_changes,
-    repeat_command,
-)
+from unshuffle.report.views import add_pictures, describe_run, preset_changes, repeat_command
 from unshuffle.runs.folders import find_runs
 from unshuffle.runs.run import Run
-
-
-def slow_others(vectors: torch.Tensor, count: int) -> list[list[int]]:
-    neighbours = []
-    for own in range(len(vectors)):
-        cosine = {
-            other: float(torch.cosine_similarity(vectors[own], vectors[other], dim=0))
-            for other in range(len(vectors))
-            if other != own
-        }
-        neighbours.append(sorted(cosine, key=lambda other: -cosine[other])[:count])
-    return neighbours
-
-
-def test_nearest_others_against_a_slow_search() -> None:
-    vectors = torch.randn(9, 5, generator=torch.Generator().manual_seed(0))
-    assert nearest_others(vectors, 4) == slow_others(vectors, 4)
-
-
-def test_a_copy_is_a_neighbour_but_not_the_image_itself() -> None:
-    vectors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    assert [row[0] for row in nearest_others(vectors, 1)[:2]] == [1, 0]
-
-
-def test_neighbours_are_by_the_features_of_the_network(snapshot: Snapshot) -> None:
-    neighbours = find_neighbours(snapshot, 3)
-    images = snapshot.held_out["spatial"]
-    assert neighbours is not None and neighbours["names"] == list(images.names)
-    features = extract(snapshot.network.backbone, images.pixels[:, 0].numpy(), torch.device("cpu"))
-    assert neighbours["nearest"]["this network"] == slow_others(features, 3)
-
-
-def test_one_image_has_no_neighbour(snapshot: Snapshot) -> None:
-    one = {"spatial": type(snapshot.held_out["spatial"])(snapshot.held_out["spatial"].pixels[:1], ["a"])}
-    alone = replace(snapshot, held_out=one)
-    assert find_neighbours(alone) is None
 
 
 def parsed(command: str) -> Config:
@@ -147,3 +102,16 @@ def test_a_run_without_an_ordering_task_shows_its_held_out_images(rotation_run: 
         "source": "images",
         "medium": "images",
     }
+
+
+def test_puzzles_are_right_and_wrong_and_say_how_often(run: Run) -> None:
+    view, snapshot = describe_run(*find_runs([run.folder]), "c0"), Snapshot.newest(run)
+    add_pictures(view, run, snapshot)
+    assert snapshot is not None
+    for task, shown in view["puzzles"].items():
+        everything = solve_puzzles(snapshot, task, len(snapshot.held_out[task]))
+        solved = [everything.names[sample] for sample in everything.solved]
+        assert (shown["solved"], shown["total"], shown["permutations"]) == (len(solved), 6, 5)
+        assert [sample["solved"] for sample in shown["samples"]] == [True] * shown["right"] + [False] * shown["wrong"]
+        assert all((sample["name"] in solved) == sample["solved"] for sample in shown["samples"])
+        assert list(shown["samples"][0]["arrangements"]) == ["true order", "shuffled", "restored"]

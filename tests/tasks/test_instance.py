@@ -188,3 +188,21 @@ def test_a_few_images_are_memorised(config: Config) -> None:
         optimiser.step()
         accuracies.append(float(outcome.accuracy))
     assert accuracies[0] < 0.5 < 0.9 < np.mean(accuracies[-10:])
+
+
+@pytest.mark.parametrize("frames", [1, 2])
+def test_examples_are_the_views_and_the_nearest_one(config: Config, frames: int) -> None:
+    config = with_options(config, positives="frames" if frames == 2 else "views")
+    net, pixels = network(config), squares(6, frames).pixels().unflatten(0, (6, frames))
+    task = net.tasks["instance"]
+    examples = task.examples(net, pixels, 24, torch.Generator())
+    views = task.pictures(pixels, 24).flatten(0, 1)
+    projections = task.validate(net, [task.crops(squares(6, frames))]).projections.flatten(0, 1)  # type: ignore[attr-defined]
+    for sample, example in enumerate(examples):
+        cosines = {k: float(projections[2 * sample] @ other) for k, other in enumerate(projections) if k != 2 * sample}
+        nearest = max(cosines, key=cosines.__getitem__)
+        wanted = [views[2 * sample], views[2 * sample + 1], views[nearest]]
+        assert all(torch.equal(*pair) for pair in zip(example.pictures.values(), wanted, strict=True))
+        assert example.right == (nearest == 2 * sample + 1)
+        assert example.answer == ("finds its other view" if example.right else "finds another image")
+    assert len(examples) == 6 and not all(example.right for example in examples)

@@ -95,3 +95,23 @@ def test_a_few_images_are_memorised(config: Config) -> None:
         outcome.loss.backward()
         optimiser.step()
     assert outcome.accuracy == 1
+
+
+def test_examples_are_what_the_network_answers(config: Config) -> None:
+    net, pixels = network(config), squares(8).pixels().unflatten(0, (8, 1))
+    task = net.tasks["rotation"]
+    examples = task.examples(net, pixels, 24, torch.Generator().manual_seed(0))
+    upright, crops = task.pictures(pixels, 24)[:, 0], task.crops(squares(8))
+    net.eval()
+    answers = []
+    for image, turned, example in zip(upright, crops, examples, strict=True):
+        turns = next(t for t in range(4) if torch.equal(image.rot90(t, (1, 2)), example.pictures["rotated"]))
+        logits = net.heads["rotation"](net.backbone(turned[turns][None]).flatten(1))
+        answers.append((turns, int(logits.argmax())))
+        assert torch.equal(example.pictures["turned back"], image.rot90(turns - answers[-1][1], (1, 2)))
+        assert example.right == (turns == answers[-1][1])
+        assert example.answer.startswith(f"rotated by {90 * turns}°")
+        assert example.answer.endswith(f"{90 * turns}°" if example.right else f", not {90 * answers[-1][1]}°")
+    assert len({turns for turns, _ in answers}) > 1 and any(turns != answer for turns, answer in answers)
+    again = task.examples(net, pixels, 24, torch.Generator().manual_seed(0))
+    assert [example.answer for example in again] == [example.answer for example in examples]

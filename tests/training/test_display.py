@@ -52,10 +52,18 @@ def test_the_live_display_shows_figures_speed_and_chance() -> None:
     with display:
         display.tasks["spatial"].accuracy = 0.25
         display.samples_per_second, display.crops_per_second = 12, 108
-        display.waiting, display.top1 = 0.07, 33.3
+        display.waiting, display.monitor = 0.07, {"top1": 33.3, "crops_top1": 21.5, "own_rankme": 9.0}
         display.update(10)
         shown = text.getvalue()
-    for part in ("10/20", "0.250", "0.990", "12 samples/s (108 crops/s)", "data 7 %", "33.3 %"):
+    for part in (
+        "10/20",
+        "0.250",
+        "0.990",
+        "12 samples/s (108 crops/s)",
+        "data 7 %",
+        "retrieval top-1 33.3 %",
+        "own crops top-1 21.5 %",
+    ):
         assert part in shown
 
 
@@ -67,7 +75,8 @@ def test_every_number_is_whole_on_a_narrow_terminal(preference: Preference) -> N
     display.tasks["temporal"] = TaskStatus(
         chance=0.042, loss=12.345, accuracy=0.123, error=0.912, preference=preference
     )
-    display.samples_per_second, display.crops_per_second, display.waiting, display.top1 = 12345, 111105, 0.07, 33.3
+    display.samples_per_second, display.crops_per_second, display.waiting = 12345, 111105, 0.07
+    display.monitor = {"top1": 33.3, "crops_top1": 21.5, "frames_top1": 9.5}
     with display:
         display.update(10)
         lines = [line.rstrip() for line in text.getvalue().splitlines()]

@@ -15,7 +15,7 @@ from unshuffle.analysis.figures import COLOURS, LEVELS, QUIET, name_axes, panels
 from unshuffle.config import Config
 from unshuffle.console import say
 from unshuffle.errors import UserError
-from unshuffle.evaluation.retrieval import build_monitor
+from unshuffle.evaluation.monitor import build_retrieval_monitor
 from unshuffle.models import Backbone
 from unshuffle.runs.checkpoints import fitting, load_checkpoint, usable_checkpoints
 from unshuffle.runs.folders import run_labels
@@ -75,7 +75,7 @@ class Convergence(Analysis):
             raise UserError(f"{run.folder} has no checkpoint to evaluate yet")
         folders = replace(run.config.monitor, gallery=self.gallery, queries=self.queries, limit=self.limit)
         config = replace(run.config, monitor=folders, device=self.device)
-        monitor = build_monitor(config)
+        monitor = build_retrieval_monitor(config)
         assert monitor is not None
         scores: list[Scores] = []
         for file in files:
@@ -88,9 +88,9 @@ class Convergence(Analysis):
 
 def monitor_scores(run: Run) -> list[Scores]:
     """Return what the monitor has logged."""
-    entries: list[Scores] = list(run.metrics("monitor"))
+    entries: list[Scores] = [entry for entry in run.metrics("monitor") if "top1" in entry]
     if not entries:
-        raise UserError(f"{run.folder} has no monitor: give class folders with --gallery and --queries")
+        raise UserError(f"{run.folder} has no labelled monitor: give class folders with --gallery and --queries")
     return entries
 
 

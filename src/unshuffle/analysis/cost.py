@@ -28,11 +28,12 @@ from unshuffle.runs.run import Run
 PAPER_COST = 100 * 90 * 2 * (100 * 1000 / 128) / 350_000
 """CC / I = T · 2V / I, V = |X_val| · |Ψ| / B: two validations per episode, in percent of the training."""
 NAMES = {
-    "paper": "the paper: 1,000 permutations, 90 episodes",
-    "all_permutations": "this run, every sample in every permutation",
-    "shared_backbone": "this run, every sample once (shared backbone)",
-    "measured": "this run, measured",
+    "paper": "derived: the paper, 1,000 permutations, 90 episodes",
+    "all_permutations": "derived, not done: every sample in every permutation",
+    "shared_backbone": "derived: every sample once (shared backbone)",
+    "measured": "measured: this run, in seconds",
 }
+"""Derived costs count forward passes on paper; only the last one was measured."""
 
 
 @dataclass(frozen=True)
@@ -198,13 +199,15 @@ def measured_cost(training: Sequence[tuple[int, float]], costs: Iterable[Mapping
 
 @styled
 def draw(costs: Mapping[str, float], activities: str = "validations") -> Figure:
-    """Draw a dot per cost on a logarithmic axis, as they differ by orders of magnitude."""
-    figure, ((axes,),) = panels(height=0.75 + 0.55 * len(costs), width=8)
+    """Draw a dot per cost on a logarithmic axis, as they differ by orders of magnitude; hollow if it is derived."""
+    figure, ((axes,),) = panels(height=0.75 + 0.55 * len(costs), width=9.6)
     names = list(costs)[::-1]
     values = [costs[name] for name in names]
     axes.set_xscale("log")
     axes.set_xlim(min(values) / 3, max(values) * 6)
-    axes.plot(values, range(len(names)), "o", color=COLOURS[0], markersize=8)
+    for row, (name, value) in enumerate(zip(names, values, strict=True)):
+        filling = COLOURS[0] if name == "measured" else "white"
+        axes.plot(value, row, "o", color=COLOURS[0], markerfacecolor=filling, markersize=8)
     for row, value in enumerate(values):
         axes.annotate(
             f"{value:,.0f} %" if value >= 100 else f"{value:.2g} %",
@@ -217,7 +220,7 @@ def draw(costs: Mapping[str, float], activities: str = "validations") -> Figure:
     axes.set_yticks(range(len(names)), [NAMES[name] for name in names])
     axes.set_ylim(-0.6, len(names) - 0.4)
     axes.set_title(f"Cost of the policy's {activities}")
-    axes.set_xlabel("cost relative to training [%]")
+    axes.set_xlabel("cost relative to training [%]; filled: measured, hollow: derived")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid()

@@ -1,5 +1,6 @@
 """RankMe (Garrido et al., ICML 2023): the effective rank of the features of unlabelled data."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
@@ -27,7 +28,12 @@ EPSILON = 1e-7
 
 
 def effective_rank(features: Tensor) -> float:
-    """Return exp of the entropy of the normalised singular values of (N, D) features, between 1 and min(N, D)."""
+    """Return exp of the entropy of the normalised singular values of (N, D) features, between 1 and min(N, D).
+
+    It is NaN where the features are not finite.
+    """
+    if not features.isfinite().all():  # which has no eigenvalues
+        return math.nan
     # The singular values of a matrix are the roots of its smaller Gram matrix' eigenvalues, which are far cheaper.
     wide = features if len(features) <= features.shape[1] else features.T
     values = wide.double() if wide.device.type != "mps" else wide.cpu().double()

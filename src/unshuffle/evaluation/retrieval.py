@@ -1,4 +1,4 @@
-"""Nearest-neighbour retrieval, Tab. 1 of the paper: the evaluation, and the monitor of a run."""
+"""Nearest-neighbour retrieval, Tab. 1 of the paper."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,36 +13,30 @@ from rich.table import Table
 from torch import Tensor
 
 from unshuffle.accelerator import choose_device
-from unshuffle.config import Config, Count
+from unshuffle.config import Count
 from unshuffle.data.dataset import (
     LabelledDataset,
     LabelledImages,
     Square,
-    load_images,
     one_per_class,
     shared_files,
-    synthetic_dataset,
     voc_objects,
 )
 from unshuffle.data.splits import find_split_list
-from unshuffle.data.synthetic import synthetic_images
 from unshuffle.errors import UserError
 from unshuffle.evaluation.features import (
     WORKERS,
     FeatureCache,
     FeatureChunk,
     Pool,
-    colour_histograms,
-    extract,
     extract_features,
     find_backbone,
     merge_chunks,
     open_pair,
     pool5,
-    raw_pixels,
     weights_digest,
 )
-from unshuffle.evaluation.index import GALLERY, Search, nearest
+from unshuffle.evaluation.index import GALLERY, Search
 from unshuffle.evaluation.protocol import (
     Evaluation,
     Result,
@@ -55,10 +49,7 @@ from unshuffle.evaluation.protocol import (
     shared_sentence,
     skipped_figures,
 )
-from unshuffle.evaluation.rankme import effective_rank
-from unshuffle.models import Backbone, build_backbone
 from unshuffle.models.registry import backbone_features
-from unshuffle.randomness import stream_seed
 
 TOP = (1, 5, 10, 20)
 NEIGHBOURS = 5  # in a picture
@@ -338,68 +329,3 @@ def rebatched(chunks: Iterable[FeatureChunk], rows: int) -> Iterator[FeatureChun
             pending = []
     if pending:
         yield merge_chunks(pending)
-
-
-# ---- the monitor of a run
-
-
-@dataclass(frozen=True)
-class RetrievalMonitor:
-    """Retrieval and effective rank on a small labelled set, measured during pretraining."""
-
-    gallery: LabelledImages
-    queries: LabelledImages
-    device: torch.device
-
-    def neighbours(self, backbone: Backbone) -> Tensor:
-        """Return the indices of each query's nearest gallery images."""
-        return self._nearest(*self._features(backbone))
-
-    def __call__(self, backbone: Backbone) -> dict[str, float]:
-        """Return the top-k accuracies of a backbone, and the effective rank of its features of the gallery."""
-        queries, gallery = self._features(backbone)
-        rank = effective_rank(gallery.to(self.device))
-        return {**self._score(self._nearest(queries, gallery)), "rankme": rank}
-
-    def baselines(self) -> dict[str, dict[str, float]]:
-        """Return the accuracies of features that are not learned."""
-        features = {"raw pixels": raw_pixels, "colour histograms": colour_histograms}
-        return {
-            name: self._score(self._nearest(feature(self.queries.pixels), feature(self.gallery.pixels)))
-            for name, feature in features.items()
-        }
-
-    def _features(self, backbone: Backbone) -> tuple[Tensor, Tensor]:
-        queries, gallery = (extract(backbone, side.pixels, self.device) for side in (self.queries, self.gallery))
-        return queries, gallery
-
-    def _nearest(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        return nearest(queries, gallery, min(max(TOP), len(self.gallery)))
-
-    def _score(self, neighbours: Tensor) -> dict[str, float]:
-        return top_k_accuracy(neighbours, self.queries.labels, self.gallery.labels)
-
-
-def build_monitor(config: Config, console: Console | None = None) -> RetrievalMonitor | None:
-    """Return retrieval on the given labelled data, or on the synthetic world if that is trained on, or None.
-
-    Files that cannot be read are named on the console.
-    """
-    device, monitor = choose_device(config.device), config.monitor
-    if monitor.gallery is not None and monitor.queries is not None:
-        square, cache = Square(build_backbone(config.model.backbone).eval_size), config.data.cache
-        datasets = open_pair(monitor.gallery, monitor.queries, square=square, frames=1, cache=cache)
-        gallery, queries = (load_images(dataset, monitor.limit) for dataset in datasets)
-        if console is not None:
-            for dataset in datasets:
-                note_skipped(console, dataset, f"monitor, {dataset.address}", cache=cache)
-        return RetrievalMonitor(gallery, queries, device)
-    if config.images is not None or config.videos is not None:
-        return None
-
-    def synthetic(name: str, count: int) -> LabelledImages:
-        seed = int(stream_seed(config.seed, "monitor", name).generate_state(1)[0])
-        return load_images(synthetic_dataset(synthetic_images(count, config.synthetic.image_size, seed)))
-
-    gallery, queries = synthetic("gallery", config.synthetic.gallery), synthetic("queries", config.synthetic.queries)
-    return RetrievalMonitor(gallery, queries, device)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from unshuffle.tasks import TASKS
 
 MAX_POINTS = 400  # of a curve; more cannot be distinguished on a screen
 RUN_COLOURS = 8  # in the style of the page
+LOSS_NOTE = "Lower is better. Training samples, so it also falls where the network memorises them."
 
 Point = tuple[int, float]
 """Iteration and value."""
@@ -42,20 +44,65 @@ class Chart:
     series: Sequence[Series]
     levels: Mapping[str, float]
     decimals: int = 3
+    note: str = ""
+    """One sentence: what to see."""
+    from_zero: bool = True
+    """Whether the axis begins at 0; otherwise it shows the range of the values alone."""
 
 
 def charts(runs: Sequence[NamedRun]) -> list[Chart]:
     """Return all charts: the tasks of one run share a chart, and several runs have a chart per task."""
     folders = [named.run for named in runs]
     tasks = list(dict.fromkeys(task for run in folders for task in tasks_of(run)))
-    top1, rankme = (_monitor_series(runs, key) for key in ("top1", "rankme"))
+    retrieval = Chart(
+        "Retrieval",
+        "nearest neighbour of the same class [%]",
+        _monitor_series(runs, {"top1": "this network"}),
+        _common(map(_baselines, folders)),
+        decimals=1,
+        note="Higher is better. Labelled images, which the training does not use.",
+    )
     candidates = [
         *_error_charts(runs, tasks),
-        Chart("Retrieval", "nearest neighbour of the same class [%]", top1, _common(map(_baselines, folders)), 1),
-        *_task_charts("Training loss", "cross-entropy [nats]", runs, tasks, _losses, _chance_losses),
-        Chart("Effective rank", "dimensions of the features (RankMe)", rankme, {}, 1),
+        retrieval,
+        *_own_charts(runs),
+        *_task_charts("Training loss", "cross-entropy [nats]", runs, tasks, _losses, _chance_losses, LOSS_NOTE),
+        _rank_chart(runs),
     ]
     return [chart for chart in candidates if chart.series]
+
+
+def _own_charts(runs: Sequence[NamedRun]) -> list[Chart]:
+    """Return how often two views of a held-out sample find each other: one chart for one run, else one per kind."""
+    names = {"crops": "two crops of an image", "frames": "two frames of a clip"}
+    shown = [{kind: name} for kind, name in names.items()] if len(runs) > 1 else [names]
+    note = "Higher is better. Held-out samples of the run, without labels; each view looks for its partner."
+    return [
+        Chart(
+            "Own data" if len(runs) == 1 else f"Own data, {' and '.join(kinds.values())}",
+            "views that find each other [%]",
+            _monitor_series(runs, {f"{kind}_top1": name for kind, name in kinds.items()}),
+            _common(_own_chances(named.run, kinds) for named in runs),
+            1,
+            note,
+        )
+        for kinds in shown
+    ]
+
+
+def _own_chances(run: Run, names: Mapping[str, str]) -> dict[str, float]:
+    first: Mapping[str, Any] = next(run.metrics("monitor"), {})
+    chances = {name: first[f"{kind}_chance"] for kind, name in names.items() if f"{kind}_chance" in first}
+    return _chance_levels(chances) if chances else {}
+
+
+def _rank_chart(runs: Sequence[NamedRun]) -> Chart:
+    """Return the effective rank of the run's own samples; of the labelled gallery for runs that have only that."""
+    own = any("own_rankme" in entry for named in runs for entry in named.run.metrics("monitor"))
+    source = "held-out samples of the run" if own else "images of the labelled gallery"
+    series = _monitor_series(runs, {"own_rankme" if own else "rankme": "this network"})
+    note = f"Of the {source}, whose number bounds it. A fall is a sign of collapse."
+    return Chart("Effective rank", "dimensions of the features (RankMe)", series, {}, 1, note)
 
 
 def run_colours(runs: Sequence[NamedRun]) -> list[str]:
@@ -81,7 +128,8 @@ def difficulty_chart(division: Division) -> Chart:
         if (points := [(at, float(row[number])) for at, row in zip(iterations, division.percent, strict=True)])
     )
     levels = {"uniform sampling": 100 / len(names)}
-    return Chart("Difficulty of the samples", f"{division.noun} sampled [%]", series, levels, 1)
+    note = "What was trained on between two validations. Curves that stay near the line are uniform sampling."
+    return Chart("Difficulty of the samples", f"{division.noun} sampled [%]", series, levels, 1, note, from_zero=False)
 
 
 def _range(names: Sequence[str]) -> str:
@@ -92,8 +140,10 @@ def _error_charts(runs: Sequence[NamedRun], tasks: Sequence[str]) -> list[Chart]
     """Return the errors on X_val, and dashed in the same charts those on the pretext test sets."""
     has_test = any(any(named.run.metrics("test")) for named in runs)
     title = "Validation and test error" if has_test else "Validation error"
+    dashes = "; dashed: the pretext test set, which the policy does not see" if has_test else ""
+    note = f"Lower is better. Held-out samples{dashes}. At chance nothing has been learned."
     validation, test = (
-        _task_charts(title, "[fraction]", runs, tasks, partial(_errors, kind=kind), _chances)
+        _task_charts(title, "[fraction]", runs, tasks, partial(_errors, kind=kind), _chances, note)
         for kind in ("validation", "test")
     )
     return [
@@ -113,26 +163,34 @@ def _task_charts(
     tasks: Sequence[str],
     curve: Callable[..., list[Point]],
     levels: Callable[[Run], dict[str, float]],
+    note: str,
 ) -> list[Chart]:
     if len(runs) == 1:
         run = runs[0].run
         series = _thinned(Series(task, task, task_colour_name(task), curve(run, task)) for task in tasks)
-        return [Chart(title, unit, series, _chance_levels(levels(run)))]
+        return [Chart(title, unit, series, _chance_levels(levels(run)), note=note)]
     task_charts = []
     for task in tasks:
         series = _run_series(runs, partial(curve, task=task))
         level = _common({"chance": levels(named.run)[task]} for named in runs if task in levels(named.run))
-        task_charts.append(Chart(f"{title}, {task}", unit, series, level))
+        task_charts.append(Chart(f"{title}, {task}", unit, series, level, note=note))
     return task_charts
 
 
-def _monitor_series(runs: Sequence[NamedRun], key: str) -> list[Series]:
-    def curve(run: Run) -> list[Point]:
+def _monitor_series(runs: Sequence[NamedRun], keys: Mapping[str, str]) -> list[Series]:
+    """Return a curve for each figure of the monitor, by its key and name; of several runs, of the only figure."""
+
+    def curve(run: Run, key: str) -> list[Point]:
         return [(entry["iteration"], entry[key]) for entry in run.metrics("monitor") if key in entry]
 
-    if len(runs) == 1:
-        return _thinned([Series("this network", "this network", "ink", curve(runs[0].run))])
-    return _run_series(runs, curve)
+    if len(runs) > 1:
+        (key,) = keys
+        return _run_series(runs, partial(curve, key=key))
+    colours = ["ink"] if len(keys) == 1 else ["t0", "t1"]  # those of the tasks on images and on clips
+    return _thinned(
+        Series(name, name, colour, curve(runs[0].run, key))
+        for (key, name), colour in zip(keys.items(), colours, strict=False)
+    )
 
 
 def _run_series(runs: Sequence[NamedRun], curve: Callable[[Run], list[Point]]) -> list[Series]:

@@ -107,6 +107,7 @@ def _render(views: Sequence[View], page_charts: Sequence[Chart], tables: Sequenc
             runs=views,
             tasks={task: facts for view in views for task, facts in view["tasks"].items()},
             error_label=error_label(row.kind for view in views for row in view["errors"]),
+            measures={measure.key: measure.title for view in views for measure in view["measures"]},
             charts=page_charts,
             data={"charts": [asdict(chart) for chart in page_charts], "runs": [view["data"] for view in views]},
             tables=tables,

@@ -19,17 +19,16 @@ from unshuffle.analysis.figures import (
     Sheet,
 )
 from unshuffle.analysis.neighbours import draw as draw_neighbours
-from unshuffle.data.dataset import one_per_class
+from unshuffle.evaluation.monitor import RetrievalMonitor
 from unshuffle.evaluation.protocol import Result
-from unshuffle.evaluation.retrieval import Neighbours, RetrievalMonitor
+from unshuffle.report.neighbours import labelled_neighbours, save_neighbours
 from unshuffle.report.puzzles import Puzzles, solve_puzzles
 from unshuffle.report.snapshot import Snapshot
 from unshuffle.runs.folders import short_names
 from unshuffle.runs.run import Run
 from unshuffle.tasks import TASKS
-from unshuffle.training.trainer import Monitor
 
-SAMPLES, QUERIES, NEIGHBOURS = 6, 8, 5
+SAMPLES = 6
 # In pixels. A block shows one sample: true order, shuffled, restored.
 BLOCK, MARGIN, BETWEEN = 648, 32, 56  # width of a block, space around all blocks and between two
 HEAD = 84  # above the first blocks: the title and the headings of columns
@@ -37,12 +36,17 @@ GUTTER = 15  # between the pictures of a block
 LABELS = 126  # names to the left of a strip
 
 
-def draw_pictures(snapshot: Snapshot, monitor: Monitor | None, run: Run) -> list[Path]:
-    """Draw all pictures of a run into its folder of pictures, and return the files."""
+def draw_pictures(snapshot: Snapshot, monitor: RetrievalMonitor | None, run: Run) -> list[Path]:
+    """Draw all pictures of a run into its folder of pictures, and return the files.
+
+    Labelled neighbours are also stored for the report.
+    """
     run.pictures.mkdir(parents=True, exist_ok=True)
     figures = {TASKS[task].view.picture_name: _draw_puzzles(snapshot, task) for task in snapshot.ordering_tasks}
-    if isinstance(monitor, RetrievalMonitor):
-        figures["neighbours"] = _draw_monitor(snapshot, monitor)
+    if monitor is not None:
+        shown = labelled_neighbours(monitor, snapshot.network.backbone)
+        save_neighbours(run.neighbours, shown, monitor, snapshot.iteration)
+        figures["neighbours"] = draw_neighbours({f"this network, after {snapshot.iteration:,} iterations": shown})
     paths = [run.pictures / f"{name}.png" for name in figures]
     for path, figure in zip(paths, figures.values(), strict=True):
         figure.savefig(path, dpi=SHEET_DPI)
@@ -144,13 +148,6 @@ def _draw_strip(sheet: Sheet, frames: Tensor, arrangement: Tensor, left: int, to
         return
     for position, number in enumerate(arrangement.tolist()):
         sheet.text(str(number + 1), left + step * (position + 0.5), top + len(strip) + 12, ha="center", fontsize=8)
-
-
-def _draw_monitor(snapshot: Snapshot, monitor: RetrievalMonitor) -> Figure:
-    nearest = monitor.neighbours(snapshot.network.backbone).cpu()[:, :NEIGHBOURS]
-    chosen = one_per_class(monitor.queries.labels, QUERIES)
-    shown = Neighbours(monitor.queries.subset(chosen), monitor.gallery.subset(nearest[chosen].flatten().tolist()))
-    return draw_neighbours({f"this network, after {snapshot.iteration:,} iterations": shown})
 
 
 def draw_evaluation(result: Result, weights: str, folder: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,37 +12,100 @@ from unshuffle.analysis.error_map import by_mean_error
 from unshuffle.report.charts import difficulty_chart
 from unshuffle.report.puzzles import highest_contrast, strip
 from unshuffle.report.snapshot import Snapshot
-from unshuffle.runs.history import SamplingState, groups_pairs, read_history, stored_permutations
+from unshuffle.runs.history import SamplingState, groups_pairs, is_finished, read_history, stored_permutations
 from unshuffle.runs.run import Run
 from unshuffle.tasks import TASKS
-from unshuffle.wording import describe_concern
+from unshuffle.wording import counted, describe_concern
+
+LITTLE, CLEAR = 0.05, 0.2
+"""Fractions of the samples that a preference must move to be called a little change, and a change."""
 
 # ---- sentences
 
 
-def summarise_policy(run: Run, task: str, states: Sequence[SamplingState]) -> list[str]:
-    """Return a few sentences about what the sampler preferred and how it was rewarded."""
+@dataclass(frozen=True)
+class PolicySummary:
+    """What the sampler of a task did, in proportion to what it did."""
+
+    conclusion: str
+    """One sentence."""
+    details: Sequence[str] = ()
+    """Sentences for a reader who wants to know more."""
+    is_clear: bool = False
+    """Whether what was sampled differs clearly from uniform sampling."""
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether there is a preference to draw."""
+        return bool(self.details)
+
+
+def summarise_policy(run: Run, task: str, states: Sequence[SamplingState]) -> PolicySummary:
+    """Return what the sampler preferred and how it was rewarded."""
     sampler = run.config.policy.name
     subject = "the policy" if sampler in ("reinforce", "rollouts") else f"the sampler {sampler}"
     active = [state for state in states[:-1] if state.is_active]  # nothing has been sampled since the last one
     if sampler == "uniform":
-        return ["No policy: every permutation was equally likely throughout."]
+        return PolicySummary("No policy: every permutation was equally likely throughout (uniform sampling).")
     if not active:
-        return [f"So far {subject} has not started, and every permutation was equally likely."]
-    sentences = [
+        return PolicySummary(_idle(run, task, states, subject))
+    moved = float(np.mean([state.moved for state in active]))
+    extent = "hardly changed the sampling" if moved < LITTLE else "changed the sampling"
+    little = " a little" if LITTLE <= moved < CLEAR else ""
+    conclusion = (
+        f"{_capitalised(subject)} {extent}{little}: on average its preference moved {100 * moved:.1f} % of the samples "
+        "from some groups to others, compared with uniform sampling."
+    )
+    details = [
         f"From iteration {active[0].iteration:,} on {subject} chose among {len(active[0].sizes)} {_groups(run)}",
         *_preferences(active, "group" if groups_pairs(run.config) else "third of the permutations"),
+        *_sampled(run, task, active[0].iteration),
         *_variation(run),
         *_rewards(run, task),
         *_advantages(run, task),
+        *_warnings(run, task),
+        "One run cannot tell whether this helped: compare it with a run that samples uniformly (policy.sampler).",
     ]
+    return PolicySummary(conclusion, details, moved >= CLEAR)
+
+
+def _idle(run: Run, task: str, states: Sequence[SamplingState], subject: str) -> str:
+    """Return why a sampler has sampled nothing by preference."""
+    uniform = "every permutation was equally likely"
+    if states[-1].is_active:
+        return f"{_capitalised(subject)} started at the last validation; until then {uniform}."
+    verb = "never started" if is_finished(run) else "has not started yet"
+    validations = list(run.metrics("validation", task))
+    needed = run.config.policy.start_below * validations[0]["chance"]
+    lowest = min(entry["error"] for entry in validations)
+    reason = f", as the lowest validation error, {lowest:.3f}, is not below {needed:.3f} (policy.start_below)"
+    return f"{_capitalised(subject)} {verb}{reason if lowest >= needed else ''}: {uniform}."
+
+
+def _sampled(run: Run, task: str, begin: int) -> list[str]:
+    """Return which classes of difficulty were sampled most and least often since the sampler started."""
+    division = divide_samples(run, read_history(run, task), task)
+    division = replace(division, rows=[row for row in division.rows if row["iteration"] > begin])
+    if not division.rows:
+        return []
+    percent = division.mean_percent(len(division.rows))
+    most, least = max(percent, key=percent.__getitem__), min(percent, key=percent.__getitem__)
+    return [
+        f"Of the {division.noun} sampled since then, {percent[most]:.1f} % were of the {most} by difficulty and "
+        f"{percent[least]:.1f} % of the {least}; uniform sampling gives {100 / len(percent):.1f} %."
+    ]
+
+
+def _capitalised(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _warnings(run: Run, task: str) -> list[str]:
     warnings = list(run.metrics("warning", task))
-    if warnings:
-        last = warnings[-1]
-        sentences.append(
-            f"{len(warnings)} warnings, the last at iteration {last['iteration']:,}: {describe_concern(last)}."
-        )
-    return sentences
+    if not warnings:
+        return []
+    last, noun = warnings[-1], counted(len(warnings), "warnings")
+    return [f"{noun}, the last at iteration {last['iteration']:,}: {describe_concern(last)}."]
 
 
 def _groups(run: Run) -> str:
@@ -86,11 +149,17 @@ def _rewards(run: Run, task: str) -> list[str]:
     rewards = [entry["reward"] for entry in run.metrics("episode", task) if entry.get("reward") is not None]
     if not rewards:
         return []
-    positive = sum(reward > 0 for reward in rewards)
-    return [
-        f"The reward was positive in {positive} of {len(rewards)} episodes, where the error fell below its "
-        f"extrapolation; its mean is {np.mean(rewards):+.4f}.".replace("-", "−")
+    positive, mean = sum(reward > 0 for reward in rewards), float(np.mean(rewards))
+    sentences = [
+        f"The reward was positive in {positive} of {len(rewards)} episodes; its mean is {mean:+.4f}.".replace("-", "−"),
+        "It is the error that a straight line through the two validations before predicts, minus the error that was "
+        "reached.",
     ]
+    if mean < 0:
+        sentences.append(
+            "As training slows down the error lies above that line, so a mean below 0 is normal and no sign of harm."
+        )
+    return sentences
 
 
 def _advantages(run: Run, task: str) -> list[str]:

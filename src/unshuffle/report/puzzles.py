@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from unshuffle.randomness import torch_generator
 from unshuffle.report.snapshot import Snapshot
 
 THUMBNAIL_QUALITY, STRIP_QUALITY = 80, 85
+JPEG_URI = "data:image/jpeg;base64,"
 
 
 def restored_order(shown: Tensor, predicted: Tensor) -> Tensor:
@@ -60,12 +61,35 @@ class Puzzles:
         """Return whether the permutation of a sample was recognised."""
         return torch.equal(self.shown[sample], self.predicted[sample])
 
+    @property
+    def solved(self) -> list[int]:
+        """The samples whose permutation was recognised."""
+        return [sample for sample in range(len(self)) if self.is_solved(sample)]
+
+    def subset(self, samples: Sequence[int]) -> "Puzzles":
+        """Return some of the samples, in the given order."""
+        rows = list(samples)
+        arrays = {name: getattr(self, name)[rows] for name in ("pixels", "parts", "shown", "predicted")}
+        return replace(self, names=[self.names[sample] for sample in rows], **arrays)
+
+    def right_and_wrong(self, count: int) -> "Puzzles":
+        """Return at most `count` samples, the recognised ones first; half of them were not, if there are so many."""
+        return self.subset(right_and_wrong([self.is_solved(sample) for sample in range(len(self))], count))
+
     def verdict(self, sample: int, noun: str = "") -> str:
         """Return how many parts of a sample are at their true position; `noun` is what the parts are called."""
         if self.is_solved(sample):
             return "recognised"
         correct = int(correct_positions(self.restored[sample]))
         return f"{correct} of {self.shown.shape[1]} {noun} in place".replace("  ", " ")
+
+
+def right_and_wrong(right: Sequence[bool], count: int) -> list[int]:
+    """Return the indices of at most `count` answers, the right ones first; half are wrong, if there are so many."""
+    good = [index for index, is_right in enumerate(right) if is_right]
+    bad = [index for index, is_right in enumerate(right) if not is_right]
+    few = min(len(bad), max(count // 2, count - len(good)))
+    return [*good[: count - few], *bad[:few]]
 
 
 def solve_puzzles(snapshot: Snapshot, task: str, count: int) -> Puzzles:
@@ -89,13 +113,18 @@ def solve_puzzles(snapshot: Snapshot, task: str, count: int) -> Puzzles:
 
 def data_uri(pixels: Pixels, quality: int) -> str:
     """Return (H, W, 3) bytes as a data: URI of a JPEG."""
-    return f"data:image/jpeg;base64,{base64.b64encode(encode_jpeg(pixels, quality, optimize=True)).decode()}"
+    return f"{JPEG_URI}{base64.b64encode(encode_jpeg(pixels, quality, optimize=True)).decode()}"
 
 
 def thumbnails(frames: Tensor, side: int) -> list[str]:
     """Return (N, S, S, 3) bytes as data: URIs of square pictures of at most `side` pixels."""
     images = resize(frames.permute(0, 3, 1, 2).float() / 255, min(side, frames.shape[1]))
     return [data_uri(picture, THUMBNAIL_QUALITY) for picture in _to_bytes(images)]
+
+
+def picture_uri(picture: Tensor) -> str:
+    """Return a (3, S, S) picture in [0, 1] as a data: URI."""
+    return data_uri(_to_bytes(picture[None])[0], THUMBNAIL_QUALITY)
 
 
 def strip(parts: Tensor) -> str:

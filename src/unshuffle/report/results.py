@@ -35,7 +35,7 @@ def task_errors(run: Run) -> list[TaskErrors]:
 
 def retrieval_scores(run: Run) -> dict[str, dict[str, float]]:
     """Return the retrieval [%] of the trained network, of the initial one, and of features without training."""
-    monitors = list(run.metrics("monitor"))
+    monitors = [entry for entry in run.metrics("monitor") if "top1" in entry]
     if not monitors:
         return {}
     rows = {"this network": monitors[-1], "before training": monitors[0]}

@@ -8,31 +8,31 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
-from torch import Tensor
 
 from unshuffle.analysis.analysis import flat_values
 from unshuffle.analysis.cost import training_seconds
 from unshuffle.config import Config, preset_config
-from unshuffle.evaluation.features import extract, raw_pixels
-from unshuffle.evaluation.index import nearest
 from unshuffle.files import csv_text
 from unshuffle.options import differences, to_dict
+from unshuffle.randomness import torch_generator
 from unshuffle.report.charts import task_colour_name
+from unshuffle.report.neighbours import find_neighbours, load_neighbours
 from unshuffle.report.policy_summary import policy_data, summarise_policy
-from unshuffle.report.puzzles import solve_puzzles, strip, thumbnails
+from unshuffle.report.puzzles import picture_uri, right_and_wrong, solve_puzzles, strip
 from unshuffle.report.results import retrieval_scores, task_errors
 from unshuffle.report.snapshot import Snapshot
+from unshuffle.report.verdict import feature_measures, judge_features
 from unshuffle.runs.folders import NamedRun
-from unshuffle.runs.history import evenly_spaced, ordering_tasks, read_sampling_states, tasks_of
+from unshuffle.runs.history import evenly_spaced, last_iteration, ordering_tasks, read_sampling_states, tasks_of
 from unshuffle.runs.run import Run
 from unshuffle.tasks import TASKS
 from unshuffle.wording import duration, skipped_sentence, source_sentence, split_sentence
 
-THUMBNAIL_SIDE = 96
 MAX_SKIPPED = 20  # names that are listed
+EXAMPLES = 6  # of a task that orders nothing
 MAX_VALIDATIONS = 120  # of a slider; finer steps cannot be selected by hand
-NEIGHBOURS = 6
 
 View = dict[str, Any]
 
@@ -56,6 +56,8 @@ def describe_run(named: NamedRun, colour: str) -> View:
         "tasks": {task: _describe_task(run, task) for task in tasks_of(run)},
         "errors": task_errors(run),
         "retrieval": retrieval_scores(run),
+        "measures": feature_measures(run),
+        "verdict": judge_features(run),
         "time": _time(run),
         "has_rollouts": any(entry["kind"] == "rollouts" for entry in entries),
         "start": start,
@@ -68,6 +70,8 @@ def describe_run(named: NamedRun, colour: str) -> View:
         "skipped": _read_skipped(run.skipped),
         "policies": {},
         "puzzles": {},
+        "examples": {},
+        "labelled": None,
         "data": {"tasks": {}, "neighbours": None},
     }
 
@@ -84,7 +88,7 @@ def _describe_task(run: Run, task: str) -> dict[str, Any]:
 
 
 def _status(run: Run, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    last, planned = max((entry["iteration"] for entry in entries), default=0), run.config.optim.iterations
+    last, planned = last_iteration(run), run.config.optim.iterations
     file = run.metrics_file if entries else run.config_file
     written = datetime.fromtimestamp(file.stat().st_mtime).astimezone().strftime("%Y-%m-%d %H:%M")
     return {"iteration": last, "planned": planned, "finished": last >= planned, "written": written}
@@ -146,59 +150,71 @@ def _option(name: str, value: Any) -> list[str]:
 def add_pictures(view: View, run: Run, snapshot: Snapshot | None) -> None:
     """Add the policy, the puzzles and the neighbours to a view; "data" holds what the page's scripts need."""
     for task in ordering_tasks(run):
-        states = evenly_spaced(read_sampling_states(run, task), MAX_VALIDATIONS)
+        states = read_sampling_states(run, task)
         if states:
             view["policies"][task] = summarise_policy(run, task, states)
-            view["data"]["tasks"][task] = policy_data(run, task, states, snapshot)
+            shown = evenly_spaced(states, MAX_VALIDATIONS)
+            view["data"]["tasks"][task] = policy_data(run, task, shown, snapshot)
+    view["labelled"] = load_neighbours(run.neighbours)
     if snapshot is None:
         return
-    view["puzzles"] = {task: _puzzles(snapshot, task) for task in snapshot.held_out if task in snapshot.ordering_tasks}
+    for task in snapshot.held_out:
+        if task in snapshot.ordering_tasks:
+            view["puzzles"][task] = _puzzles(snapshot, task)
+        elif examples := _examples(snapshot, task):
+            view["examples"][task] = examples
     view["data"]["neighbours"] = find_neighbours(snapshot)
 
 
+def _examples(snapshot: Snapshot, task: str) -> dict[str, Any] | None:
+    """Return what the network answered about held-out samples in a task that orders nothing: right and wrong."""
+    view, samples = TASKS[task].view, snapshot.held_out[task]
+    generator = torch_generator(torch.device("cpu"), snapshot.config.seed, "pictures", task)
+    answers = snapshot.network.tasks[task].examples(snapshot.network, samples.pixels, view.picture_side, generator)
+    if not answers:
+        return None
+    chosen = right_and_wrong([answer.right for answer in answers], EXAMPLES)
+    shown = [
+        {
+            "name": samples.names[index],
+            "pictures": {name: picture_uri(picture) for name, picture in answers[index].pictures.items()},
+            "right": answers[index].right,
+            "answer": answers[index].answer,
+        }
+        for index in chosen
+    ]
+    right = sum(answer.right for answer in answers)
+    return {"media_noun": view.media_noun, "right": right, "total": len(answers), "samples": shown}
+
+
 def _puzzles(snapshot: Snapshot, task: str) -> dict[str, Any]:
-    """Return held-out samples that the network has put back in order."""
+    """Return held-out samples that the network has put back in order, and some that it has not."""
     view = TASKS[task].view
-    puzzles = solve_puzzles(snapshot, task, view.pictured_samples)
+    everything = solve_puzzles(snapshot, task, len(snapshot.held_out[task]))
+    puzzles = everything.right_and_wrong(view.pictured_samples)
     parts = snapshot.network.tasks[task].pictures(puzzles.pixels, view.picture_side)
     samples = [
         {
             "name": puzzles.names[sample],
             "strip": strip(parts[sample]),
-            "arrangements": [
-                list(range(parts.shape[1])),
-                puzzles.shown[sample].tolist(),
-                puzzles.restored[sample].tolist(),
-            ],
+            "arrangements": {
+                "true order": list(range(parts.shape[1])),
+                "shuffled": puzzles.shown[sample].tolist(),
+                "restored": puzzles.restored[sample].tolist(),
+            },
             "columns": view.columns(parts.shape[1]),
             "solved": puzzles.is_solved(sample),
             "verdict": puzzles.verdict(sample, view.noun),
         }
         for sample in range(len(puzzles))
     ]
-    return {"layout": "grid" if view.in_grid else "strip", "samples": samples}
-
-
-def find_neighbours(snapshot: Snapshot, count: int = NEIGHBOURS) -> dict[str, Any] | None:
-    """Return held-out images, or middle frames of clips, and the nearest of the others to each, the nearest first.
-
-    There are neighbours by the features of the network and by raw pixels; None if there are fewer than two images.
-    """
-    task = next((task for task, samples in snapshot.held_out.items() if len(samples) > 1), None)
-    if task is None:
-        return None
-    samples = snapshot.held_out[task]
-    frames = samples.pixels[:, samples.pixels.shape[1] // 2]
-    features = {
-        "this network": extract(snapshot.network.backbone, frames.numpy(), snapshot.device),
-        "raw pixels": raw_pixels(frames.numpy()),
+    return {
+        "layout": "grid" if view.in_grid else "strip",
+        "media_noun": view.media_noun,
+        "permutations": len(snapshot.ordering_tasks[task].permutations),
+        "solved": len(everything.solved),
+        "total": len(everything),
+        "right": len(puzzles.solved),
+        "wrong": len(puzzles) - len(puzzles.solved),
+        "samples": samples,
     }
-    by_feature = {name: nearest_others(vectors, min(count, len(frames) - 1)) for name, vectors in features.items()}
-    pictures = thumbnails(frames, THUMBNAIL_SIDE)
-    return {"names": list(samples.names), "pictures": pictures, "nearest": by_feature}
-
-
-def nearest_others(vectors: Tensor, count: int) -> list[list[int]]:
-    """Return the nearest neighbours of each vector except itself, which need not come first if it has a copy."""
-    indices = nearest(vectors, vectors, count + 1).tolist()
-    return [[index for index in row if index != own][:count] for own, row in enumerate(indices)]

@@ -38,6 +38,16 @@ def tasks_of(run: Run) -> list[str]:
     return list(dict.fromkeys(entry["task"] for entry in run.metrics("validation")))
 
 
+def last_iteration(run: Run) -> int:
+    """Return the iteration of the latest line of the metrics."""
+    return max((entry["iteration"] for entry in run.metrics()), default=0)
+
+
+def is_finished(run: Run) -> bool:
+    """Return whether the run has trained for all its iterations."""
+    return last_iteration(run) >= run.config.optim.iterations
+
+
 def ordering_tasks(run: Run) -> list[str]:
     """Return the tasks that the run validates and that have a permutation set."""
     return [task for task in tasks_of(run) if (run.permutations / f"{task}.npy").is_file()]
@@ -191,6 +201,12 @@ class SamplingState:
         """(|C|,) sampling probability of a member of each group, relative to uniform sampling."""
         assert self.probabilities is not None
         return np.divide(self.probabilities, self.sizes, out=np.zeros_like(self.probabilities), where=self.sizes > 0)
+
+    @property
+    def moved(self) -> float:
+        """Fraction of the samples that fall into another group than with uniform sampling."""
+        assert self.probabilities is not None
+        return float(np.abs(self.probabilities - self.sizes).sum() / 2)
 
     @property
     def likelihoods(self) -> Floats:

@@ -45,6 +45,8 @@ class Run:
     """Folder of PNG pictures."""
     held_out = InFolder("held_out.npz")
     """File of some validation samples, for the report."""
+    neighbours = InFolder("neighbours.json")
+    """File of some labelled images and their nearest neighbours, for the report."""
     report = InFolder("report.html")
     """File of the HTML report."""
     skipped = InFolder("skipped.csv")
@@ -172,7 +174,6 @@ _REQUIRED: dict[str, _Checks] = {
     "test": _ERROR,
     "skipped": {"step": _is_count, "files": _is_dict},
     "cost": {"duration": _is_number},
-    "monitor": {"top1": _is_number},
     "baseline": {"name": _is_text, "top1": _is_number},
     "episode": {
         "task": _is_task,

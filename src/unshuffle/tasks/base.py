@@ -88,6 +88,17 @@ class SampleErrors:
         return bool(self.errors.isfinite().all())
 
 
+@dataclass(frozen=True)
+class Example:
+    """What a task asked about one sample and what the network answered, for a person to look at."""
+
+    pictures: Mapping[str, Tensor]
+    """(3, side, side) in [0, 1] by name, on the CPU: the question first, the answer last."""
+    right: bool
+    answer: str
+    """In words."""
+
+
 class Network(nn.Module):
     """A backbone under the heads of all tasks."""
 
@@ -261,6 +272,13 @@ class Task(ABC):
         plan = self.plan_crops(len(pixels), squares.shape[1])
         crops: Tensor = plan.crop(squares, side).unflatten(0, (-1, plan.parts))
         return crops
+
+    def examples(self, network: "Network", pixels: Tensor, side: int, generator: torch.Generator) -> list[Example]:
+        """Return what the network answers about each of (N, frames, H, H, 3) bytes; none for ordering tasks.
+
+        Those show puzzles instead. The generator is the CPU's, so that every device shows the same examples.
+        """
+        return []
 
     # targets, head and loss
 

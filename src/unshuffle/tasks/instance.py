@@ -18,7 +18,7 @@ from unshuffle.data.views import VIEWS, ViewPlan, view_uniforms
 from unshuffle.models.all_gather import all_gather, rank
 from unshuffle.models.batch_norm import synchronise
 from unshuffle.models.heads import projection_head
-from unshuffle.tasks.base import Network, Outcome, Task, TaskView
+from unshuffle.tasks.base import Example, Network, Outcome, Task, TaskView
 
 CHUNK = 512  # samples of a validation that are compared with all others at a time
 
@@ -94,6 +94,20 @@ class InstanceTask(Task):
         with network.evaluation_mode():
             chunks = [project(head, network.features({self.name: chunk})[self.name]).cpu() for chunk in crops]
         return InstanceValidation(torch.cat(chunks))
+
+    def examples(self, network: Network, pixels: Tensor, side: int, generator: torch.Generator) -> list[Example]:
+        """Return the first view of each sample, its other view, and the view of all samples that is nearest to it."""
+        crops = self.crops(Squares.of(pixels).to(self.device))
+        projections = self.validate(network, [crops]).projections
+        similarities, partners = compare(projections, projections, 0)
+        pictures, found = self.pictures(pixels, side).flatten(0, 1), similarities.argmax(dim=1)
+        examples = []
+        for view in range(0, len(pictures), VIEWS):
+            right = bool(found[view] == partners[view])
+            shown = {"view": view, "other view": view + 1, "nearest": int(found[view])}
+            answer = "finds its other view" if right else "finds another image"
+            examples.append(Example({name: pictures[index] for name, index in shown.items()}, right, answer))
+        return examples
 
     def merge(self, parts: Sequence["InstanceValidation"]) -> "InstanceValidation":
         """Return one validation from those of slices of X_val: all samples are compared with each other."""

@@ -12,7 +12,7 @@ from unshuffle.data.batches import Samples
 from unshuffle.data.crops import CropPlan, Jitter, uniform_table
 from unshuffle.data.source import Items, Source
 from unshuffle.data.squares import WHOLE, RankSlice, Squares
-from unshuffle.tasks.base import Network, Outcome, SampleErrors, Task, TaskView
+from unshuffle.tasks.base import Example, Network, Outcome, SampleErrors, Task, TaskView
 
 ROTATIONS = 4  # by 0°, 90°, 180° and 270°
 
@@ -86,6 +86,21 @@ class RotationTask(Task):
                 wrong = (logits.argmax(dim=-1) != labels).double().mean(dim=1)
                 errors.append(wrong.where(logits.isfinite().all(dim=-1).all(dim=-1), torch.nan).cpu())
         return SampleErrors(torch.cat(errors), self.chance)
+
+    def examples(self, network: Network, pixels: Tensor, side: int, generator: torch.Generator) -> list[Example]:
+        """Return each image in one random rotation, and turned back by the one that the network recognises."""
+        turns = torch.randint(ROTATIONS, (len(pixels),), generator=generator).tolist()
+        crops = self.crops(Squares.of(pixels).to(self.device))
+        with network.evaluation_mode():
+            features = network.features({self.name: crops})[self.name]
+            answers = self._classify(network.heads[self.name], features)[0].argmax(dim=-1).cpu()
+        examples = []
+        for image, turn, recognised in zip(self.pictures(pixels, side)[:, 0], turns, answers.tolist(), strict=True):
+            rotated = image.rot90(turn, (1, 2))
+            pictures = {"rotated": rotated, "turned back": rotated.rot90(-recognised[turn], (1, 2))}
+            error = "" if recognised[turn] == turn else f", not {90 * recognised[turn]}°"
+            examples.append(Example(pictures, not error, f"rotated by {90 * turn}°{error}"))
+        return examples
 
     def merge(self, parts: Sequence[SampleErrors]) -> SampleErrors:
         """Return one validation from those of slices of X_val."""

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group
@@ -40,7 +41,8 @@ class Display:
     samples_per_second: float = 0.0
     crops_per_second: float = 0.0
     waiting: float = 0.0
-    top1: float | None = None
+    monitor: Mapping[str, float] = field(default_factory=dict)
+    """The latest figures of the monitor."""
     skipped_steps: int = 0
     """Steps that were skipped because their loss or gradients were not finite."""
 
@@ -85,7 +87,8 @@ class Display:
     def _state(self) -> list[str]:
         """Speed and retrieval, each short enough for a line of a narrow terminal."""
         speed = f"{self.samples_per_second:.0f} samples/s ({self.crops_per_second:.0f} crops/s)"
-        monitor = [] if self.top1 is None else [f"retrieval top-1 {self.top1:.1f} %"]
+        names = {"top1": "retrieval", "crops_top1": "own crops", "frames_top1": "own frames"}
+        monitor = [f"{name} top-1 {self.monitor[key]:.1f} %" for key, name in names.items() if key in self.monitor]
         skipped = [] if not self.skipped_steps else [f"{counted(self.skipped_steps, 'steps')} skipped (not finite)"]
         return [f"{speed} · waiting for data {100 * self.waiting:.0f} %", *monitor, *skipped]
 

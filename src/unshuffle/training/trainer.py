@@ -1,5 +1,6 @@
 """The training loop: batches of every task, one step of the network, and validations in between."""
 
+import math
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -474,7 +475,7 @@ class Trainer:
         self._concerned = self._concerned | {name} if concerns else self._concerned - {name}
 
     def _monitor(self, log: RunLog, display: Display) -> None:
-        """Measure what nothing in the training depends on: errors on the pretext test sets, and retrieval."""
+        """Measure what nothing in the training depends on: errors on the pretext test sets, and the features."""
         for name in self.data.test:
             test = self.test(name)
             if not test.is_finite:
@@ -484,9 +485,11 @@ class Trainer:
         with together():
             if self.monitor is None:
                 return
-            scores = self.monitor(self.network.backbone)
-            log.write("monitor", self.iteration, **scores)
-            display.top1 = scores["top1"]
+            figures = self.monitor(self.network.backbone)
+            if not all(map(math.isfinite, figures.values())):
+                raise UserError(self._overflow())
+            log.write("monitor", self.iteration, **figures)
+            display.monitor = figures
 
 
 def build_trainer(

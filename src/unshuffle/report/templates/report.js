@@ -49,13 +49,16 @@
     figure.append(legend);
     const last = d3.max(chart.series, (series) => d3.max(series.points, (point) => point[0])) || 1;
     const values = chart.series.flatMap((series) => series.points.map((point) => point[1]));
-    const top = d3.max([...values, ...levels.map((level) => level[1])]) * 1.02 || 1;
+    const all = [...values, ...levels.map((level) => level[1])];
+    const room = chart.from_zero ? 0 : Math.max(1, 0.08 * (d3.max(all) - d3.min(all)));
+    const top = chart.from_zero ? d3.max(all) * 1.02 || 1 : d3.max(all) + room;
+    const bottom = chart.from_zero ? Math.min(0, d3.min(values)) : d3.min(all) - room;
     let range = [0, last];
 
     function draw() {
       const width = Math.max(240, figure.clientWidth);
       const x = d3.scaleLinear().domain(range).range([LEFT, width - RIGHT]);
-      const y = d3.scaleLinear().domain([Math.min(0, d3.min(values)), top]).range([HEIGHT - BOTTOM, TOP]);
+      const y = d3.scaleLinear().domain([bottom, top]).range([HEIGHT - BOTTOM, TOP]);
       svg.attr("viewBox", `0 0 ${width} ${HEIGHT}`);
       svg.selectAll("*").remove();
       svg.append("clipPath").attr("id", clip).append("rect")
@@ -132,25 +135,33 @@
 
   const written = (permutation) => permutation.map((part) => part + 1).join(" ");
 
-  // ---- maps: a canvas with one pixel per cell, whose opacity is the strength of the cell
+  // ---- maps: a canvas with one pixel per cell
 
   function drawMap(canvas, columns, rows, cell) {
     canvas.width = columns;
     canvas.height = rows;
     const context = canvas.getContext("2d");
-    const style = getComputedStyle(document.documentElement);
-    const colours = {};
-    for (const name of ["more", "less", "error"]) colours[name] = style.getPropertyValue(`--${name}`).split(",").map(Number);
     const image = context.createImageData(columns, rows);
     for (let row = 0; row < rows; row++) {
-      for (let column = 0; column < columns; column++) {
-        const [name, strength] = cell(column, row);
-        const offset = 4 * (row * columns + column);
-        image.data.set(colours[name], offset);
-        image.data[offset + 3] = 255 * strength;
-      }
+      for (let column = 0; column < columns; column++) image.data.set(cell(column, row), 4 * (row * columns + column));
     }
     context.putImageData(image, 0, 0);
+  }
+
+  // Colours of the page's style, whose opacity is the strength of a cell.
+  function tinted(cell) {
+    const style = getComputedStyle(document.documentElement);
+    const colours = {};
+    for (const name of ["more", "less"]) colours[name] = style.getPropertyValue(`--${name}`).split(",").map(Number);
+    return (column, row) => {
+      const [name, strength] = cell(column, row);
+      return [...colours[name], 255 * strength];
+    };
+  }
+
+  function viridis(value) {
+    const {r, g, b} = d3.rgb(d3.interpolateViridis(value));
+    return [r, g, b, 255];
   }
 
   const redraws = [];
@@ -185,11 +196,13 @@
     const task = taskOf(element);
     if (!task) return;
     setStrip(element, task);
-    if (task.preferences.some((row) => row !== null)) showPreferences(element, task);
-    if (!task.difficulty.series.length) return;
-    const figure = make("figure", {class: "chart"}, make("figcaption", {}, make("b", {}, task.difficulty.title), " ", make("span", {}, task.difficulty.unit)));
-    element.append(figure);
-    drawChart(figure, task.difficulty);
+    const examples = task.preferences.some((row) => row !== null) ? showPreferences(element, task) : "";
+    if (task.difficulty.series.length) {
+      const figure = make("figure", {class: "chart"}, make("figcaption", {}, make("b", {}, task.difficulty.title), " ", make("span", {}, task.difficulty.unit), make("small", {}, task.difficulty.note)));
+      element.append(figure);
+      drawChart(figure, task.difficulty);
+    }
+    element.append(examples);
   }
 
   // One row per group, the hardest at the top, and one column per validation; null is a validation without groups.
@@ -203,7 +216,7 @@
       labels("hardest group", ...keys), make("div", {class: "stage"}, canvas, needle), labels("easiest group", "training →"));
     const at = (event) => cellAt(canvas, event, columns, rows);
     const has = (column, row) => values[column] !== null && row < values[column].length;
-    const draw = () => drawMap(canvas, columns, rows, (column, row) => has(column, row) ? cell(values[column][row]) : ["less", 0]);
+    const draw = () => drawMap(canvas, columns, rows, tinted((column, row) => has(column, row) ? cell(values[column][row]) : ["less", 0]));
     canvas.addEventListener("pointermove", (event) => {
       const [column, row] = at(event);
       if (!has(column, row)) { hideTip(); return; }
@@ -219,7 +232,7 @@
 
   function preferenceMap(task) {
     return groupMap(task, task.preferences, "preference for each group over time",
-      [key("less", `${(2 ** -strongest).toFixed(2)} times uniform sampling`), " ", key("more", `${(2 ** strongest).toFixed(2)} times`)], strength,
+      [key("less", `${(2 ** -strongest).toFixed(2)} ×`), " ", key("more", `${(2 ** strongest).toFixed(2)} × uniform sampling`)], strength,
       (column, row) => (task.groups[column] === null ? "" : `${Math.round(task.sizes[column][row] * task.permutations.length)} permutations, `) +
         `${task.preferences[column][row].toFixed(2)} × uniform sampling`);
   }
@@ -242,10 +255,10 @@
     const label = make("output");
     const now = make("p", {class: "now"});
     const examples = make("div", {class: `examples ${task.layout}`});
-    element.append(maps[0].map, make("div", {class: "slider"}, slider, label), now, examples);
+    element.append(make("div", {}, maps[0].map, make("div", {class: "slider"}, slider, label), now));
     if (task.rollouts !== null) {
       maps.push(advantageMap(task));
-      element.append(make("h5", {}, "Advantage of each group, by the rollouts at each validation"), maps[1].map);
+      element.append(make("div", {}, make("h5", {}, "Advantage of each group, by the rollouts at each validation"), maps[1].map));
     }
 
     function show() {
@@ -287,6 +300,7 @@
     slider.addEventListener("input", show);
     maps.forEach((map) => map.onSelect((index) => { slider.value = index; show(); }));
     show();
+    return examples;
   }
 
   // ---- the error map
@@ -300,12 +314,14 @@
     const error = (column, row) => task.errors[column * rows + task.ranking[row]] / 100;
     const canvas = make("canvas", {"aria-label": "error of each permutation at each validation"});
     const below = make("div", {class: "below"});
+    const scale = make("span", {class: "scale", style: `background: linear-gradient(to right, ${d3.range(0, 1.01, 0.1).map(d3.interpolateViridis).join()})`});
     element.append(
+      make("div", {class: "maplabels"}, make("span", {}, "hardest permutation"), make("span", {}, "error 0 ", scale, " 1")),
       canvas,
-      make("div", {class: "maplabels"}, make("span", {}, `iteration ${number.format(task.iterations[0])}`), make("span", {}, number.format(task.iterations[columns - 1]))),
+      make("div", {class: "maplabels"}, make("span", {}, `easiest permutation · iteration ${number.format(task.iterations[0])}`), make("span", {}, number.format(task.iterations[columns - 1]))),
       below,
     );
-    const draw = () => drawMap(canvas, columns, rows, (column, row) => ["error", error(column, row)]);
+    drawMap(canvas, columns, rows, (column, row) => viridis(error(column, row)));
 
     function show(column, row) {
       const permutation = task.permutations[task.ranking[row]];
@@ -316,8 +332,6 @@
 
     canvas.addEventListener("pointermove", (event) => show(...cellAt(canvas, event, columns, rows)));
     canvas.addEventListener("pointerdown", (event) => show(...cellAt(canvas, event, columns, rows)));
-    redraws.push(draw);
-    draw();
     show(columns - 1, 0);
   }
 
@@ -357,7 +371,7 @@
     }
 
     for (let index = 0; index < count; index++) gallery.append(button(index, ""));
-    element.append(choose, rows, make("p", {class: "under gallery-title"}, `All ${count} held-out images:`), gallery);
+    element.append(make("div", {}, choose, rows), make("div", {}, make("p", {class: "under gallery-title"}, `All ${count} held-out images:`), gallery));
     show();
   }
 

@@ -1,0 +1,201 @@
+"""Whether the features of a run got better, by how much, and what to do if not: in numbers and in words."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.table import Table
+
+from unshuffle.config import TASK_SYMBOLS
+from unshuffle.console import plain_table
+from unshuffle.report.results import task_errors
+from unshuffle.runs.history import is_finished
+from unshuffle.runs.run import Run
+
+Change = Literal["better", "worse", "level"]
+NEAR_CHANCE = 0.9
+"""A task whose error is above this fraction of the chance level has hardly been learned."""
+COLLAPSE = 0.5
+"""An effective rank below this fraction of the one before training is a sign of collapse."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A measure that `monitor` lines hold under `key`."""
+
+    key: str
+    title: str
+    sentence: str
+    unit: str = " %"
+    chance: str = ""
+    queries: str = ""
+
+
+_KINDS = (
+    _Kind(
+        "top1",
+        "labelled neighbours, top 1 [%]",
+        "the nearest neighbours of labelled images have their class in {trained} of the cases",
+        chance="chance",
+        queries="queries",
+    ),
+    _Kind(
+        "crops_top1",
+        "two crops of an image find each other [%]",
+        "two crops of one held-out image find each other in {trained} of the cases",
+        chance="crops_chance",
+        queries="crops_queries",
+    ),
+    _Kind(
+        "frames_top1",
+        "two frames of a clip find each other [%]",
+        "two frames of one held-out clip find each other in {trained} of the cases",
+        chance="frames_chance",
+        queries="frames_queries",
+    ),
+    _Kind(
+        "own_rankme",
+        "effective rank of the features (RankMe)",
+        "the effective rank of the features is {trained}",
+        unit="",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure of the features before training and now."""
+
+    key: str
+    """Its name in `monitor` lines."""
+    title: str
+    """Its name in tables, with the unit."""
+    initial: float
+    """Of the network before training: untrained, or with the weights in `init`."""
+    trained: float
+    chance: float | None
+    noise: float
+    """Two standard errors of the difference, in percentage points; 0 where the number of queries is not known."""
+    iteration: int
+    """Of the latest value, `trained`."""
+    sentence: str
+
+    @property
+    def change(self) -> Change:
+        """Whether the difference exceeds the noise, and in which direction."""
+        difference = self.trained - self.initial
+        if abs(difference) <= self.noise:
+            return "level"
+        return "better" if difference > 0 else "worse"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the measures say together."""
+
+    change: Change | Literal["mixed"]
+    sentences: Sequence[str]
+    """The first says whether the features got better; further ones what to do if not."""
+
+
+def feature_measures(run: Run) -> list[Measure]:
+    """Return the first and the latest value of everything that the monitor has measured more than once."""
+    measures, entries = [], list(run.metrics("monitor"))
+    for kind in _KINDS:
+        logged = [entry for entry in entries if kind.key in entry]
+        if len(logged) < 2:
+            continue
+        first, last = logged[0], logged[-1]
+        initial, trained = first[kind.key], last[kind.key]
+        measures.append(
+            Measure(
+                kind.key,
+                kind.title,
+                initial,
+                trained,
+                last.get(kind.chance),
+                _noise(initial, trained, last.get(kind.queries)),
+                last["iteration"],
+                _sentence(kind, initial, trained, last),
+            )
+        )
+    return measures
+
+
+def _noise(initial: float, trained: float, queries: int | None) -> float:
+    variance = max(0.0, initial * (100 - initial) + trained * (100 - trained))  # a damaged line may hold any number
+    return float(2 * (variance / queries) ** 0.5) if queries and queries > 0 else 0.0
+
+
+def _sentence(kind: _Kind, initial: float, trained: float, last: Mapping[str, float]) -> str:
+    chance = f", chance {last[kind.chance]:.1f}{kind.unit}" if kind.chance in last else ""
+    before = f"{initial:.1f}{kind.unit} before training{chance}"
+    return f"{kind.sentence.format(trained=f'{trained:.1f}{kind.unit}')} ({before})"
+
+
+def judge_features(run: Run) -> Verdict | None:
+    """Return whether the features got better; None as long as there is nothing to compare.
+
+    Labelled images decide where there are some. Otherwise crops and frames of the run's own held-out samples do; the
+    effective rank is only stated, as it has no known noise.
+    """
+    measures = {measure.key: measure for measure in feature_measures(run)}
+    own = [measures[key] for key in ("crops_top1", "frames_top1") if key in measures]
+    deciding = [measures["top1"]] if "top1" in measures else own
+    if not deciding:
+        return None
+    changes = {measure.change for measure in deciding} - {"level"}
+    change: Change | Literal["mixed"] = "mixed" if len(changes) > 1 else next(iter(changes), "level")
+    rank = measures.get("own_rankme")
+    stated = deciding if rank is None or "top1" in measures else [*deciding, rank]
+    so_far = "" if is_finished(run) else "so far "
+    headline = {
+        "better": "the features got better",
+        "worse": "the features got worse",
+        "level": "the features did not get measurably better",
+        "mixed": "the checks disagree on whether the features got better",
+    }[change]
+    text = f"{so_far}{headline}: {'; '.join(measure.sentence for measure in stated)}."
+    noise = max(measure.noise for measure in deciding)
+    remark = [f"Differences of up to {noise:.1f} percentage points are within the noise."] if change == "level" else []
+    advice = [] if change == "better" else _advice(run)
+    return Verdict(change, [text[0].upper() + text[1:], *remark, *_collapse(rank), *advice])
+
+
+def _collapse(rank: Measure | None) -> list[str]:
+    if rank is None or rank.trained >= COLLAPSE * rank.initial:
+        return []
+    return [
+        f"The effective rank fell from {rank.initial:.1f} to {rank.trained:.1f}, a sign of collapse: lower the "
+        "learning rate (--optim.backbone.lr)."
+    ]
+
+
+def _advice(run: Run) -> list[str]:
+    """Return what to do when the features did not get better."""
+    config = run.config
+    slow = [row.task for row in task_errors(run) if row.trained > NEAR_CHANCE * row.chance]
+    if slow:
+        name, verb = " and ".join(slow), "task is" if len(slow) == 1 else "tasks are"
+        return [
+            f"The {name} {verb} still near chance: train longer (--optim.iterations, now {config.optim.iterations}), "
+            "and check with unshuffle doctor that the data can be learned."
+        ]
+    symbols = [symbol for symbol, name in TASK_SYMBOLS.items() if name in config.task_names]
+    can_add = len(config.stages) == 1 and "I" not in symbols
+    task = f", add instance discrimination (--tasks {'+'.join([*symbols, 'I'])})" if can_add else ""
+    return [
+        f"The pretext tasks were learned, so more of the same helps little: give more or more varied data{task}, or "
+        "start from trained weights (--init)."
+    ]
+
+
+def own_data_table(run: Run) -> Table:
+    """Return the measures on the run's own data before and after training, beside chance."""
+    table = plain_table("own data", "before", "trained", "chance")
+    for measure in feature_measures(run):
+        if measure.key == "top1":  # beside its baselines in the table of the retrieval
+            continue
+        chance = "" if measure.chance is None else f"{measure.chance:.1f}"
+        table.add_row(measure.title, f"{measure.initial:.1f}", f"{measure.trained:.1f}", chance)
+    return table
