@@ -45,7 +45,7 @@ from unshuffle.ablation.job import run_job
 from unshuffle.ablation.plan import Job, Plan
 from unshuffle.analysis.analysis import flat_numbers
 from unshuffle.analysis.figures import COLOURS, legend_below, name_axes, panels, save_figure, styled, thousands
-from unshuffle.config import Config, PolicyConfig, paper, paper_literal, small
+from unshuffle.config import Config, PolicyConfig, paper, paper_literal, preset_config, small
 from unshuffle.options import merge, to_dict
 from unshuffle.pretraining import pretrain
 from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
@@ -65,6 +65,20 @@ BASELINE = "S+T"
 SAMPLERS = ("S+T", "S+T+P", "paper", "paper-literal", "pairs", "inverse")
 """Arms with both tasks, which differ by their policies."""
 RETRIEVAL = "VOC objects, top 1 [%]"
+
+
+ORDERING: dict[str, Any] = {
+    "tasks": "S+T",
+    "optim": {"batch_size": 128, "schedule": "steps", "milestones": [14_000, 18_000]},
+    "spatial": {"batch_size": 0, "loss_weight": 1.0},
+    "temporal": {"batch_size": 0, "loss_weight": 1.0},
+}
+"""Changes of `small` for the ordering tasks alone, with which all comparisons of them are made."""
+
+
+def ordering_preset(name: str) -> Config:
+    """Return a preset with the ordering tasks alone."""
+    return merge(small(), ORDERING) if name == "small" else preset_config(name)
 
 
 def policies(iterations: int) -> dict[str, PolicyConfig]:
@@ -118,7 +132,7 @@ def shared_config(args: argparse.Namespace) -> Config:
         "optim": schedule(args.iterations),
         "log": {"monitor_every": 1000, "checkpoint_every": args.iterations, "keep_checkpoints": 1, "pictures": False},
     }
-    return merge(small(), plain(changes))
+    return merge(ordering_preset("small"), plain(changes))
 
 
 def main() -> None:
@@ -156,7 +170,7 @@ def measure_times(args: argparse.Namespace) -> None:
     """Train each arm alone, and write its time per iteration with all validations and rollouts."""
     shared = shared_config(args)
     configs = {name: merge(shared, changes) for name, changes in arms(args.iterations).items() if name != "S&T"}
-    own = merge(small(), {key: to_dict(shared)[key] for key in ("images", "videos", "device", "data")})
+    own = merge(ordering_preset("small"), {key: to_dict(shared)[key] for key in ("images", "videos", "device", "data")})
     configs |= {"small": own, "small, rollouts": merge(own, {"policy": {"sampler": "rollouts"}})}
     rows = {row["arm"]: row for row in read_rows(times_file(args))}
     for name, config in configs.items():

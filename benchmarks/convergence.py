@@ -15,9 +15,11 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
+from comparison import ordering_preset
 from table import RESULTS, write_table
 
-import unshuffle
+from unshuffle.options import merge
+from unshuffle.pretraining import run_pretraining
 
 TASKS = ("spatial", "temporal")
 
@@ -41,21 +43,20 @@ def curve(args: argparse.Namespace, precision: str) -> list[dict[str, Any]]:
     """Return the losses every 50 iterations, and errors where there was a validation."""
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
-        run = unshuffle.pretrain(
-            args.images,
-            args.videos,
-            Path(folder, "run"),
-            preset="small",
-            device=args.device,
-            policy={"sampler": "uniform"},
-            optim={
+        changes = {
+            "images": args.images,
+            "videos": args.videos,
+            "out": str(Path(folder, "run")),
+            "device": args.device,
+            "optim": {
                 "iterations": args.iterations,
                 "batch_size": args.batch_size,
                 "precision": precision,
                 "milestones": [args.iterations * 3 // 4],
             },
-            log={"pictures": False, "checkpoint_every": args.iterations},
-        )
+            "log": {"pictures": False, "checkpoint_every": args.iterations},
+        }
+        run = run_pretraining(merge(ordering_preset("small"), changes))
         seconds = time.perf_counter() - begin
         errors = {(entry["iteration"], entry["task"]): entry["error"] for entry in run.metrics("validation")}
         print(f"{precision}: {seconds:.0f} s, final errors {[errors[args.iterations, task] for task in TASKS]}")

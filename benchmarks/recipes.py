@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from comparison import ordering_preset
 from table import write_table
 
-from unshuffle.config import Config, preset_config, small
+from unshuffle.config import Config, small
 from unshuffle.data.batches import Prefetcher, on_device
 from unshuffle.options import merge
 from unshuffle.tasks.prepare import Data, prepare
@@ -201,7 +202,7 @@ def main() -> None:
     args = arguments()
     study = STUDIES[args.study]
     iterations = args.iterations or study.iterations
-    base = preset_config(study.preset)
+    base = ordering_preset(study.preset)
     for changes in (study.shared, given(args, study), schedule(study, iterations)):
         base = merge(base, changes)
     names = args.variants or list(study.variants)

@@ -35,10 +35,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from comparison import ordering_preset
 from table import write_table
 from torch import nn
 
-from unshuffle.config import Config, PolicyConfig, preset_config
+from unshuffle.config import Config, PolicyConfig
 from unshuffle.options import merge
 from unshuffle.policy import build_sampler
 from unshuffle.policy.groups import GroupSampler
@@ -69,7 +70,7 @@ def main() -> None:
     counts = zip(("spatial", "temporal"), args.permutations.split(","), strict=True)
     changes |= {name: {"permutations": int(count)} for name, count in counts}
     changes |= {"optim": {"iterations": 10 * APART * args.repeats, "milestones": [], **given(args, "batch_size")}}
-    config = merge(preset_config(args.preset), changes)
+    config = merge(ordering_preset(args.preset), changes)
     trainer = build_trainer(config, prepare(config))
     train(trainer, 0, args.warmup)
     start = copy.deepcopy(trainer.state_dict())

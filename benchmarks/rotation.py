@@ -30,8 +30,8 @@ if __name__ == "__main__":
         tasks="R",
         seed=args.seed,
         device=args.device,
-        optim={"iterations": args.iterations, "batch_size": args.images_a_step, "milestones": milestones},
-        rotation={"crop_size": args.crop},
+        optim={"iterations": args.iterations, "schedule": "steps", "milestones": milestones},
+        rotation={"crop_size": args.crop, "batch_size": args.images_a_step},
         log={"pictures": False},
     )
     print(shutil.copy(run.weights, args.out))

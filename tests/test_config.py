@@ -10,6 +10,7 @@ from unshuffle.config import (
     PRESETS,
     Config,
     check,
+    cpu,
     demo,
     paper,
     paper_literal,
@@ -115,6 +116,9 @@ def test_tasks_are_joined_by_plus_and_ampersand(tasks: str, stages: list[list[st
 )
 def test_auto_is_what_the_data_allows(images: str | None, videos: str | None, stages: Any) -> None:
     assert replace(demo(), images=images, videos=videos).stages == stages
+    with_instance = tuple((*stage, "instance") for stage in stages)
+    assert replace(small(), images=images, videos=videos).stages == with_instance
+    assert replace(cpu(), images=images, videos=videos).stages == (("instance",),)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -312,8 +316,8 @@ def test_missing_keys_take_the_presets_values(tmp_path: Path) -> None:
         ("optim: {milestones: [5, x]}", "optim.milestones is 'x', but must be a whole number"),
         ("optim: 5", "optim must hold keys and values"),
         ("optim: null", "optim must hold keys and values"),
-        ("preset: huge", "there is no preset 'huge'; choose one of demo, small, paper"),
-        ("preset: [demo]", "there is no preset .*; choose one of demo, small, paper"),
+        ("preset: huge", "there is no preset 'huge'; choose one of demo, cpu, small, paper"),
+        ("preset: [demo]", "there is no preset .*; choose one of demo, cpu, small, paper"),
         ("just words", "must hold keys and values"),
         ("", "must hold keys and values"),
         ("a: [", "cannot be read as YAML"),

@@ -18,6 +18,7 @@ from unshuffle.report.views import _read_skipped
 from unshuffle.training.trainer import Trainer
 
 TINY = {
+    "preset": "demo",
     "device": "cpu",
     "data": {"val_size": 4, "workers": 1},
     "synthetic": {"images": 16, "clips": 12, "gallery": 12, "queries": 6},
@@ -183,7 +184,7 @@ def test_a_warning_before_the_data_where_a_gpu_is_needed(
         unshuffle.pretrain(images="x", out=tmp_path / "run", preset=preset)
     expected = (
         "warning: --preset small is made for a GPU; on this CPU 20000 iterations take about 22 days 19 h. "
-        "Use --preset demo instead\n"
+        "Use --preset cpu instead\n"
     )
     assert capsys.readouterr().out == (expected if preset == "small" else "")
 

@@ -15,7 +15,7 @@ from unshuffle.errors import UserError
 def choose_device(name: str) -> torch.device:
     """Return the device of that name; auto is a GPU if there is one, and each process uses its own GPU."""
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = "cuda" if has_gpu(name) else "cpu"
     if name.split(":")[0] not in ("cpu", "cuda", "mps", "xpu"):
         raise UserError(f"device {name} cannot be used: choose auto, cpu, cuda, cuda:1 ..., mps or xpu")
     name = local_device(name)
@@ -26,6 +26,11 @@ def choose_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device {name} cannot be used: {str(error).splitlines()[0]}") from None
     return device
+
+
+def has_gpu(name: str) -> bool:
+    """Return whether a device of that name is an NVIDIA GPU; auto is one if there is one."""
+    return torch.cuda.is_available() if name == "auto" else name.startswith("cuda")
 
 
 def local_device(name: str) -> str:

@@ -19,10 +19,16 @@ from unshuffle.options import check_bounds, merge, read_yaml, typed
 from unshuffle.permutations import Criterion
 from unshuffle.wording import counted
 
-Preset = Literal["demo", "small", "paper", "paper-literal"]
+Preset = Literal["demo", "cpu", "small", "paper", "paper-literal"]
 TaskName = Literal["spatial", "temporal", "rotation", "instance"]
 TASK_SYMBOLS: dict[str, str] = {"S": "spatial", "T": "temporal", "R": "rotation", "I": "instance"}
 """What `--tasks` calls each task."""
+
+AUTO_TASKS: dict[str, tuple[str, ...]] = {"small": ("spatial", "temporal", "instance"), "cpu": ("instance",)}
+"""What `--tasks auto` means in a preset whose tasks are not the paper's S+T."""
+
+PRETRAINED = "pretrained"
+"""Name of the weights that come with the package, wherever weights are given."""
 
 Count = Annotated[int, Ge(1)]
 NonNegative = Annotated[float, Ge(0)]
@@ -468,9 +474,11 @@ class Config:
     """Everything that decides a run."""
 
     preset: Preset = "demo"
-    """demo: 2 CPU cores, minutes. small: one GPU, minutes, the best recipe for little data, with uniform sampling; the
-    others use REINFORCE. paper: the published hyper-parameters with the few changes that make both tasks learn and the
-    reward less noisy. paper-literal: exactly what the paper states, whether it learns or not."""
+    """demo: 2 CPU cores, minutes, from scratch; the default without data. cpu: own data on a CPU, minutes, from the
+    weights that come with the package; the default with data and no GPU. small: one GPU, minutes, the best recipe for
+    little data; the default with data and a GPU. paper: the published hyper-parameters with the few changes that make
+    both tasks learn and the reward less noisy. paper-literal: exactly what the paper states, whether it learns or not.
+    demo, paper and paper-literal sample permutations by REINFORCE, the others uniformly."""
     images: Addresses | None = None
     """Images without labels: one folder or several, flat or nested, packed stores, or tar shards such as
     's3://bucket/img-{000..123}.tar'."""
@@ -485,7 +493,7 @@ class Config:
     tasks: str = "auto"
     """S: spatial, T: temporal, R: rotation, I: instance discrimination. Joined by +, they are trained jointly (S+T+I);
     by &, one after the other for equal numbers of iterations, each with the whole learning-rate schedule (S&T). auto:
-    S+T, or S if there are no videos."""
+    S+T, in the preset small S+T+I, in cpu I; without T if there are no videos."""
     seed: Annotated[int, Interval(ge=0, lt=2**32)] = 0
     """Seed of everything random."""
     device: str = "auto"
@@ -508,7 +516,9 @@ class Config:
     def stages(self) -> tuple[tuple[str, ...], ...]:
         """The tasks that are trained jointly, for each stage of the training in turn."""
         if self.tasks == "auto":
-            return (("spatial",),) if self.images is not None and self.videos is None else (("spatial", "temporal"),)
+            without_videos = self.images is not None and self.videos is None
+            tasks = AUTO_TASKS.get(self.preset, ("spatial", "temporal"))
+            return (tuple(task for task in tasks if not (task == "temporal" and without_videos)),)
         stages = tuple(tuple(_task(symbol, self.tasks) for symbol in text.split("+")) for text in self.tasks.split("&"))
         names = [name for stage in stages for name in stage]
         if len(set(names)) < len(names):
@@ -606,7 +616,7 @@ def paper_literal() -> Config:
 
 
 def small() -> Config:
-    """One GPU, minutes, a few thousand real images and videos: the recipe that learned best from so little."""
+    """One GPU, minutes, thousands of real images and videos: the recipe whose features are best with so little."""
     optimiser = OptimiserConfig("adamw", lr=5e-4, weight_decay=0.01)
     return Config(
         preset="small",
@@ -614,20 +624,24 @@ def small() -> Config:
         augmentation=AugmentationConfig(hflip=0.5, grayscale=0.3),
         optim=OptimConfig(
             iterations=20_000,
+            batch_size=512,
             warmup=500,
-            milestones=(14_000, 18_000),
+            schedule="cosine",
+            milestones=(),
             backbone=OptimiserConfig("adamw", lr=1e-3, weight_decay=0.05),
         ),
-        spatial=SpatialConfig(permutations=100, optimiser=optimiser),
+        spatial=SpatialConfig(permutations=100, batch_size=32, loss_weight=0.03, optimiser=optimiser),
         temporal=TemporalConfig(
             permutations=100,
+            batch_size=16,
+            loss_weight=0.03,
             optimiser=optimiser,
             head=HeadConfig("concat", fc6=512, hidden=1024),
             crop_fraction=0.7,
             reverse=True,
         ),
-        rotation=RotationConfig(optimiser=optimiser),
-        instance=InstanceConfig(optimiser=optimiser),
+        rotation=RotationConfig(crop_size=192, batch_size=128, optimiser=optimiser),
+        instance=InstanceConfig(crop_size=192, temperature=0.1, optimiser=optimiser),
         permutations=PermutationConfig(criterion="maxmin", per_sample=32),
         # the other options apply only with --policy.sampler rollouts
         policy=PolicyConfig(
@@ -642,6 +656,27 @@ def small() -> Config:
             start_below=0.9,
         ),
         log=LogConfig(monitor_every=2000),
+    )
+
+
+def cpu() -> Config:
+    """Own images or videos on two CPU cores, in about ten minutes: the weights of the package, adapted to them."""
+    return Config(
+        preset="cpu",
+        init=Path(PRETRAINED),
+        optim=OptimConfig(
+            iterations=250,
+            batch_size=64,
+            warmup=20,
+            schedule="cosine",
+            milestones=(),
+            backbone=OptimiserConfig("adamw", lr=1e-4, weight_decay=0.05),
+        ),
+        instance=InstanceConfig(
+            crop_size=144, temperature=0.1, optimiser=OptimiserConfig("adamw", lr=1e-3, weight_decay=0.01)
+        ),
+        policy=PolicyConfig(sampler="uniform", interval=50, batches=50),
+        log=LogConfig(train_every=10, monitor_every=125, checkpoint_every=50),
     )
 
 
@@ -675,6 +710,7 @@ def demo() -> Config:
 
 PRESETS: dict[str, Callable[[], Config]] = {
     "demo": demo,
+    "cpu": cpu,
     "small": small,
     "paper": paper,
     "paper-literal": paper_literal,
@@ -683,8 +719,13 @@ PRESETS: dict[str, Callable[[], Config]] = {
 
 GPU_PRESETS = frozenset({"small", "paper", "paper-literal"})
 """Presets that take days without a GPU."""
-CPU_PRESET = "demo"
+CPU_PRESET = "cpu"
 """The preset to take instead of them without a GPU."""
+
+
+def data_preset(has_gpu: bool) -> str:
+    """Return the preset for own data where none is chosen."""
+    return "small" if has_gpu else CPU_PRESET
 
 
 def preset_config(name: str) -> Config:
@@ -785,6 +826,9 @@ def with_options(config: C, given: Mapping[str, Any]) -> C:
         value = given.pop(name)
         for field_name, field_value in _meant(name, value, config).items():
             _set_default(given, field_name.split("."), field_value)
+    model = given.get("model")
+    if isinstance(model, dict) and "backbone" in model and config.init == Path(PRETRAINED):
+        given.setdefault("init", None)  # the preset's weights are those of its own backbone
     optim = given.get("optim")
     if isinstance(optim, dict):
         if "iterations" in optim and optim.setdefault("epochs", None) is not None:
@@ -798,6 +842,11 @@ def with_options(config: C, given: Mapping[str, Any]) -> C:
 def _meant(name: str, value: Any, config: Config) -> dict[str, Any]:
     """Return the fields that a short name stands for, with their values."""
     field_name, _ = SHORT_NAMES[name]
+    if name == "batch_size":
+        batch = typed(value, Count, name)
+        own = {task: config.section(task).batch_size for task in TASK_SYMBOLS.values()}
+        scaled = {task: round(size * batch / config.optim.batch_size) for task, size in own.items() if size}
+        return {field_name: batch} | {f"{task}.batch_size": max(2, size) for task, size in scaled.items()}
     if name != "lr":
         return {field_name: value}
     lr = typed(value, Positive, name)
@@ -845,7 +894,7 @@ def with_absolute_paths(config: Config) -> Config:
         name: _absolute(value) for name, value in vars(config.data).items() if name.endswith(("_images", "_videos"))
     }
     top = {name: _absolute(getattr(config, name)) for name in ("images", "videos", "out")}
-    if str(config.init) != "pretrained":
+    if str(config.init) != PRETRAINED:
         top["init"] = _absolute(config.init)
     for name in TASK_SYMBOLS.values():
         section = config.section(name)

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 import unshuffle
-from unshuffle.accelerator import choose_device, local_rank
+from unshuffle.accelerator import choose_device, has_gpu, local_rank
 from unshuffle.config import (
     CPU_PRESET,
     GPU_PRESETS,
@@ -25,6 +25,7 @@ from unshuffle.config import (
     OrderingConfig,
     addresses,
     check,
+    data_preset,
     preset_config,
     with_absolute_paths,
     with_epochs,
@@ -101,16 +102,17 @@ def pretrain(
     videos: str | Path | Sequence[str | Path] | None = None,
     out: str | Path | None = None,
     *,
-    preset: str = "demo",
+    preset: str | None = None,
     resume: bool = False,
     **options: Any,
 ) -> Run:
     """Learn features from images, videos or both (folders, packed stores, tar shards); without data, from a synthetic
     world.
 
-    Options are the fields of `unshuffle.config.Config`; sections are given as dicts, such as
-    `optim={"warmup": 100}`. The short names of the command line work too: `iterations`, `epochs`, `batch_size`, `lr`,
-    `backbone`. Returns the run: a folder with the backbone, the metrics and pictures.
+    The default preset is `demo` without data, `small` with data and a GPU, `cpu` with data and no GPU. Options are the
+    fields of `unshuffle.config.Config`; sections are given as dicts, such as `optim={"warmup": 100}`. The short names
+    of the command line work too: `iterations`, `epochs`, `batch_size`, `lr`, `backbone`. Returns the run: a folder with
+    the backbone, the metrics and pictures.
     """
     given = {"images": images, "videos": videos, "out": out}
     paths = {
@@ -121,6 +123,9 @@ def pretrain(
     if resume and out is None:
         raise UserError("resume needs the run folder: give out")
     run = Run(Path(out or "").expanduser())
+    if preset is None:
+        has_data = images is not None or videos is not None
+        preset = data_preset(has_gpu(options.get("device", "auto"))) if has_data else "demo"
     base = run.config if resume and run.config_file.is_file() else preset_config(preset)
     return run_pretraining(with_options(base, {**paths, **options}), resume=resume)
 
@@ -210,8 +215,8 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
 
 def _warn_of_cpu(config: Config, console: Console) -> None:
     """Print how long the training would take without a GPU, if it is made for one, and what to choose instead."""
-    backbone, small = config.model.backbone, preset_config(CPU_PRESET).model.backbone
-    if config.preset not in GPU_PRESETS and backbone == small:
+    backbone = config.model.backbone
+    if config.preset not in GPU_PRESETS and backbone == preset_config(config.preset).model.backbone:
         return
     choice = f"--preset {config.preset}" if config.preset in GPU_PRESETS else f"the backbone {backbone}"
     seconds, optim = estimate_step(config), config.optim
@@ -220,7 +225,7 @@ def _warn_of_cpu(config: Config, console: Console) -> None:
         if optim.epochs is not None
         else f"{counted(optim.iterations, 'iterations')} take about {duration(seconds * optim.iterations)}"
     )
-    advice = f"--preset {CPU_PRESET}" if config.preset in GPU_PRESETS else f"--backbone {small}"
+    advice = f"--preset {CPU_PRESET}" if config.preset in GPU_PRESETS else "--backbone tiny"
     say(console, f"warning: {choice} is made for a GPU; on this CPU {time_left}. Use {advice} instead")
 
 

@@ -76,7 +76,7 @@ def photos(folder: Path, count: int) -> Path:
         ),
         ("pretrain --spatial.grid 1", "spatial.grid is 1, but must be 2 or more"),
         ("pretrain --temporal.permutations 5000", "temporal.permutations is 5000, but 6 parts have only 719"),
-        ("pretrain --preset huge", "--preset is 'huge', but must be one of demo, small, paper, paper-literal"),
+        ("pretrain --preset huge", "--preset is 'huge', but must be one of demo, cpu, small, paper, paper-literal"),
         ("pretrain --images nowhere", "nowhere does not exist"),
         ("pretrain --videos nowhere", "nowhere does not exist"),
         ("pretrain --resume", "--resume needs the run folder"),

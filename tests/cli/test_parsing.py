@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
+import torch
 from annotated_types import Ge
 
 from unshuffle.cli.ablate import AblateCommand
@@ -234,6 +235,39 @@ def test_short_names() -> None:
     assert (config.optim.iterations, config.optim.batch_size, config.model.backbone) == (7, 6, "resnet18")
     assert pretrain("--batch_size=6") == pretrain("--batch-size", "6") == pretrain("--optim.batch-size", "6")
     assert pretrain("--epochs", "1.5").optim.epochs == 1.5
+
+
+def test_the_short_batch_size_changes_all_in_proportion() -> None:
+    config = pretrain("--preset", "small", "--batch-size", "128")
+    sizes = {name: config.batch_size(name) for name in ("instance", "spatial", "temporal", "rotation")}
+    assert sizes == {"instance": 128, "spatial": 8, "temporal": 4, "rotation": 32}
+    assert pretrain("--preset", "small", "--batch-size", "8").temporal.batch_size == 2, "for batch normalisation"
+    assert pretrain("--preset", "small", "--batch-size", "8", "--spatial.batch_size", "5").spatial.batch_size == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "gpu", "preset"),
+    [
+        ([], True, "demo"),
+        (["--images", "x"], True, "small"),
+        (["--images", "x"], False, "cpu"),
+        (["--videos", "x"], False, "cpu"),
+        (["--images", "x", "--device", "cpu"], True, "cpu"),
+        (["--images", "x", "--preset", "demo"], True, "demo"),
+    ],
+)
+def test_the_preset_of_own_data_depends_on_the_machine(
+    words: list[str], gpu: bool, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    command = parse_config_command(PretrainCommand, "pretrain", words, preset_by_data=True)
+    assert command.run_config().preset == preset
+
+
+def test_the_weights_of_a_preset_are_those_of_its_backbone() -> None:
+    assert pretrain("--preset", "cpu").init == Path("pretrained")
+    assert pretrain("--preset", "cpu", "--backbone", "tiny").init is None
+    assert pretrain("--preset", "cpu", "--model.backbone", "tiny", "--init", "mine").init == Path("mine")
 
 
 def test_the_short_learning_rate_changes_all_in_proportion() -> None:

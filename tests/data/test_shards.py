@@ -686,7 +686,7 @@ def test_the_program_trains_on_shards(tmp_path: Path, capsys: pytest.CaptureFixt
     folder = write_shards(tmp_path / "shards", 3, 5)
     options = f"--images {folder}/img-{{000..002}}.tar --out {tmp_path / 'run'} --data.cache {tmp_path / 'cache'}"
     small = (
-        "--optim.iterations 2 --optim.batch_size 4 --data.val_size 3 --device cpu --log.no_pictures "
+        "--preset demo --optim.iterations 2 --optim.batch_size 4 --data.val_size 3 --device cpu --log.no_pictures "
         "--data.image_short_side 48 --spatial.crop_size 16 --spatial.permutations 10"
     )
     assert cli.run(["pretrain", *options.split(), *small.split()]) == 0

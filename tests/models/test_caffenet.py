@@ -59,6 +59,17 @@ def test_the_evaluation_form_keeps_the_weights() -> None:
     assert all(torch.equal(value, before[key]) for key, value in evaluated.state_dict().items())
 
 
+@pytest.mark.parametrize("name", ["caffenet", "caffenet-lrn"])
+@pytest.mark.parametrize(("size", "stride"), [(75, 2), (138, 2), (139, 4), (192, 4), (227, 4)])
+def test_whole_images_pass_conv1_with_the_stride_of_evaluations(name: str, size: int, stride: int) -> None:
+    backbone, images = build_backbone(name).eval(), torch.randn(2, 3, size, size)
+    (conv1,) = [module for module in backbone.modules() if isinstance(module, nn.Conv2d) and module.in_channels == 3]
+    with torch.no_grad():
+        torch.testing.assert_close(conv1(images), F.conv2d(images, conv1.weight, conv1.bias, stride=stride))
+        in_training = backbone(images)
+        assert torch.equal(backbone.for_evaluation()(images), in_training) == (stride == 4)
+
+
 def test_heads_of_the_paper_preset() -> None:
     config = paper()
     features = backbone_features(build_backbone("caffenet"), config.spatial.crop_size)

@@ -404,6 +404,20 @@ def test_training_can_start_from_the_pretrained_weights(pretrained: Backbone) ->
         load_into(build_backbone("caffenet"), Path("pretrained"))
 
 
+def test_the_weights_of_the_package() -> None:
+    """What the model card says of them; the figures on real images are in benchmarks/results."""
+    stored, metadata = read_weights("pretrained")
+    assert weights.PRETRAINED_FILE.stat().st_size < 6e6
+    assert "research" in weights.PRETRAINED_FILE.with_name("LICENSE").read_text()
+    assert (metadata["architecture"], metadata["input_size"]) == ("caffenet", "227")
+    backbone, untrained = load_backbone("pretrained"), build_backbone("caffenet")
+    assert stored.keys() == untrained.state_dict().keys()
+    images = torch.rand(4, 3, 227, 227, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        features = backbone(backbone.normalise(images)).flatten(1)
+    assert features.shape == (4, 9216) and features.isfinite().all() and (features > 0).float().mean() > 0.05
+
+
 def test_a_package_without_pretrained_weights_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "PRETRAINED_FILE", tmp_path / "none.safetensors")
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,6 @@
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,6 +35,27 @@ def test_every_task_has_a_section_and_a_name() -> None:
     for name, kind in TASKS.items():
         task = kind(Config())
         assert task.name == name and task.settings is getattr(task.config, name)
+
+
+def test_the_compiled_backbone_is_used_in_training_alone(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[int] = []
+
+    def compile_pass(function: Callable[[torch.Tensor], torch.Tensor], *, dynamic: bool) -> Any:
+        def run(images: torch.Tensor) -> torch.Tensor:
+            compiled.append(len(images))
+            return function(images)
+
+        assert not dynamic, "each size of crops has its own kernels"
+        return run
+
+    monkeypatch.setattr(torch, "compile", compile_pass)
+    net, plain = network(config), network(config)
+    net.compile_backbone()
+    expected, outcomes = (each.train()(inputs(each)) for each in (plain, net))
+    assert compiled and all(torch.equal(outcomes[name].loss, expected[name].loss) for name in NAMES)
+    count = len(compiled)
+    net.eval()(inputs(net))
+    assert len(compiled) == count
 
 
 def test_crops_of_one_size_share_a_backbone_pass(config: Config) -> None:

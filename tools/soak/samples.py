@@ -26,6 +26,7 @@ NO_PICTURES = ("--log.no_pictures",)
 def training_options(iterations: int) -> list[object]:
     """Return the options of a tiny run of both tasks, with rollouts, from images and videos."""
     options: dict[str, object] = {
+        "preset": "demo",
         "device": "cpu",
         "images": "images",
         "videos": "videos",

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_ori
 
 from docstring_parser import parse_from_object
 
-from unshuffle.config import SHORT_NAMES, Config, preset_config, read_config, with_options
+from unshuffle.config import SHORT_NAMES, Config, data_preset, preset_config, read_config, with_options
 from unshuffle.errors import UserError
 from unshuffle.files import check_file, check_folder, write_measurement
 from unshuffle.options import check_bounds, field_types, merge, plain_type, takes_one_or_several, typed
@@ -99,17 +99,20 @@ def parse(
     return parsed
 
 
-def parse_config_command(command: type[C], name: str, args: Sequence[str]) -> C:
-    """Parse options that override a preset, a config file or, with --resume, the config of the run in --out."""
+def parse_config_command(command: type[C], name: str, args: Sequence[str], *, preset_by_data: bool = False) -> C:
+    """Parse options that override a preset, a config file or, with --resume, the config of the run in --out.
+
+    `preset_by_data`: where data but no preset is given, take the one for this machine.
+    """
 
     def defaults(values: dict[str, Any]) -> C:
-        config = _base_config(values)
+        config = _base_config(values, preset_by_data)
         return command(**{field: getattr(config, field) for field in Config.__dataclass_fields__})
 
     return parse(command, name, args, defaults)
 
 
-def _base_config(values: dict[str, Any]) -> Config:
+def _base_config(values: dict[str, Any], preset_by_data: bool) -> Config:
     preset, file, out = values.get("preset"), values.get("config"), values.get("out")
     if preset is not None and file is not None:
         raise UserError("give --preset or --config, not both: a config file names its preset")
@@ -121,6 +124,10 @@ def _base_config(values: dict[str, Any]) -> Config:
             return read_config(run_file)
     if file is not None:
         return replace(read_config(file.expanduser()), out=None)
+    if preset is None and preset_by_data and (values.get("images") or values.get("videos")):
+        from unshuffle.accelerator import has_gpu  # imports torch, which takes seconds
+
+        preset = data_preset(has_gpu(values.get("device") or "auto"))
     return preset_config(preset or "demo")
 
 

@@ -20,12 +20,12 @@ class PretrainCommand(ConfigCommand):
 def main(args: Sequence[str]) -> int:
     """Pretrain, in one process or as one of the processes that torchrun started."""
     if os.environ.get("WORLD_SIZE", "1") == "1":  # torch takes seconds to import: not for a misspelt option
-        return _pretrain(parse_config_command(PretrainCommand, "pretrain", args))
+        return _pretrain(parse_config_command(PretrainCommand, "pretrain", args, preset_by_data=True))
     from unshuffle.training import distributed
 
     with distributed.started():
         with distributed.together():
-            command = parse_config_command(PretrainCommand, "pretrain", args)
+            command = parse_config_command(PretrainCommand, "pretrain", args, preset_by_data=True)
         return _pretrain(command)
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn import functional as F
 
+from unshuffle.config import PRETRAINED
 from unshuffle.console import progress, say
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.dataset import (
@@ -36,7 +37,7 @@ from unshuffle.files import atomic_write
 from unshuffle.models import BACKBONES, Backbone, build_backbone
 from unshuffle.models.registry import PER_IMAGE
 from unshuffle.models.torchvision_timm import cached_weights, full_name, is_published
-from unshuffle.models.weights import PRETRAINED, load_backbone
+from unshuffle.models.weights import load_backbone
 from unshuffle.wording import counted
 
 T = TypeVar("T")

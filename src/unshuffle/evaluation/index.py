@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unshuffle.accelerator import choose_device
-from unshuffle.config import LimitsConfig
+from unshuffle.config import PRETRAINED, LimitsConfig
 from unshuffle.data.dataset import LabelledDataset, Square, open_dataset
 from unshuffle.data.media import DEFAULT_LIMITS, check_short_side
 from unshuffle.data.source import Pixels
@@ -32,7 +32,6 @@ from unshuffle.evaluation.features import (
 )
 from unshuffle.models import Backbone
 from unshuffle.models.registry import backbone_features
-from unshuffle.models.weights import PRETRAINED
 from unshuffle.wording import features_sentence
 
 QUERIES, GALLERY = 4096, 4096  # a product of so many by so many is held at a time

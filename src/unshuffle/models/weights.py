@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from unshuffle.config import PRETRAINED
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write, check_zip
 from unshuffle.models.batch_norm import fold_layers
@@ -30,8 +31,6 @@ METADATA = "unshuffle"
 """Key under which a state dict written by `unshuffle export` carries its metadata."""
 CHECKSUM = "crc32"
 """Key of the metadata for the checksum over the rest of the header and the tensors."""
-PRETRAINED = "pretrained"
-"""Name of the weights that come with the package."""
 PRETRAINED_FILE = Path(__file__).parents[1] / "weights" / "pretrained.safetensors"
 _PICKLED = (".pth", ".pt", ".tar", ".bin")
 
