@@ -65,7 +65,7 @@ def test_what_to_do_if_a_task_is_at_chance(written: Callable[..., Run]) -> None:
     assert verdict is not None and verdict.change == "worse"
     assert verdict.sentences[0].startswith("The features got worse")
     assert verdict.sentences[-1].startswith(
-        "The spatial task is still near chance: train longer (--optim.iterations, now 6)"
+        "The spatial task is still near chance: train longer (--resume --iterations, now 6)"
     )
 
 
@@ -73,6 +73,11 @@ def test_instance_discrimination_is_not_proposed_twice(written: Callable[..., Ru
     for tasks in ("S+I", "S&T"):
         verdict = judge_features(written(own(20), own(20), tasks=tasks))
         assert verdict is not None and "+I)" not in verdict.sentences[-1]
+
+
+def test_weights_to_start_from_are_not_proposed_twice(written: Callable[..., Run]) -> None:
+    verdict = judge_features(written(own(20), own(20), init="weights.safetensors"))
+    assert verdict is not None and "--init" not in verdict.sentences[-1]
 
 
 def test_collapse_is_said(written: Callable[..., Run]) -> None:

@@ -178,16 +178,17 @@ def _advice(run: Run) -> list[str]:
     if slow:
         name, verb = " and ".join(slow), "task is" if len(slow) == 1 else "tasks are"
         return [
-            f"The {name} {verb} still near chance: train longer (--optim.iterations, now {config.optim.iterations}), "
-            "and check with unshuffle doctor that the data can be learned."
+            f"The {name} {verb} still near chance: train longer (--resume --iterations, now {config.optim.iterations}),"
+            " and check with unshuffle doctor that the data can be learned."
         ]
     symbols = [symbol for symbol, name in TASK_SYMBOLS.items() if name in config.task_names]
     can_add = len(config.stages) == 1 and "I" not in symbols
-    task = f", add instance discrimination (--tasks {'+'.join([*symbols, 'I'])})" if can_add else ""
-    return [
-        f"The pretext tasks were learned, so more of the same helps little: give more or more varied data{task}, or "
-        "start from trained weights (--init)."
-    ]
+    advice = ["give more or more varied data"]
+    if can_add:
+        advice.append(f"add instance discrimination (--tasks {'+'.join([*symbols, 'I'])})")
+    if config.init is None:
+        advice.append("start from trained weights (--init pretrained for caffenet)")
+    return [f"The pretext tasks were learned, so more of the same helps little: {', or '.join(advice)}."]
 
 
 def own_data_table(run: Run) -> Table:
