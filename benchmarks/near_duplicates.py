@@ -98,7 +98,7 @@ COPIES: dict[str, Callable[[Image.Image], Image.Image]] = {
     "grayscale": lambda image: image.convert("L").convert("RGB"),
     "5 % cut off": lambda image: _cropped(image, 0.05),
     "10 % cut off": lambda image: _cropped(image, 0.1),
-    "mirrored": ImageOps.mirror,
+    "flipped": ImageOps.mirror,
 }
 
 

@@ -40,7 +40,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
-from comparison import TIMED, TIMED_INTERVAL, time_of
+from comparison import ORDERING, TIMED, TIMED_INTERVAL, time_of
 from rich.console import Console
 from table import RESULTS, write_table
 from torch import Tensor, nn
@@ -123,8 +123,18 @@ def arms(args: argparse.Namespace) -> dict[str, Values]:
         elif name.startswith(SIMCLR):
             chosen[name] = simclr_options(float(name.rpartition(" ")[2]) if "temperature" in name else 0.2)
         else:
-            chosen |= find_arms([name], shared_config(args))
+            chosen |= {
+                arm: with_own_batches(changes) for arm, changes in find_arms([name], shared_config(args)).items()
+            }
     return chosen
+
+
+def with_own_batches(changes: Values) -> Values:
+    """Return an arm with full batches and weights for its ordering tasks, if it is without instance discrimination."""
+    if "instance" in merge(small(), changes).task_names:
+        return changes
+    alone = {name: ORDERING[name] for name in ("spatial", "temporal")}
+    return {**alone, **changes, "optim": {"batch_size": ORDERING["optim"]["batch_size"], **changes.get("optim", {})}}
 
 
 def simclr_options(temperature: float) -> Values:

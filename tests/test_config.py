@@ -388,10 +388,10 @@ def test_iterations_replace_the_epochs_of_a_config() -> None:
         with_options(stored, {"optim": {"milestones": [3]}})
 
 
-def test_epochs_become_iterations_of_the_task_with_most_steps() -> None:
-    config = with_options(demo(), {"epochs": 2, "batch_size": 10, "temporal": {"batch_size": 5}})
+def test_epochs_become_iterations_of_the_task_with_the_largest_batches() -> None:
+    config = with_options(demo(), {"epochs": 2, "batch_size": 5, "spatial": {"batch_size": 2}})
     fitted, (sentence,) = with_epochs(config, {"spatial": 95, "temporal": 60})
-    assert fitted.optim.iterations == 24, "60 clips in batches of 5 are 12 steps, 95 images in batches of 10 are 9.5"
+    assert fitted.optim.iterations == 24, "60 clips in batches of 5 are 12 steps; 95 images in batches of 2 are 48"
     assert (fitted.optim.warmup, fitted.optim.milestones) == (3, (18,)), "50 and 300 of 400"
     assert fitted.optim.epochs == 2
     assert sentence == "2 epochs of 60 training samples (temporal task), in batches of 5, are 24 iterations"

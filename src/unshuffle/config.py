@@ -30,6 +30,9 @@ AUTO_TASKS: dict[str, tuple[str, ...]] = {"small": ("spatial", "temporal", "inst
 PRETRAINED = "pretrained"
 """Name of the weights that come with the package, wherever weights are given."""
 
+STATES = "evaluations"
+"""Folder in the cache with the states of evaluations without --out, each of which is deleted at the end."""
+
 Count = Annotated[int, Ge(1)]
 NonNegative = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
@@ -334,8 +337,8 @@ class ModelConfig:
     backbone: str = "caffenet"
     """caffenet, caffenet-lrn, alexnet, tiny, resnet18, resnet50, torchvision:NAME or timm:NAME."""
     compile: bool = False
-    """Compile the backbone with torch.compile on a GPU: up to a minute at the start, then faster steps for networks
-    other than caffenet, which has kernels of its own."""
+    """Compile the backbone with torch.compile on a GPU: up to a minute at the start; steps may be faster. Without
+    effect on caffenet, which has kernels of its own."""
     sync_bn: bool = False
     """Compute batch normalisation over the whole batch instead of over each process's slice of it."""
 
@@ -347,9 +350,9 @@ class OptimConfig:
     iterations: Count = 350_000
     """Training steps in all."""
     epochs: Positive | None = None
-    """Passes over the training samples of the task that has most of them, instead of optim.iterations, which is set to
-    the number of steps once the data is known; warm-up and milestones are scaled with it. With --tasks in stages (S&T),
-    passes in each stage."""
+    """Passes over the training samples of the task with the largest batches, instead of optim.iterations, which is set
+    to the number of steps once the data is known; warm-up and milestones are scaled with it. With --tasks in stages
+    (S&T), passes in each stage."""
     batch_size: Annotated[int, Ge(2)] = 128
     """Samples of each task in a step, over all processes."""
     warmup: Annotated[int, Ge(0)] = 0
@@ -660,7 +663,7 @@ def small() -> Config:
 
 
 def cpu() -> Config:
-    """Own images or videos on two CPU cores, in about ten minutes: the weights of the package, adapted to them."""
+    """Own images or videos on a CPU: the weights of the package, adapted to them by instance discrimination."""
     return Config(
         preset="cpu",
         init=Path(PRETRAINED),
@@ -808,7 +811,7 @@ def _resolved(address: str) -> str:
 SHORT_NAMES = {
     "iterations": ("optim.iterations", "Training steps in all."),
     "epochs": ("optim.epochs", "Passes over the training samples, instead of --iterations."),
-    "batch_size": ("optim.batch_size", "Samples of each task in a step."),
+    "batch_size": ("optim.batch_size", "Samples of each task in a step; tasks with their own change in proportion."),
     "lr": ("optim.backbone.lr", "Learning rate of the backbone; those of the heads change in proportion."),
     "backbone": ("model.backbone", "caffenet, alexnet, tiny, resnet18, resnet50, torchvision:NAME or timm:NAME."),
 }
@@ -826,9 +829,7 @@ def with_options(config: C, given: Mapping[str, Any]) -> C:
         value = given.pop(name)
         for field_name, field_value in _meant(name, value, config).items():
             _set_default(given, field_name.split("."), field_value)
-    model = given.get("model")
-    if isinstance(model, dict) and "backbone" in model and config.init == Path(PRETRAINED):
-        given.setdefault("init", None)  # the preset's weights are those of its own backbone
+    given = {**_foreign_backbone(config, given), **given}
     optim = given.get("optim")
     if isinstance(optim, dict):
         if "iterations" in optim and optim.setdefault("epochs", None) is not None:
@@ -837,6 +838,13 @@ def with_options(config: C, given: Mapping[str, Any]) -> C:
         if fixed and optim.get("epochs", config.optim.epochs) is not None:
             raise UserError(f"{fixed[0]} counts iterations: give iterations with it instead of epochs, or leave it out")
     return merge(config, given)
+
+
+def _foreign_backbone(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the change of `init` that another backbone needs: the weights of a preset are those of its own."""
+    model = given.get("model")
+    backbone = model.get("backbone", config.model.backbone) if isinstance(model, Mapping) else config.model.backbone
+    return {"init": None} if backbone != config.model.backbone and config.init == Path(PRETRAINED) else {}
 
 
 def _meant(name: str, value: Any, config: Config) -> dict[str, Any]:
@@ -870,7 +878,7 @@ def with_epochs(config: Config, samples: Mapping[str, int], *, scale: bool = Tru
     optim = config.optim
     if optim.epochs is None:
         return config, []
-    largest = max(config.task_names, key=lambda name: samples[name] / config.batch_size(name))
+    largest = max(config.task_names, key=lambda name: (config.batch_size(name), samples[name]))
     batch, stages = config.batch_size(largest), len(config.stages)
     iterations = stages * max(1, math.ceil(optim.epochs * samples[largest] / batch - 1e-9))
     factor = iterations / optim.iterations if scale else 1.0
@@ -963,7 +971,8 @@ def read_config(path: Path) -> Config:
     """Read a config that a run or a person wrote; missing keys take the values of its preset."""
     values = read_yaml(path, "config")
     try:
-        return merge(preset_config(values.get("preset", "demo")), values)
+        preset = preset_config(values.get("preset", "demo"))
+        return merge(preset, {**_foreign_backbone(preset, values), **values})
     except UserError as error:
         hint = "; runs of older versions cannot be read: start a new one, CHANGELOG.md lists the new names"
         raise UserError(f"{path}: {error}{hint if path.name == 'config.yaml' else ''}") from None

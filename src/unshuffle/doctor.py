@@ -23,7 +23,7 @@ from unshuffle.tasks import TASKS
 from unshuffle.tasks.ordering import OrderingTask
 from unshuffle.tasks.prepare import Data, prepare
 from unshuffle.training.trainer import Tally, Trainer, build_trainer, fit_crop_sizes
-from unshuffle.wording import FEW_SAMPLES, counted, printable, skipped_lines
+from unshuffle.wording import FEW_SAMPLES, counted, duration, printable, skipped_lines
 
 T = TypeVar("T")
 EXPECTED_ACCURACY = 0.95
@@ -98,7 +98,7 @@ def _file_sentence(medium: str, statistics: FileStatistics) -> str:
     smallest, median, largest = (f"{width} x {height}" for width, height in _spread(statistics.sizes))
     text = f"{medium}: median size {median} px, from {smallest} to {largest}"
     if statistics.seconds:
-        shortest, middle, longest = (_duration(seconds) for seconds in _spread(statistics.seconds))
+        shortest, middle, longest = (duration(seconds) for seconds in _spread(statistics.seconds))
         text += f"; median duration {middle}, from {shortest} to {longest}"
     return f"{text} ({counted(statistics.files, 'files')} measured)"
 
@@ -106,12 +106,6 @@ def _file_sentence(medium: str, statistics: FileStatistics) -> str:
 def _spread(values: Sequence[T]) -> tuple[T, T, T]:
     """Return the smallest, the median and the largest of sorted values."""
     return values[0], values[len(values) // 2], values[-1]
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _duplicate_sentences(medium: str, duplicates: Duplicates) -> Iterator[str]:

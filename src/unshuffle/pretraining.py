@@ -21,6 +21,7 @@ from unshuffle.accelerator import choose_device, has_gpu, local_rank
 from unshuffle.config import (
     CPU_PRESET,
     GPU_PRESETS,
+    TASK_SYMBOLS,
     Config,
     OrderingConfig,
     addresses,
@@ -59,7 +60,7 @@ from unshuffle.runs.checkpoints import (
 from unshuffle.runs.folders import find_runs
 from unshuffle.runs.history import stored_permutations
 from unshuffle.runs.run import Run
-from unshuffle.tasks import build_tasks
+from unshuffle.tasks import TASKS, build_tasks
 from unshuffle.tasks.base import Inputs, Network
 from unshuffle.tasks.prepare import Data, prepare
 from unshuffle.training import distributed
@@ -174,7 +175,7 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
     data = _prepare(config)
     samples = {name: len(task_samples) for name, task_samples in data.training.items()}
     config, epochs = with_epochs(config, samples, scale=resumed is None)
-    for sentence in (*remarks, *data.sentences(), *epochs):
+    for sentence in (*remarks, *unused(config), *data.sentences(), *epochs):
         say(console, sentence)
     with together():
         check(config)
@@ -213,10 +214,23 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
     return run
 
 
+def unused(config: Config) -> list[str]:
+    """Return a sentence for data that is given and that no task takes, and one for weights that do not fit."""
+    sentences = []
+    media = {TASKS[name].medium for name in config.task_names}
+    tasks = "+".join(symbol for symbol, name in TASK_SYMBOLS.items() if name in config.task_names)
+    if config.videos is not None and config.images is not None and "videos" not in media:
+        sentences.append(f"note: the videos are not used: no task of {tasks} takes them beside images; T does")
+    preset = preset_config(config.preset)
+    if preset.init is not None and config.init is None:
+        sentences.append(f"note: {config.model.backbone} starts untrained: give --init to start from weights")
+    return sentences
+
+
 def _warn_of_cpu(config: Config, console: Console) -> None:
     """Print how long the training would take without a GPU, if it is made for one, and what to choose instead."""
     backbone = config.model.backbone
-    if config.preset not in GPU_PRESETS and backbone == preset_config(config.preset).model.backbone:
+    if config.preset not in GPU_PRESETS and backbone in ("tiny", preset_config(config.preset).model.backbone):
         return
     choice = f"--preset {config.preset}" if config.preset in GPU_PRESETS else f"the backbone {backbone}"
     seconds, optim = estimate_step(config), config.optim
@@ -243,20 +257,21 @@ def estimate_step(config: Config) -> float:
     weights = {name: section.loss_weight for name, section in sections.items()}
     step = Step(network, weights, Optimisers(network, config), "fp32")
 
-    def seconds(samples: int) -> float:
-        inputs = {}
-        for name, task in tasks.items():
-            crops = torch.rand(samples, task.parts, 3, task.settings.crop_size, task.settings.crop_size)
-            inputs[name] = Inputs(crops, task.targets(samples, generator, WHOLE))
+    def seconds(name: str, samples: int) -> float:
+        task = tasks[name]
+        crops = torch.rand(samples, task.parts, 3, task.settings.crop_size, task.settings.crop_size)
+        inputs = {name: Inputs(crops, task.targets(samples, generator, WHOLE))}
         begin = time.perf_counter()
         step(inputs, 0)
         return time.perf_counter() - begin
 
-    seconds(2)  # the first step also allocates
-    few, more = seconds(2), seconds(6)
-    batch = max(map(config.batch_size, sections)) // distributed.size()
-    each = (more - few) / 4 if more > few else more / 6
-    return few + each * max(0, batch - 2)
+    total = 0.0
+    for name in tasks:
+        seconds(name, 2)  # the first step also allocates
+        few, more = seconds(name, 2), seconds(name, 6)
+        each = (more - few) / 4 if more > few else more / 6
+        total += few + each * max(0, config.batch_size(name) // distributed.size() - 2)
+    return total
 
 
 def _check_divisible(config: Config, val_size: int) -> None:
@@ -343,7 +358,8 @@ def _extend(trainer: Trainer, before: Config, log: RunLog, console: Console) -> 
     old, new = (100 * lr_factor(version, iteration) for version in (before, trainer.config))
     percent = f"{new:.3g} % of their full values"
     if optim.schedule == "cosine":
-        schedule = f"the cosine now ends there, so the learning rates continue at {percent} instead of {old:.3g} %"
+        before_that = "" if f"{old:.3g}" == f"{new:.3g}" else f" instead of {old:.3g} %"
+        schedule = f"the cosine now ends there, so the learning rates continue at {percent}{before_that}"
     else:
         milestones = ", ".join(map(str, optim.milestones)) or "none"
         schedule = (
@@ -469,6 +485,8 @@ def describe(trainer: Trainer, run: Run, console: Console) -> None:
     # what may be unintended when only the number of iterations was changed
     optim = config.optim
     late = [milestone for milestone in optim.milestones if milestone >= optim.iterations]
+    if optim.milestones and optim.schedule == "cosine":
+        say(console, "note: optim.milestones have no effect with optim.schedule cosine")
     if late and optim.schedule == "steps":
         say(console, f"note: optim.milestones {late} lie beyond the last iteration and have no effect")
     if optim.warmup > optim.iterations / 2:

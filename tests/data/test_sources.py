@@ -257,15 +257,26 @@ def test_several_folders_are_one_source(config: Config, image_folder: Path, tmp_
     media = open_media(replace(config, images=(str(image_folder), str(twin))))
     both, alone = media.images, open_media(replace(config, images=str(image_folder))).images
     assert both is not None and alone is not None and len(both) == 2 * len(alone) == 12
-    label = image_folder.name
-    assert list(both.names) == [f"{label}/{name}" for name in alone.names] + [
-        f"{label}-2/{name}" for name in alone.names
-    ]
+    assert list(both.names) == [f"{number}/{name}" for number in (1, 2) for name in alone.names]
     for item in range(12):
         assert (both.num_frames(item), both.size(item)) == (1, alone.size(item % 6))
         np.testing.assert_array_equal(both.read(item, [0]), alone.read(item % 6, [0]))
     assert [facts.address for facts in media.facts] == [str(image_folder), str(twin)]
-    assert media.skipped[2][0] == f"{label}-2/b/cc.jpg"
+    assert media.skipped[2][0] == "2/b/cc.jpg"
+    twin.rename(moved := tmp_path / "moved")
+    again = open_media(replace(config, images=(str(image_folder), str(moved)))).images
+    assert again is not None and list(again.names) == list(both.names), "a moved folder is the same data"
+
+
+def test_the_limit_of_bad_files_is_that_of_all_folders(config: Config, image_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "few").mkdir()
+    shutil.copy(next(image_folder.rglob("*.png")), tmp_path / "few" / "good.png")
+    (tmp_path / "few" / "bad.jpg").write_text("no image")
+    alone, both = str(tmp_path / "few"), (str(image_folder), str(tmp_path / "few"))
+    lenient = replace(config, data=replace(config.data, max_bad_fraction=0.4))
+    with pytest.raises(UserError, match="1 of 2 images cannot be used"):
+        _ = open_media(replace(lenient, images=alone)).images
+    assert open_media(replace(lenient, images=both)).images is not None
 
 
 def test_the_bytes_of_several_folders_are_contiguous(config: Config, image_folder: Path, tmp_path: Path) -> None:

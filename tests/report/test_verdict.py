@@ -65,7 +65,7 @@ def test_what_to_do_if_a_task_is_at_chance(written: Callable[..., Run]) -> None:
     assert verdict is not None and verdict.change == "worse"
     assert verdict.sentences[0].startswith("The features got worse")
     assert verdict.sentences[-1].startswith(
-        "The spatial task is still near chance: train longer (--resume --iterations, now 6)"
+        "The spatial task has learned little so far: train longer (--resume --iterations, now 6)"
     )
 
 

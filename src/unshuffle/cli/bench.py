@@ -24,7 +24,7 @@ class BenchCommand(ConfigCommand):
 
 def main(args: Sequence[str]) -> int:
     """Measure and print."""
-    command = parse_config_command(BenchCommand, "bench", args)
+    command = parse_config_command(BenchCommand, "bench", args, preset_by_data=True)
     from unshuffle.bench import bench, with_world
 
     config = with_world(command.run_config())

@@ -28,7 +28,7 @@ class DoctorCommand(ConfigCommand):
 
 def main(args: Sequence[str]) -> int:
     """Examine data and tasks; the exit code is 1 if a task fails or has too few samples."""
-    command = parse_config_command(DoctorCommand, "doctor", args)
+    command = parse_config_command(DoctorCommand, "doctor", args, preset_by_data=True)
     from unshuffle.doctor import examine
 
     config = command.run_config()

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from unshuffle.cli.parsing import HELP, REQUIRED, overview, parse, write_json
+from unshuffle.config import STATES
 from unshuffle.console import say
 from unshuffle.evaluation.protocol import (
     EVALUATIONS,
@@ -83,7 +84,7 @@ def _state_folder(name: str, command: Evaluation) -> Path | None:
 
     options = {key: value for key, value in to_dict(command).items() if key not in command.incidental}
     text = json.dumps([str(Path.cwd()), options], default=str)
-    folder = CACHE.expanduser() / "evaluations" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    folder = CACHE.expanduser() / STATES / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return folder if shutil.disk_usage(folder).free > MIN_FREE else None

@@ -1,18 +1,20 @@
 """What is in the cache (`data.cache`), and deleting it: only files that unshuffle wrote, by their names."""
 
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from unshuffle.config import STATES
 from unshuffle.data.inventory import SKIPPED_FOLDER
 from unshuffle.data.pack import clear_store, is_cached_store
 from unshuffle.data.shards import SHARD_FOLDER
 from unshuffle.data.store import HEADER, Header
 from unshuffle.errors import UserError
-from unshuffle.files import DRAFT_SUFFIX
+from unshuffle.files import DRAFT_SUFFIX, locked_folder
 from unshuffle.wording import counted
 
 _LOOSE_FILES = {  # folder, what its files are named, and what they are
@@ -21,6 +23,7 @@ _LOOSE_FILES = {  # folder, what its files are named, and what they are
     f"{SHARD_FOLDER}/videos": (re.compile(r"[0-9a-f]{24}\.tar"), "copied remote shards"),
     SKIPPED_FOLDER: (re.compile(r".*-[0-9a-f]{8}\.csv"), "skipped-file lists"),
 }
+_STATE_NAME = re.compile(r"[a-z-]+-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ def list_cache(cache: Path) -> list[CacheEntry]:
     if not cache.is_dir():
         return []
     stores = [_store_entry(path) for path in cache.iterdir() if is_cached_store(path)]
+    states = [path for path in (cache / STATES).glob("*") if _STATE_NAME.fullmatch(path.name) and not path.is_symlink()]
+    stores += [_state_entry(path) for path in states if path.is_dir()]
     loose = [entry for name in _LOOSE_FILES if (entry := _loose_entry(cache, name)) is not None]
     return sorted([*stores, *loose], key=lambda entry: (-entry.size, entry.name))
 
@@ -73,6 +78,19 @@ def _store_entry(folder: Path) -> CacheEntry:
         used.stat().st_mtime,
         lambda: clear_store(folder),
     )
+
+
+def _state_entry(folder: Path) -> CacheEntry:
+    statuses = [path.lstat() for path in (folder, *folder.rglob("*"))]
+    size = sum(status.st_size for status in statuses[1:])
+
+    def clear() -> int:
+        with locked_folder(folder, f"{folder} belongs to an evaluation that is running: wait for its end, or stop it"):
+            shutil.rmtree(folder)
+        return size
+
+    what = f"interrupted evaluation ({folder.name.rpartition('-')[0]})"
+    return CacheEntry(f"{STATES}/{folder.name}", what, "", size, max(status.st_mtime for status in statuses), clear)
 
 
 def _loose_entry(cache: Path, name: str) -> CacheEntry | None:

@@ -1,8 +1,7 @@
 """The images and videos that a config names: folders, packed stores, tar shards or the synthetic world, opened once."""
 
-import itertools
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -49,13 +48,15 @@ class SourceFacts:
 
 
 class Concatenation:
-    """Several sources as one, their items one after another; a name begins with the label of its source."""
+    """Several sources as one, their items one after another.
 
-    def __init__(self, sources: Mapping[str, Source]) -> None:
-        """Join the sources of these labels."""
-        self.sources = list(sources.values())
-        self.names = [f"{label}/{name}" for label, source in sources.items() for name in source.names]
-        self.origins = [f"{label}/{name}" for label, source in sources.items() for name in origins(source)]
+    A name begins with the number of its source, which does not change if a folder is moved or renamed.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = list(sources)
+        self.names = [f"{number}/{name}" for number, source in enumerate(sources, 1) for name in source.names]
+        self.origins = [f"{number}/{name}" for number, source in enumerate(sources, 1) for name in origins(source)]
         """The file of each item."""
         self._starts = np.cumsum([0, *map(len, self.sources)])
 
@@ -164,21 +165,21 @@ class Media:
 
     def _open(self, medium: Kind, given: Addresses) -> Source:
         """Open the source at an address; those at several addresses become one."""
-        first, *others = addresses(given)
-        if not others:
-            return self._open_one(medium, first)
-        sources: dict[str, Source] = {}
-        for address in (first, *others):
-            if is_shards(address):
+        several, before, sources, files = len(addresses(given)) > 1, len(self.skipped), [], 0
+        for number, address in enumerate(addresses(given), 1):
+            if several and is_shards(address):
                 raise UserError(
                     f"{address} means tar shards, which are one address: join several by braces ({{a,b}}.tar), or give "
                     "folders and packed stores only"
                 )
-            label = unused_label(Path(address).expanduser().name, sources)
-            sources[label] = self._open_one(medium, address, f"{label}/")
-        return Concatenation(sources)
+            source, count = self._open_one(medium, address, f"{number}/" if several else "")
+            sources.append(source)
+            files += count
+        self._check_bad_fraction(self.skipped[before:], files, medium)
+        return Concatenation(sources) if several else sources[0]
 
-    def _open_one(self, medium: Kind, address: str, prefix: str = "") -> Source:
+    def _open_one(self, medium: Kind, address: str, prefix: str) -> tuple[Source, int]:
+        """Open the source at one address; also return the number of its files, skipped ones included."""
         data = self.config.data
         short_side = data.image_short_side if medium == "images" else data.frame_short_side
         source: Store | ShardSource
@@ -193,8 +194,7 @@ class Media:
             source, details = self._open_folder(medium, Path(address).expanduser(), short_side)
         self.facts.append(SourceFacts(medium, address, len(source), len(source.skipped), **details))
         self.skipped.extend((f"{prefix}{name}", reason) for name, reason in source.skipped)
-        self._check_bad_fraction(source.skipped, details.get("files", len(source)) + len(source.skipped), medium)
-        return source
+        return source, details.get("files", len(source)) + len(source.skipped)
 
     def _open_folder(self, medium: Kind, folder: Path, short_side: int) -> tuple[Store, dict[str, Any]]:
         data = self.config.data
@@ -254,10 +254,4 @@ class Media:
         config = self.config
         if config.out is not None:
             return config.out.expanduser() / SKIPPED_LIST
-        return skipped_file(str(config.images or config.videos), config.data.cache)
-
-
-def unused_label(name: str, taken: Container[str]) -> str:
-    """Return the name of a folder, with a number where another folder of this name came before."""
-    numbered = (f"{name}-{number}" for number in itertools.count(2))
-    return next(label for label in itertools.chain([name], numbered) if label not in taken)
+        return skipped_file(addresses(config.images or config.videos or "data")[0], config.data.cache)

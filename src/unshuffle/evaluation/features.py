@@ -38,7 +38,7 @@ from unshuffle.models import BACKBONES, Backbone, build_backbone
 from unshuffle.models.registry import PER_IMAGE
 from unshuffle.models.torchvision_timm import cached_weights, full_name, is_published
 from unshuffle.models.weights import load_backbone
-from unshuffle.wording import counted
+from unshuffle.wording import counted, did_you_mean
 
 T = TypeVar("T")
 Pool = Literal["avg", "max", "flat"]
@@ -77,7 +77,8 @@ def find_backbone(spec: str, seed: int = 0, architecture: str | None = None) -> 
         raise UserError(
             f"{spec} has no weights of its own: give a run folder or a file, or random:{spec} for it untrained"
         )
-    raise UserError(f"there are no weights at {spec}, and there is no backbone of that name")
+    hint = did_you_mean(spec, [PRETRAINED, *BACKBONES])
+    raise UserError(f"there are no weights at {spec}, and there is no backbone of that name{hint}")
 
 
 def weights_digest(backbone: Backbone) -> str:

@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from unshuffle.config import PRETRAINED, LimitsConfig
 from unshuffle.data.dataset import LabelledDataset, Square, open_dataset
 from unshuffle.data.media import DEFAULT_LIMITS, check_short_side
 from unshuffle.data.source import Pixels
+from unshuffle.errors import UserError
 from unshuffle.evaluation.embed import write_file
 from unshuffle.evaluation.features import (
     BATCH,
@@ -268,6 +269,8 @@ def embed(
 
     The options are those of `unshuffle embed`. Files that cannot be read are listed in `index.dataset.skipped`.
     """
+    if pool not in get_args(Pool):
+        raise UserError(f"pool is '{pool}', but must be one of {', '.join(get_args(Pool))}")
     backbone = find_backbone(str(weights), seed, architecture)
     dataset = open_unlabelled(backbone, data, kind=kind, size=size, frames=frames, limits=limits)
     return build_index(

@@ -15,7 +15,7 @@ from annotated_types import Interval
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from unshuffle.config import DataConfig
+from unshuffle.config import STATES, DataConfig
 from unshuffle.console import say
 from unshuffle.errors import UserError
 from unshuffle.lazy import LazyClass, find_entry
@@ -215,7 +215,7 @@ def note_skipped(
 ) -> None:
     """Print how many files were ignored and skipped, name the first of these, and write a list of them all.
 
-    The list is in `out`, or else beside the cache.
+    The list is in `out`, or else beside the cache; a folder of `STATES` is deleted after the evaluation.
     """
     from unshuffle.data.inventory import skipped_file, write_skipped
 
@@ -227,7 +227,8 @@ def note_skipped(
     for line in skipped_lines(data.skipped):
         say(console, line)
     name = re.sub(r"\W+", "-", f"skipped {where}.csv").replace("-csv", ".csv")
-    listed = skipped_file(data.address, cache) if out is None else out.expanduser() / name
+    lasts = out is not None and out.parent.name != STATES
+    listed = out.expanduser() / name if out is not None and lasts else skipped_file(data.address, cache)
     say(console, f"  all are listed in {write_skipped(listed, data.skipped)}")
 
 

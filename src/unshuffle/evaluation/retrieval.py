@@ -70,8 +70,8 @@ def chance_accuracy(queries: Tensor, gallery: Tensor, top: Sequence[int] = TOP) 
     classes = int(torch.cat([queries, gallery]).max()) + 1
     others = (len(gallery) - gallery.bincount(minlength=classes)).double()[:, None]
     # 1 - (others choose k) / (all choose k), as a product over the k items: none of them has the class
-    drawn = torch.arange(min(max(top), len(gallery)), dtype=torch.double)
-    missed = ((others - drawn).clamp(min=0) / (len(gallery) - drawn)).cumprod(dim=1)
+    sampled = torch.arange(min(max(top), len(gallery)), dtype=torch.double)
+    missed = ((others - sampled).clamp(min=0) / (len(gallery) - sampled)).cumprod(dim=1)
     fractions = queries.bincount(minlength=classes).double() / len(queries)
     return {f"top{k}": 100 * (1 - float(fractions @ missed[:, k - 1])) for k in top if k <= len(gallery)}
 

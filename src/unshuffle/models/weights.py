@@ -130,7 +130,9 @@ def read_weights(path: str | Path) -> tuple[Weights, dict[str, str]]:
     """Return the tensors and the metadata of a weights file, of the one in a run folder, or of `pretrained`."""
     file = weights_file(path)
     if not file.is_file():
-        raise UserError(f"there are no weights at {file}")
+        unfinished = Path(path).expanduser().is_dir() and (Path(path).expanduser() / "config.yaml").is_file()
+        hint = ": the run is not finished, continue it with unshuffle pretrain --resume --out" if unfinished else ""
+        raise UserError(f"there are no weights at {file}{f'{hint} {path}' if hint else ''}")
     if file.suffix in _PICKLED:
         return _read_pickled(file)
     try:

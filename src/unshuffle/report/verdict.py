@@ -8,9 +8,10 @@ from rich.table import Table
 
 from unshuffle.config import TASK_SYMBOLS
 from unshuffle.console import plain_table
-from unshuffle.report.results import task_errors
+from unshuffle.report.results import TaskErrors, task_errors
 from unshuffle.runs.history import is_finished
 from unshuffle.runs.run import Run
+from unshuffle.wording import listed
 
 Change = Literal["better", "worse", "level"]
 NEAR_CHANCE = 0.9
@@ -174,12 +175,12 @@ def _collapse(rank: Measure | None) -> list[str]:
 def _advice(run: Run) -> list[str]:
     """Return what to do when the features did not get better."""
     config = run.config
-    slow = [row.task for row in task_errors(run) if row.trained > NEAR_CHANCE * row.chance]
+    slow = [row.task for row in task_errors(run) if _learned_little(row)]
     if slow:
-        name, verb = " and ".join(slow), "task is" if len(slow) == 1 else "tasks are"
+        name, verb = listed(slow), "task has" if len(slow) == 1 else "tasks have"
         return [
-            f"The {name} {verb} still near chance: train longer (--resume --iterations, now {config.optim.iterations}),"
-            " and check with unshuffle doctor that the data can be learned."
+            f"The {name} {verb} learned little so far: train longer (--resume --iterations, now "
+            f"{config.optim.iterations}), and check with unshuffle doctor that the data can be learned."
         ]
     symbols = [symbol for symbol, name in TASK_SYMBOLS.items() if name in config.task_names]
     can_add = len(config.stages) == 1 and "I" not in symbols
@@ -189,6 +190,11 @@ def _advice(run: Run) -> list[str]:
     if config.init is None:
         advice.append("start from trained weights (--init pretrained for caffenet)")
     return [f"The pretext tasks were learned, so more of the same helps little: {', or '.join(advice)}."]
+
+
+def _learned_little(errors: TaskErrors) -> bool:
+    """Return whether a task is near chance, or where it began; with good initial weights it may begin far below."""
+    return errors.trained > max(NEAR_CHANCE * min(errors.initial, errors.chance), errors.chance / 2)
 
 
 def own_data_table(run: Run) -> Table:

@@ -109,8 +109,12 @@ class Network(nn.Module):
         self.heads = nn.ModuleDict({name: task.build_head(task.features(backbone)) for name, task in tasks.items()})
 
     def compile_backbone(self) -> None:
-        """Compile the backbone's pass in training; each size of crops is compiled when it is first seen."""
-        self._training_pass = torch.compile(self.backbone.training_pass, dynamic=False)
+        """Compile the backbone's pass in training, unless it has a faster one of its own.
+
+        Each size of crops is compiled when it is first seen.
+        """
+        if type(self.backbone).training_pass is Backbone.training_pass:
+            self._training_pass = torch.compile(self.backbone.training_pass, dynamic=False)
 
     def features(self, crops: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the backbone's features (B, P, F) of (B, P, 3, S, S) crops; crops of one size share a pass."""
