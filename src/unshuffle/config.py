@@ -20,6 +20,7 @@ from unshuffle.permutations import Criterion
 from unshuffle.wording import counted
 
 Preset = Literal["demo", "cpu", "small", "paper", "paper-literal"]
+Logger = Literal["wandb", "trackio"]
 TaskName = Literal["spatial", "temporal", "rotation", "instance"]
 TASK_SYMBOLS: dict[str, str] = {"S": "spatial", "T": "temporal", "R": "rotation", "I": "instance"}
 """What `--tasks` calls each task."""
@@ -455,8 +456,14 @@ class MonitorConfig:
 
 @dataclass(frozen=True)
 class LogConfig:
-    """How often a run logs and saves, in iterations."""
+    """How often a run logs and saves, in iterations, and with which loggers."""
 
+    to: tuple[Logger, ...] = ()
+    """Loggers beside metrics.jsonl and TensorBoard: wandb, trackio or both (wandb,trackio); each needs its package.
+    They get all curves, the pictures and the config, and stay on this machine: wandb is offline unless WANDB_MODE says
+    otherwise, trackio local unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL is set."""
+    project: str = "unshuffle"
+    """Project in wandb and trackio; the run there has the name of the run folder."""
     train_every: Count = 50
     """Iterations between losses and accuracies in metrics.jsonl and TensorBoard."""
     monitor_every: Count = 5000
