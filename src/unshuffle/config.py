@@ -495,8 +495,8 @@ class Config:
     out: Path | None = None
     """The run folder; by default the next free runs/PRESET-N."""
     init: Path | None = None
-    """Initialise the backbone from these weights: a weights file, a run folder, or pretrained for the weights that come
-    with the package."""
+    """Initialise the backbone from these weights: a weights file, a run folder, hf:OWNER/NAME for weights in the local
+    cache of Hugging Face, or pretrained for the weights that come with the package."""
     tasks: str = "auto"
     """S: spatial, T: temporal, R: rotation, I: instance discrimination. Joined by +, they are trained jointly (S+T+I);
     by &, one after the other for equal numbers of iterations, each with the whole learning-rate schedule (S&T). auto:
@@ -901,7 +901,7 @@ def with_absolute_paths(config: Config) -> Config:
         name: _absolute(value) for name, value in vars(config.data).items() if name.endswith(("_images", "_videos"))
     }
     top = {name: _absolute(getattr(config, name)) for name in ("images", "videos", "out")}
-    if str(config.init) != PRETRAINED:
+    if str(config.init) != PRETRAINED and not str(config.init).startswith("hf:"):
         top["init"] = _absolute(config.init)
     for name in TASK_SYMBOLS.values():
         section = config.section(name)

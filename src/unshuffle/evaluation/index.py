@@ -253,6 +253,7 @@ def embed(
     weights: str | Path = PRETRAINED,
     *,
     architecture: str | None = None,
+    download: bool = False,
     pool: Pool = "avg",
     kind: Literal["auto", "images", "videos"] = "auto",
     size: int | None = None,
@@ -268,7 +269,7 @@ def embed(
 
     The options are those of `unshuffle embed`. Files that cannot be read are listed in `index.dataset.skipped`.
     """
-    backbone = find_backbone(str(weights), seed, architecture)
+    backbone = find_backbone(str(weights), seed, architecture, download)
     dataset = open_unlabelled(backbone, data, kind=kind, size=size, frames=frames, limits=limits)
     return build_index(
         backbone,
