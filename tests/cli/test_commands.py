@@ -120,7 +120,7 @@ def photos(folder: Path, count: int) -> Path:
         ("ablate --launcher slurm --slurm no.yaml", "there is no slurm file no.yaml"),
         ("ablate --out a.yaml", "a.yaml is a file"),
         ("embed .", "still missing: --out"),
-        ("export random:tiny --format onnx --half --out b.onnx", "--half is for the format safetensors, not for onnx"),
+        ("export random:tiny --format onnx --half --out b.onnx", "--half is for the formats safetensors and hub, not"),
         ("embed nowhere --weights random:tiny --out f.npy", "nowhere does not exist"),
         ("embed . --weights random:tiny --out f.npy", "there are no images or videos in ."),
         ("embed . --weights random:tiny --out f.npy --size 3", "short side of 3 pixels is too small"),
