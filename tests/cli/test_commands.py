@@ -368,6 +368,7 @@ def test_help_shows_the_values_of_the_preset(capsys: pytest.CaptureFixture[str])
 
 def test_the_surface_of_the_command_line_is_a_contract() -> None:
     commands = "pretrain doctor permutations pack evaluate analyze ablate report bench export embed neighbours cache"
+    commands += " completion"
     assert list(cli.COMMANDS) == commands.split()
     sections = {"data", "synthetic", "augmentation", "model", "optim", "permutations", "policy", "monitor", "log"}
     tasks = {"spatial", "temporal", "rotation", "instance"}
