@@ -5,17 +5,18 @@ An error is one sentence, worded as for config files, with the option that may b
 """
 
 import argparse
+import ast
 import dataclasses
+import inspect
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_origin
-
-from docstring_parser import parse_from_object
 
 from unshuffle.config import SHORT_NAMES, Config, data_preset, preset_config, read_config, with_options
 from unshuffle.errors import UserError
@@ -384,13 +385,17 @@ def _summary(options: Any) -> str:
 @cache
 def _field_help(owner: type) -> dict[str, str]:
     """Return the docstring below each field, also of the base classes."""
-    parameters = [
-        parameter
-        for kind in reversed(owner.__mro__)
-        if dataclasses.is_dataclass(kind)
-        for parameter in parse_from_object(kind).params
-    ]
-    return {parameter.arg_name: " ".join((parameter.description or "").split()) for parameter in parameters}
+    texts: dict[str, str] = {}
+    for kind in reversed(owner.__mro__):
+        if not dataclasses.is_dataclass(kind):
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, below in pairwise(definition.body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    texts[name] = " ".join(text.split())
+    return texts
 
 
 def _check_json(file: Path, out: Path | None) -> None:
