@@ -155,11 +155,19 @@ def test_only_what_is_public_is_there() -> None:
     with pytest.raises(AttributeError):
         _ = unshuffle.nothing  # type: ignore[attr-defined]
     assert sorted(unshuffle.__all__) == [
+        "Backbone",
+        "ItemSampler",
+        "Run",
+        "SpatialTask",
+        "TemporalTask",
         "UserError",
+        "build_backbone",
         "embed",
         "load_backbone",
         "neighbours_page",
+        "permutation_set",
         "preprocess",
+        "preset_config",
         "pretrain",
     ]
 

@@ -3,22 +3,52 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["UserError", "embed", "load_backbone", "neighbours_page", "preprocess", "pretrain"]
+__all__ = [
+    "Backbone",
+    "ItemSampler",
+    "Run",
+    "SpatialTask",
+    "TemporalTask",
+    "UserError",
+    "build_backbone",
+    "embed",
+    "load_backbone",
+    "neighbours_page",
+    "permutation_set",
+    "preprocess",
+    "preset_config",
+    "pretrain",
+]
 
 if TYPE_CHECKING:
+    from unshuffle.config import preset_config
     from unshuffle.errors import UserError
     from unshuffle.evaluation.features import preprocess
     from unshuffle.evaluation.index import embed
+    from unshuffle.models.registry import Backbone, build_backbone
     from unshuffle.models.weights import load_backbone
+    from unshuffle.permutations import permutation_set
+    from unshuffle.policy.items import ItemSampler
     from unshuffle.pretraining import pretrain
     from unshuffle.report.similarity_page import neighbours_page
+    from unshuffle.runs.run import Run
+    from unshuffle.tasks.spatial import SpatialTask
+    from unshuffle.tasks.temporal import TemporalTask
 
 _HOMES = {
+    "Backbone": "unshuffle.models",  # the package: it registers all backbones
+    "ItemSampler": "unshuffle.policy.items",
+    "Run": "unshuffle.runs.run",
+    "SpatialTask": "unshuffle.tasks.spatial",
+    "TemporalTask": "unshuffle.tasks.temporal",
     "UserError": "unshuffle.errors",
+    "build_backbone": "unshuffle.models",
     "embed": "unshuffle.evaluation.index",
     "load_backbone": "unshuffle.models.weights",
     "neighbours_page": "unshuffle.report.similarity_page",
+    "permutation_set": "unshuffle.permutations",
     "preprocess": "unshuffle.evaluation.features",
+    "preset_config": "unshuffle.config",
     "pretrain": "unshuffle.pretraining",
 }
 

@@ -20,6 +20,7 @@ from unshuffle.permutations import Criterion
 from unshuffle.wording import counted
 
 Preset = Literal["demo", "cpu", "small", "paper", "paper-literal"]
+Logger = Literal["wandb", "trackio"]
 TaskName = Literal["spatial", "temporal", "rotation", "instance"]
 TASK_SYMBOLS: dict[str, str] = {"S": "spatial", "T": "temporal", "R": "rotation", "I": "instance"}
 """What `--tasks` calls each task."""
@@ -458,8 +459,14 @@ class MonitorConfig:
 
 @dataclass(frozen=True)
 class LogConfig:
-    """How often a run logs and saves, in iterations."""
+    """How often a run logs and saves, in iterations, and with which loggers."""
 
+    to: tuple[Logger, ...] = ()
+    """Loggers beside metrics.jsonl and TensorBoard: wandb, trackio or both (wandb,trackio); each needs its package.
+    They get all curves, the pictures and the config, and stay on this machine: wandb is offline unless WANDB_MODE says
+    otherwise, trackio local unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL is set."""
+    project: str = "unshuffle"
+    """Project in wandb and trackio; the run there has the name of the run folder."""
     train_every: Count = 50
     """Iterations between losses and accuracies in metrics.jsonl and TensorBoard."""
     monitor_every: Count = 5000
@@ -491,8 +498,8 @@ class Config:
     out: Path | None = None
     """The run folder; by default the next free runs/PRESET-N."""
     init: Path | None = None
-    """Initialise the backbone from these weights: a weights file, a run folder, or pretrained for the weights that come
-    with the package."""
+    """Initialise the backbone from these weights: a weights file, a run folder, hf:OWNER/NAME for weights in the local
+    cache of Hugging Face, or pretrained for the weights that come with the package."""
     tasks: str = "auto"
     """S: spatial, T: temporal, R: rotation, I: instance discrimination. Joined by +, they are trained jointly (S+T+I);
     by &, one after the other for equal numbers of iterations, each with the whole learning-rate schedule (S&T). auto:
@@ -902,7 +909,7 @@ def with_absolute_paths(config: Config) -> Config:
         name: _absolute(value) for name, value in vars(config.data).items() if name.endswith(("_images", "_videos"))
     }
     top = {name: _absolute(getattr(config, name)) for name in ("images", "videos", "out")}
-    if str(config.init) != PRETRAINED:
+    if str(config.init) != PRETRAINED and not str(config.init).startswith("hf:"):
         top["init"] = _absolute(config.init)
     for name in TASK_SYMBOLS.values():
         section = config.section(name)

@@ -66,7 +66,7 @@ from unshuffle.tasks.prepare import Data, prepare
 from unshuffle.training import distributed
 from unshuffle.training.display import Display
 from unshuffle.training.distributed import is_main, together
-from unshuffle.training.log import NoLog, RunLog
+from unshuffle.training.log import NoLog, RunLog, check_loggers
 from unshuffle.training.optim import Optimisers, lr_factor
 from unshuffle.training.step import Step
 from unshuffle.training.trainer import Trainer, build_trainer, fit_crop_sizes, initial_backbone
@@ -152,6 +152,7 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
         config, remarks = fit_crop_sizes(config)
         _check_divisible(config, config.data.val_size)
         if is_main():
+            check_loggers(config.log.to)
             _check_out(config, resumed)
             if resumed is not None:
                 locks.enter_context(_run_lock(resumed))
@@ -497,7 +498,7 @@ def _open_log(trainer: Trainer, run: Run) -> RunLog:
     write_skipped(run.skipped, trainer.data.skipped)
     if trainer.config.log.pictures:
         save_held_out(run.held_out, hold_out(trainer))
-    log = RunLog(run, trainer.iteration)
+    log = RunLog(run, trainer.iteration, trainer.config)
     if trainer.iteration > 0:
         return log
     versions = {"unshuffle": unshuffle.__version__, "python": platform.python_version(), "torch": torch.__version__}

@@ -120,7 +120,7 @@ def photos(folder: Path, count: int) -> Path:
         ("ablate --launcher slurm --slurm no.yaml", "there is no slurm file no.yaml"),
         ("ablate --out a.yaml", "a.yaml is a file"),
         ("embed .", "still missing: --out"),
-        ("export random:tiny --format onnx --half --out b.onnx", "--half is for the format safetensors, not for onnx"),
+        ("export random:tiny --format onnx --half --out b.onnx", "--half is for the formats safetensors and hub, not"),
         ("embed nowhere --weights random:tiny --out f.npy", "nowhere does not exist"),
         ("embed . --weights random:tiny --out f.npy", "there are no images or videos in ."),
         ("embed . --weights random:tiny --out f.npy --size 3", "short side of 3 pixels is too small"),
@@ -368,6 +368,7 @@ def test_help_shows_the_values_of_the_preset(capsys: pytest.CaptureFixture[str])
 
 def test_the_surface_of_the_command_line_is_a_contract() -> None:
     commands = "pretrain doctor permutations pack evaluate analyze ablate report bench export embed neighbours cache"
+    commands += " completion"
     assert list(cli.COMMANDS) == commands.split()
     sections = {"data", "synthetic", "augmentation", "model", "optim", "permutations", "policy", "monitor", "log"}
     tasks = {"spatial", "temporal", "rotation", "instance"}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unshuffle.config import Config, HeadConfig, ModelConfig
+from unshuffle.config import Config, HeadConfig, ModelConfig, preset_config
 from unshuffle.data.crops import permute
 from unshuffle.data.squares import WHOLE, RankSlice, Squares
 from unshuffle.data.synthetic import synthetic_clips, synthetic_images
@@ -19,6 +19,7 @@ from unshuffle.tasks import build_tasks
 from unshuffle.tasks.base import Inputs, Network
 from unshuffle.tasks.ordering import OrderingTask
 from unshuffle.tasks.spatial import SpatialTask
+from unshuffle.tasks.temporal import TemporalTask
 
 CROP = {"tiny": 24, "caffenet": 75, "resnet18": 32}
 
@@ -249,3 +250,44 @@ def test_the_sampler_compares_no_errors_across_a_change_of_the_learning_rate(con
     assert isinstance(sampler, GroupSampler)
     changed = [not sampler.history.comparable(now, now + 1) for now in range(10)]
     assert [now for now in range(10) if changed[now]] == [3, 5, 8]
+
+
+# ---- in another training loop
+
+
+def test_a_shuffled_batch_holds_the_tiles_in_the_order_of_its_permutation() -> None:
+    task = SpatialTask(preset_config("demo"))
+    images = torch.zeros(5, 3, 96, 120, dtype=torch.uint8)
+    for position in range(9):  # each tile has a gradient of its own, in its own channel order
+        row, column = divmod(position, 3)
+        ramp = torch.arange(32 * 32).view(32, 32) % (position + 2) * 20
+        images[:, :, 32 * row : 32 * row + 32, 12 + 32 * column : 12 + 32 * column + 32] = ramp.byte()
+    labels = torch.tensor([0, 3, 50, 99, 7])
+    ordered, _ = task.shuffle(images, torch.zeros(5, dtype=torch.int64))
+    inverse = task.permutations[0].argsort()
+    tiles = ordered[:, inverse]  # as in the image
+    shuffled, returned = task.shuffle(images, labels)
+    assert torch.equal(returned, labels) and shuffled.shape == (5, 9, 3, 24, 24)
+    for sample, label in enumerate(labels):
+        assert torch.equal(shuffled[sample], tiles[sample, task.permutations[label]])
+    floats, _ = task.shuffle(images / 255, labels)
+    assert torch.equal(floats, shuffled)
+
+
+def test_crops_of_a_shuffled_batch_are_random_with_a_generator() -> None:
+    task, images = SpatialTask(preset_config("demo")), torch.rand(4, 3, 96, 96)
+    labels = torch.arange(4)
+    one, same, other = (task.shuffle(images, labels, torch.Generator().manual_seed(seed))[0] for seed in (0, 0, 1))
+    assert torch.equal(one, same) and not torch.equal(one, other)
+    drawn = torch.cat([task.shuffle(images)[1] for _ in range(100)])
+    assert len(drawn.unique()) > 80, "without labels every permutation is as likely"
+
+
+def test_clips_are_shuffled_too_and_other_shapes_are_refused() -> None:
+    task = TemporalTask(preset_config("demo"))
+    clips, labels = task.shuffle(torch.rand(2, task.parts, 3, 32, 40))
+    assert clips.shape == (2, task.parts, 3, 24, 24) and labels.shape == (2,)
+    with pytest.raises(UserError, match=r"the temporal task shuffles \(B, 6, 3, H, W\) images, not \(2, 3, 32, 32\)"):
+        task.shuffle(torch.rand(2, 3, 32, 32))
+    with pytest.raises(UserError, match=r"the spatial task shuffles \(B, 3, H, W\) images, not \(2, 32, 32, 3\)"):
+        SpatialTask(preset_config("demo")).shuffle(torch.rand(2, 32, 32, 3))

@@ -2,7 +2,16 @@ import errno
 import io
 import json
 import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -10,9 +19,12 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from unshuffle.config import Config, LogConfig, Logger, preset_config
 from unshuffle.errors import UserError
+from unshuffle.options import to_dict
 from unshuffle.policy.sampler import Observation
 from unshuffle.policy.state import PermutationValidation
+from unshuffle.pretraining import run_pretraining
 from unshuffle.runs.run import Run
 from unshuffle.tasks.base import SampleErrors
 from unshuffle.training.log import NoLog, RunLog
@@ -169,3 +181,162 @@ def test_a_full_disk_is_one_sentence_that_names_the_file(tmp_path: Path, monkeyp
     monkeypatch.setattr(np, "savez", fail)
     with pytest.raises(UserError, match=r"spatial-00000007\.npz cannot be written \(No space"), RunLog(run) as log:
         log.write_observation(7, "spatial", VALIDATION, Observation({"sampled": np.arange(4)}))
+
+
+# ---- wandb and trackio, read back by their own libraries
+
+
+@dataclass
+class Logged:
+    """What another logger holds of a run."""
+
+    name: str
+    config: dict[str, Any]
+    curves: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    pictures: dict[str, Path] = field(default_factory=dict)
+
+
+def logged_by(logger: Logger, run: Run) -> Logged:
+    return _logged_by_wandb(run) if logger == "wandb" else _logged_by_trackio(run)
+
+
+def _logged_by_wandb(run: Run) -> Logged:
+    logged = Logged("", {})
+    for file in sorted(run.folder.glob("wandb/offline-run-*/*.wandb")):
+        while not (records := list(_records(file)))[-1].HasField("exit"):
+            time.sleep(0.05)  # wandb's own process still writes
+        for record in records:
+            if record.HasField("run"):
+                logged.name = record.run.display_name
+                logged.config = {entry.key: json.loads(entry.value_json) for entry in record.run.config.update}
+            if record.HasField("history"):
+                for item in record.history.item:
+                    (name, *inner), value = item.nested_key, json.loads(item.value_json)
+                    if inner == ["path"]:
+                        logged.pictures[name] = file.parent / "files" / value
+                    elif not inner:
+                        logged.curves[name][record.history.step.num] = value
+    return logged
+
+
+def _records(file: Path) -> Iterator[Any]:
+    """Yield wandb's messages; they lie in blocks of 32 KiB, in pieces with a checksum, a length and a kind each."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, position, message = file.read_bytes(), 7, b""
+    while position + 7 < len(content):
+        if (rest := 2**15 - position % 2**15) < 7:
+            position += rest
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, position)
+        message += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # the whole message, or the last piece of one
+            yield Record.FromString(message)
+            message = b""
+
+
+def _logged_by_trackio(run: Run) -> Logged:
+    import trackio
+    from trackio.sqlite_storage import SQLiteStorage
+    from trackio.utils import MEDIA_DIR
+
+    project = run.folder.parent.name
+    (stored,) = trackio.Api().runs(project)
+    logged = Logged(stored.name, stored.config or {})
+    for row in SQLiteStorage.get_logs(project, stored.name):
+        for name, value in row.items():
+            if isinstance(value, dict):
+                logged.pictures[name] = MEDIA_DIR / value["file_path"]
+            elif isinstance(value, int | float):
+                logged.curves[name][row["step"]] = value
+    return logged
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment that says nothing about loggers."""
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "TRACKIO_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+
+
+def with_logger(logger: Logger, project: str) -> Config:
+    return replace(preset_config("demo"), log=LogConfig(to=(logger,), project=project))
+
+
+@pytest.mark.parametrize("logger", get_args(Logger))
+def test_another_logger_gets_curves_pictures_and_config(logger: Logger, tmp_path: Path, offline: None) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "puzzles.png")
+    run, config = Run(tmp_path / "mine"), with_logger(logger, tmp_path.name)
+    with RunLog(run, config=config) as log:
+        log.write("start", 0, device="cpu")
+        for iteration in range(1, 100):  # more than one block of wandb's file
+            log.write("train", iteration, loss={"spatial": 1.5 / iteration, "temporal": 2.0})
+        log.write_validation(99, "spatial", VALIDATION)
+        log.write_pictures(99, [tmp_path / "puzzles.png"])
+    logged = logged_by(logger, run)
+    assert logged.name == "mine"
+    assert logged.config.items() >= to_dict(config).items()
+    assert logged.curves["train/loss/spatial"] == {iteration: 1.5 / iteration for iteration in range(1, 100)}
+    assert logged.curves["validation/spatial/error"] == {99: 0.4375}
+    with Image.open(logged.pictures["puzzles"]) as shown:
+        np.testing.assert_array_equal(np.asarray(shown), pixels)
+    assert len(read(run)) == 101
+    assert any(run.tensorboard.iterdir())
+
+
+@pytest.mark.parametrize("logger", get_args(Logger))
+def test_a_resumed_run_continues_its_curves_elsewhere(logger: Logger, tmp_path: Path, offline: None) -> None:
+    run = Run(tmp_path / "mine")
+    for iteration in (0, 4):
+        with RunLog(run, iteration, with_logger(logger, tmp_path.name)) as log:
+            for step in range(iteration + 1, iteration + 5):
+                log.write("train", step, loss={"spatial": 1 / step})
+    assert logged_by(logger, run).curves["train/loss/spatial"] == {step: 1 / step for step in range(1, 9)}
+    if logger == "wandb":
+        files = list(run.folder.glob("wandb/offline-run-*/*.wandb"))
+        assert len(files) == 2
+        assert len({file.name for file in files}) == 1, "wandb sync would make two runs of them"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("logger", get_args(Logger))
+def test_another_logger_makes_no_network_call(logger: Logger, tmp_path: Path) -> None:
+    program = (
+        "from dataclasses import replace; from pathlib import Path\n"
+        "from unshuffle.config import LogConfig, preset_config\n"
+        "from unshuffle.runs.run import Run; from unshuffle.training.log import RunLog\n"
+        f"config = replace(preset_config('demo'), log=LogConfig(to=({logger!r},)))\n"
+        "with RunLog(Run(Path('mine')), config=config) as log: log.write('train', 1, loss=1.0)\n"
+    )
+    names = [name for name in os.environ if not name.startswith(("WANDB_", "TRACKIO_"))]
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxies = dict.fromkeys(
+            ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        )
+        environment = {**{name: os.environ[name] for name in names}, **proxies, "TRACKIO_DIR": str(tmp_path)}
+        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+        subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True)
+        proxy.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            proxy.accept()
+
+
+@pytest.mark.parametrize("logger", get_args(Logger))
+def test_a_logger_that_is_missing_is_one_sentence_before_anything_is_read(
+    logger: Logger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    config = replace(with_logger(logger, tmp_path.name), out=tmp_path / "mine", images=str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=rf"^--log.to {logger} needs {logger}: pip install 'unshuffle\[{logger}\]'$"):
+        run_pretraining(config)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_error_of_a_logger_is_one_sentence(tmp_path: Path, offline: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "sideways")
+    with pytest.raises(UserError, match=r"^wandb cannot log this run \(.*\): correct that, or omit --log.to$"):
+        RunLog(Run(tmp_path / "mine"), config=with_logger("wandb", "unshuffle"))

@@ -113,11 +113,13 @@ class Activations(Analysis):
     """Images with the highest conv5 activations, in several datasets (appendix I.1)."""
 
     weights: str
-    """A run folder, a weights file, pretrained, torchvision:NAME, timm:NAME, or random (random:NAME)."""
+    """A run folder, a weights file, pretrained, hf:OWNER/NAME, torchvision:NAME, timm:NAME, or random (random:NAME)."""
     data: tuple[str, ...]
     """Folders of images or videos, flat or nested, packed stores or tar shards; the middle frame of a video is used."""
     architecture: str | None = None
     """Which network a weights file holds that neither states it nor is recognised: resnet34, timm:NAME ..."""
+    download: bool = False
+    """Download hf:OWNER/NAME if it is not in the Hugging Face cache of this machine, or not in its latest version."""
     names: tuple[str, ...] = ()
     """Names of the datasets; by default those of the folders."""
     units: tuple[int, ...] = ()
@@ -142,7 +144,7 @@ class Activations(Analysis):
         if not self.data:
             raise UserError("give one or more folders of images or videos after the weights")
         names, device = chosen_names(self.names, self.data), choose_device(self.device)
-        backbone = find_backbone(self.weights, self.seed, self.architecture).to(device)
+        backbone = find_backbone(self.weights, self.seed, self.architecture, self.download).to(device)
         sampled = [self._sampled(address, backbone) for address in self.data]
         datasets = [
             self._activations(backbone, name, images, device, console)

@@ -15,6 +15,7 @@ from unshuffle.cli import (
     analyze,
     bench,
     cache,
+    completion,
     doctor,
     embed,
     evaluate,
@@ -49,6 +50,7 @@ COMMANDS = {
     "embed": (embed.main, embed.EmbedCommand.__doc__),
     "neighbours": (neighbours.main, neighbours.NeighboursCommand.__doc__),
     "cache": (cache.main, cache.CacheCommand.__doc__),
+    "completion": (completion.main, completion.CompletionCommand.__doc__),
 }
 """What runs each command with the words that follow its name, and its line in `unshuffle --help`."""
 

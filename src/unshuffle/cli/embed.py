@@ -27,10 +27,12 @@ class FeatureOptions:
     ucfTrainTestlist/trainlist01.txt, VOC2007/ImageSets/Main/trainval.txt for the objects of VOC, or
     synthetic:images:COUNT:SEED (synthetic:videos:…)."""
     weights: str = "pretrained"
-    """A run folder, a weights file, pretrained (the weights that come with the package), alexnet, torchvision:NAME,
-    timm:NAME, random or random:NAME."""
+    """A run folder, a weights file, pretrained (the weights that come with the package), hf:OWNER/NAME (of the Hugging
+    Face hub), alexnet, torchvision:NAME, timm:NAME, random or random:NAME."""
     architecture: str | None = None
     """Which network a weights file holds that neither states it nor is recognised: resnet34, timm:NAME ..."""
+    download: bool = False
+    """Download hf:OWNER/NAME if it is not in the Hugging Face cache of this machine, or not in its latest version."""
     pool: Literal["avg", "max", "flat"] = "avg"
     """How the last map (pool5) becomes a vector: avg is the mean of each channel, max its maximum, flat all numbers, of
     which there are many, and which also say where things are in the image."""
@@ -57,7 +59,7 @@ class FeatureOptions:
         from unshuffle.evaluation.features import find_backbone
         from unshuffle.evaluation.index import open_unlabelled
 
-        backbone = find_backbone(self.weights, self.seed, self.architecture)
+        backbone = find_backbone(self.weights, self.seed, self.architecture, self.download)
         options = {name: getattr(self, name) for name in ("kind", "size", "frames", "limits")}
         return backbone, open_unlabelled(backbone, self.data, **options)
 

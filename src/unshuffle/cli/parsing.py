@@ -5,17 +5,18 @@ An error is one sentence, worded as for config files, with the option that may b
 """
 
 import argparse
+import ast
 import dataclasses
+import inspect
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin
-
-from docstring_parser import parse_from_object
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 
 from unshuffle.config import SHORT_NAMES, Config, data_preset, preset_config, read_config, with_options
 from unshuffle.errors import UserError
@@ -71,10 +72,7 @@ def parse(
     defaults, such as a preset; `REQUIRED` in it marks what must be given. By default the class itself has the
     defaults. `positional`: fields without a default are given without their name.
     """
-    arguments = {argument.name: argument for argument in _arguments(command, positional)}
-    if issubclass(command, Config):
-        short = {name: replace(arguments[full], name=name, short_for=full) for name, (full, _) in SHORT_NAMES.items()}
-        arguments |= {name: argument for name, argument in short.items() if name not in arguments}
+    arguments = _named_arguments(command, positional)
     if {*HELP, *HELP_ALL} & set(args):
         default = defaults(_values_for_help(arguments, args)) if defaults is not None else None
         _print_help(command, name, list(arguments.values()), default, everything=bool({*HELP_ALL} & set(args)))
@@ -165,10 +163,25 @@ class _Argument:
         return not self.has_default if default is None else getattr(default, self.name, None) is REQUIRED
 
     @property
+    def entry_type(self) -> Any:
+        """The type of the value, or of each value of a list."""
+        return plain_type(get_args(plain_type(self.hint)[0])[0] if self.is_list else self.hint)[0]
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values to choose from, where they are named."""
+        return tuple(map(str, get_args(self.entry_type)))
+
+    @property
+    def meaning(self) -> str:
+        """Its help text."""
+        field = self.name.rpartition(".")[2]
+        return SHORT_NAMES[field][1] if self.short_for else _field_help(self.owner).get(field, "")
+
+    @property
     def metavar(self) -> str:
-        hint, _ = plain_type(get_args(plain_type(self.hint)[0])[0] if self.is_list else self.hint)
-        choices = ",".join(map(str, get_args(hint)))
-        name = f"{{{choices}}}" if choices else self.shown if self.positional else _METAVARS[hint]
+        listed_choices = f"{{{','.join(self.choices)}}}"
+        name = listed_choices if self.choices else self.shown if self.positional else _METAVARS[self.entry_type]
         return f"{name} ..." if self.is_list else name
 
     def add_help(self, group: Any, default: Any) -> None:
@@ -181,8 +194,7 @@ class _Argument:
         remark = " (required)" if self.is_required(default) else f" (default: {shown})" if shown else ""
         names = [self.shown, f"--{section}{dot}no_{field}"] if self.is_flag else [self.shown]
         options: dict[str, Any] = {"action": "store_true"} if self.is_flag else {"metavar": self.metavar}
-        meaning = SHORT_NAMES[field][1] if self.short_for else _field_help(self.owner).get(field, "")
-        text = f"{meaning}{remark}".replace("%", "%%")
+        text = f"{self.meaning}{remark}".replace("%", "%%")
         group.add_argument(*names, help=text, **options)
 
     def value(self, words: list[str]) -> Any:
@@ -217,6 +229,42 @@ def _convert(word: str, hint: Any) -> Any:
         with suppress(ValueError):
             return int(word)
     return word
+
+
+def _named_arguments(command: type, positional: bool) -> dict[str, _Argument]:
+    """Return the arguments of a command by name, short names too."""
+    arguments = {argument.name: argument for argument in _arguments(command, positional)}
+    if issubclass(command, Config):
+        short = {name: replace(arguments[full], name=name, short_for=full) for name, (full, _) in SHORT_NAMES.items()}
+        arguments |= {name: argument for name, argument in short.items() if name not in arguments}
+    return arguments
+
+
+class Word(NamedTuple):
+    """A word that a shell can complete: an option, or a positional argument with a choice of values."""
+
+    option: str
+    """With its dashes; empty for a positional argument."""
+    meaning: str
+    takes_value: bool
+    choices: tuple[str, ...]
+
+
+def words(command: type, *, positional: bool = False) -> list[Word]:
+    """Return what a shell can complete after a command."""
+    result = [Word("--help", "Print the options.", False, ())]
+    if issubclass(command, Config):
+        result.append(Word(HELP_ALL[0], "Print all options.", False, ()))
+    for argument in _named_arguments(command, positional).values():
+        section, dot, field = argument.name.rpartition(".")
+        meaning = argument.meaning
+        if argument.positional:
+            result.append(Word("", meaning, True, argument.choices))
+            continue
+        result.append(Word(argument.shown, meaning, not argument.is_flag, argument.choices))
+        if argument.is_flag:
+            result.append(Word(f"--{section}{dot}no_{field}", f"Not: {meaning}", False, ()))
+    return result
 
 
 def _arguments(options: type, positional: bool, where: str = "") -> Iterator[_Argument]:
@@ -337,13 +385,17 @@ def _summary(options: Any) -> str:
 @cache
 def _field_help(owner: type) -> dict[str, str]:
     """Return the docstring below each field, also of the base classes."""
-    parameters = [
-        parameter
-        for kind in reversed(owner.__mro__)
-        if dataclasses.is_dataclass(kind)
-        for parameter in parse_from_object(kind).params
-    ]
-    return {parameter.arg_name: " ".join((parameter.description or "").split()) for parameter in parameters}
+    texts: dict[str, str] = {}
+    for kind in reversed(owner.__mro__):
+        if not dataclasses.is_dataclass(kind):
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, below in pairwise(definition.body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    texts[name] = " ".join(text.split())
+    return texts
 
 
 def _check_json(file: Path, out: Path | None) -> None:

@@ -410,7 +410,7 @@ class ActionRecognition(Evaluation):
     def measure(self, console: Console) -> Result:
         """Fine-tune and test on every split."""
         device = choose_device(self.device)
-        side = frame_side(find_backbone(self.weights, self.seed, self.architecture).eval_size)
+        side = frame_side(find_backbone(self.weights, self.seed, self.architecture, self.download).eval_size)
         splits = self._decoded(
             [split.limited(self.classes, self.per_class) for split in self._open(side)], side, console
         )
@@ -456,7 +456,7 @@ class ActionRecognition(Evaluation):
 
     def _train(self, split: Split, device: torch.device, console: Console) -> Classifier:
         seed_everything(self.seed)
-        backbone = find_backbone(self.weights, self.seed, self.architecture)
+        backbone = find_backbone(self.weights, self.seed, self.architecture, self.download)
         options = {name: value for name, value in self.options().items() if name not in TEST_OPTIONS}
         identity = digest([options, split.train.identity(), weights_digest(backbone)])
         network = action_classifier(backbone, split.classes, self.hidden, self.dropout).to(device)

@@ -131,7 +131,7 @@ class Classification(Evaluation):
                 "there is nothing to classify: give --train and --test, folders with a subfolder for each class"
             )
         device = choose_device(self.device)
-        backbone = find_backbone(self.weights, self.seed, self.architecture).to(device)
+        backbone = find_backbone(self.weights, self.seed, self.architecture, self.download).to(device)
         datasets = open_pair(self.train, self.test, square=Square(backbone.eval_size, margin=MARGIN))
         if datasets[0].kind == "videos":
             raise UserError(f"{self.train} holds videos, but this evaluation classifies images: see evaluate action")

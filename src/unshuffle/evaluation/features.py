@@ -35,6 +35,7 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import OtherEvaluation
 from unshuffle.files import atomic_write
 from unshuffle.models import BACKBONES, Backbone, build_backbone
+from unshuffle.models.hub import hub_weights, is_on_hub
 from unshuffle.models.registry import PER_IMAGE
 from unshuffle.models.torchvision_timm import cached_weights, full_name, is_published
 from unshuffle.models.weights import load_backbone
@@ -52,18 +53,24 @@ PART = 256
 # ---- the backbone
 
 
-def find_backbone(spec: str, seed: int = 0, architecture: str | None = None) -> Backbone:
+def find_backbone(spec: str, seed: int = 0, architecture: str | None = None, download: bool = False) -> Backbone:
     """Return a backbone in the form for evaluation.
 
-    `spec` is a run folder; a weights file; `pretrained` for the weights that come with the package; `alexnet`,
-    `torchvision:NAME` or `timm:NAME` for pretrained weights that are on this machine already; or `random` for the
-    paper's backbone untrained and `random:NAME` for any other. `architecture` says which one a file has that neither
-    states it nor is recognised.
+    `spec` is a run folder; a weights file; `pretrained` for the weights that come with the package; `hf:OWNER/NAME` for
+    weights in the cache of Hugging Face, which `download` fetches; `alexnet`, `torchvision:NAME` or `timm:NAME` for
+    pretrained weights that are on this machine already; or `random` for the paper's backbone untrained and
+    `random:NAME` for any other. `architecture` says which one a file has that neither states it nor is recognised.
     """
     if not spec:
         raise UserError("there is no backbone to evaluate: give --weights")
     name, _, untrained = spec.partition(":")
     path = Path(spec).expanduser()
+    if is_on_hub(spec):
+        return load_backbone(hub_weights(spec, download=download), architecture)
+    if download:
+        raise UserError(
+            f"--download fetches weights from the Hugging Face hub (hf:OWNER/NAME), and {spec} is not there"
+        )
     if name != "random" and (spec == PRETRAINED or path.exists()):
         return load_backbone(spec if spec == PRETRAINED else path, architecture)
     if architecture is not None:

@@ -254,6 +254,7 @@ def embed(
     weights: str | Path = PRETRAINED,
     *,
     architecture: str | None = None,
+    download: bool = False,
     pool: Pool = "avg",
     kind: Literal["auto", "images", "videos"] = "auto",
     size: int | None = None,
@@ -271,7 +272,7 @@ def embed(
     """
     if pool not in get_args(Pool):
         raise UserError(f"pool is '{pool}', but must be one of {', '.join(get_args(Pool))}")
-    backbone = find_backbone(str(weights), seed, architecture)
+    backbone = find_backbone(str(weights), seed, architecture, download)
     dataset = open_unlabelled(backbone, data, kind=kind, size=size, frames=frames, limits=limits)
     return build_index(
         backbone,

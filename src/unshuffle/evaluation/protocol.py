@@ -56,10 +56,12 @@ class Evaluation:
     """Options that every evaluation has; the defaults of a subclass are the preset `paper`."""
 
     weights: str = ""
-    """A run folder, a weights file, pretrained (the weights that come with the package), alexnet, torchvision:NAME,
-    timm:NAME, or random (random:NAME)."""
+    """A run folder, a weights file, pretrained (the weights that come with the package), hf:OWNER/NAME (of the Hugging
+    Face hub), alexnet, torchvision:NAME, timm:NAME, or random (random:NAME)."""
     architecture: str | None = None
     """Which network a weights file holds that neither states it nor is recognised: resnet34, timm:NAME ..."""
+    download: bool = False
+    """Download hf:OWNER/NAME if it is not in the Hugging Face cache of this machine, or not in its latest version."""
     preset: Literal["auto", "quick", "paper"] = "paper"
     """auto: a schedule that fits the number of training images; paper: the full schedules; quick: a short version that
     takes minutes."""
@@ -74,7 +76,7 @@ class Evaluation:
     """Write the figures to this file."""
 
     incidental: ClassVar[frozenset[str]] = frozenset(
-        {"architecture", "preset", "out", "device", "json", "workers", "save_every"}
+        {"architecture", "download", "preset", "out", "device", "json", "workers", "save_every"}
     )
     """Options that change no figure; the weights themselves say what network they are of."""
     stated: ClassVar[frozenset[str]] = frozenset({"seed"})

@@ -71,7 +71,7 @@ class RankMe(Evaluation):
         if self.images is None:
             raise UserError("there are no images to rank: give --images")
         device = choose_device(self.device)
-        backbone = find_backbone(self.weights, self.seed, self.architecture).to(device)
+        backbone = find_backbone(self.weights, self.seed, self.architecture, self.download).to(device)
         square = Square(backbone.eval_size)
         dataset = open_dataset(self.images, kind=self.kind, labelled=False, square=square, frames=1)
         if dataset.exceeds(self.limit):

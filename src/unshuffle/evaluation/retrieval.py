@@ -158,7 +158,7 @@ class Retrieval(Evaluation):
     def measure(self, console: Console) -> Result:
         """Search the gallery for the nearest neighbours of every query."""
         device = choose_device(self.device)
-        backbone = find_backbone(self.weights, self.seed, self.architecture).to(device)
+        backbone = find_backbone(self.weights, self.seed, self.architecture, self.download).to(device)
         size = self.size or backbone.eval_size
         flat = backbone_features(backbone, size)  # a wrong size is an error before anything is read
         dimensions = flat if self.pool == "flat" else backbone.channels

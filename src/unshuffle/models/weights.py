@@ -22,6 +22,8 @@ from unshuffle.config import PRETRAINED
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write, check_zip
 from unshuffle.models.batch_norm import fold_layers
+from unshuffle.models.hub import WEIGHTS as HUB_WEIGHTS
+from unshuffle.models.hub import hub_weights, is_on_hub
 from unshuffle.models.registry import Backbone, Normalisation, build_backbone
 from unshuffle.models.torchvision_timm import candidates, config_beside, full_name, same_architecture
 from unshuffle.runs.run import WEIGHTS_NAME
@@ -114,7 +116,8 @@ def _check(file: Path) -> None:
 
 
 def weights_file(path: str | Path) -> Path:
-    """Return the file that holds weights: of the package for `pretrained`, of a run folder, or the given one."""
+    """Return the file that holds weights: of the package for `pretrained`, of `hf:OWNER/NAME` in the cache of Hugging
+    Face, of a run folder, of one that was exported for the hub, or the given file."""
     if str(path) == PRETRAINED:
         if not PRETRAINED_FILE.is_file():
             raise UserError(
@@ -122,12 +125,17 @@ def weights_file(path: str | Path) -> Path:
                 "missing): train a backbone with unshuffle pretrain and give its run folder"
             )
         return PRETRAINED_FILE
+    if is_on_hub(path):
+        return hub_weights(path)
     path = Path(path).expanduser()
-    return path / WEIGHTS_NAME if path.is_dir() else path
+    if not path.is_dir():
+        return path
+    exported = path / HUB_WEIGHTS
+    return exported if exported.is_file() and not (path / WEIGHTS_NAME).exists() else path / WEIGHTS_NAME
 
 
 def read_weights(path: str | Path) -> tuple[Weights, dict[str, str]]:
-    """Return the tensors and the metadata of a weights file, of the one in a run folder, or of `pretrained`."""
+    """Return the tensors and the metadata of the weights that `weights_file` finds."""
     file = weights_file(path)
     if not file.is_file():
         unfinished = Path(path).expanduser().is_dir() and (Path(path).expanduser() / "config.yaml").is_file()
@@ -213,9 +221,10 @@ def _mismatch(weights: Weights, backbone: Backbone, path: str | Path) -> str:
 def load_backbone(path: str | Path, architecture: str | None = None) -> Backbone:
     """Return the backbone stored at `path` in the form that evaluations use.
 
-    `path` is a weights file, a run folder, or `pretrained` for the weights that come with the package. Reads the files
-    that `unshuffle` writes, and state dicts (.pth, .pt, .safetensors) of torchvision, timm and others.
-    `architecture` is needed only where a file does not name its architecture and is not recognised.
+    `path` is a weights file, a run folder, a folder exported for the Hugging Face hub, `hf:OWNER/NAME` for one in its
+    local cache, or `pretrained` for the weights that come with the package. Reads the files that `unshuffle` writes,
+    and state dicts (.pth, .pt, .safetensors) of torchvision, timm and others. `architecture` is needed only
+    where a file does not name its architecture and is not recognised.
     """
     weights, metadata = read_weights(path)
     if architecture is None and "architecture" not in metadata:

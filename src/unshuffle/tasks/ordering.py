@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unshuffle.config import Config, OrderingConfig
-from unshuffle.data.crops import permute
+from unshuffle.data.crops import permute, render
 from unshuffle.data.squares import RankSlice
 from unshuffle.errors import UserError
 from unshuffle.models.heads import Head, build_head
@@ -24,7 +24,8 @@ from unshuffle.policy import build_sampler
 from unshuffle.policy.groups import select
 from unshuffle.policy.sampler import Observation, SampleCounts, Sampler
 from unshuffle.policy.state import PermutationValidation, merge_validations, validate
-from unshuffle.randomness import stream_seed
+from unshuffle.policy.uniform import propose_uniformly
+from unshuffle.randomness import stream_seed, torch_generator
 from unshuffle.tasks.base import Network, Outcome, Task
 
 
@@ -132,6 +133,39 @@ class OrderingTask(Task):
         shuffled = permute(embeddings, self.permutations[labels])
         logits: Tensor = head.classify(shuffled.flatten(0, 1)).unflatten(0, shuffled.shape[:2])
         return logits
+
+    def shuffle(
+        self, images: Tensor, labels: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the shuffled, normalised crops (B, P, 3, S, S) of a batch, and the labels (B,) of their permutations.
+
+        For training loops other than unshuffle's. `images` are (B, 3, H, W) or, for the frames of clips,
+        (B, P, 3, H, W): bytes, or floats in [0, 1]; their centre square is used, which for a frame is the crop. Tiles
+        and colours are random with a generator, on the task's device, and fixed without one. `labels` index Ψ
+        (`permutations`); by default each permutation is equally likely.
+        """
+        frames = (images if images.ndim == 5 else images[:, None]).to(self.device)
+        expected = 1 if self.medium == "images" else self.parts
+        if frames.ndim != 5 or frames.shape[1] != expected or frames.shape[2] != 3:
+            wanted = "(B, 3, H, W)" if expected == 1 else f"(B, {expected}, 3, H, W)"
+            raise UserError(f"the {self.name} task shuffles {wanted} images, not {tuple(images.shape)}")
+        if frames.is_floating_point():
+            frames = (frames * 255).round().clamp(0, 255).byte()
+        height, width = frames.shape[3:]
+        side = min(height, width)
+        top, left = (height - side) // 2, (width - side) // 2
+        squares = frames[..., top : top + side, left : left + side].flatten(0, 1).permute(0, 2, 3, 1).contiguous()
+        crops = render(squares, self.plan_crops(len(frames), side, generator), self.settings.crop_size)
+        if labels is None:
+            labels = propose_uniformly(len(self.permutations), len(frames), 1, generator or self._uniform).permutations
+            labels = labels[:, 0]
+        labels = labels.to(self.device)
+        return permute(crops, self.permutations[labels[:, None]])[:, 0], labels
+
+    @cached_property
+    def _uniform(self) -> torch.Generator:
+        """The generator of labels where none is given."""
+        return torch_generator(self.device, self.config.seed, "shuffle", self.name)
 
     def recognise(self, network: Network, crops: Tensor, labels: Tensor) -> Tensor:
         """Return the labels (B,) that the network assigns to crops (B, P, ...) shuffled by permutations (B,)."""

@@ -1,30 +1,124 @@
-"""What a run writes while it trains: metrics.jsonl, TensorBoard, and the state of every validation."""
+"""What a run writes while it trains: metrics.jsonl, TensorBoard and other loggers, the state of every validation."""
 
+import importlib.util
 import json
+import os
+import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
 
+from unshuffle.config import Config, Logger
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
+from unshuffle.options import to_dict
 from unshuffle.policy.sampler import Observation
 from unshuffle.policy.state import PermutationValidation
 from unshuffle.runs.run import Run
 from unshuffle.tasks.base import Validation
 
 
-class RunLog:
-    """Writes one JSON object per line, with the seconds since the run began, and its numbers as TensorBoard scalars."""
+class Board(Protocol):
+    """Shows the curves and pictures of a run in another program."""
 
-    def __init__(self, run: Run, iteration: int = 0) -> None:
-        """Open the log of a run at an iteration; what was written after it is dropped."""
+    def scalars(self, values: Mapping[str, float], iteration: int) -> None:
+        """Add a point to each of these curves."""
+
+    def picture(self, file: Path, iteration: int) -> None:
+        """Show a PNG file under its name."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+class TensorBoard:
+    """The folder `tensorboard` of a run."""
+
+    def __init__(self, run: Run, iteration: int) -> None:
+        """Open it at an iteration; TensorBoard leaves out what was logged after it."""
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
+        purge = iteration + 1 if iteration else None
+        self._writer = SummaryWriter(str(run.tensorboard), purge_step=purge)  # type: ignore[no-untyped-call]
+
+    def scalars(self, values: Mapping[str, float], iteration: int) -> None:
+        """Add a point to each of these curves."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, iteration)  # type: ignore[no-untyped-call]
+
+    def picture(self, file: Path, iteration: int) -> None:
+        """Show a PNG file under its name."""
+        with Image.open(file) as picture:
+            pixels = np.asarray(picture.convert("RGB"))
+        self._writer.add_image(file.stem, pixels, iteration, dataformats="HWC")  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()  # type: ignore[no-untyped-call]
+
+
+class Tracker:
+    """A run in wandb or trackio, which share their interface; both stay on this machine unless the environment says
+    otherwise (WANDB_MODE; TRACKIO_SPACE_ID or TRACKIO_SERVER_URL)."""
+
+    def __init__(self, package: Logger, run: Run, config: Config, *, resumed: bool) -> None:
+        """Start the tracker's run with the name and the config of ours, or continue it."""
+        check_loggers([package])
+        options: dict[str, Any] = {"resume": "allow" if resumed else "never"}
+        if package == "wandb":
+            mode = os.environ.get("WANDB_MODE", "offline")
+            if mode != "online":
+                os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # which is sent in every mode
+            options |= {"mode": mode, "dir": str(run.folder)}
+            # wandb's own file has the id in its name: wandb/offline-run-20260131_120000-3k5v0x1a/run-3k5v0x1a.wandb
+            earlier = [file.stem.removeprefix("run-") for file in run.folder.glob("wandb/*run-*/run-*.wandb")]
+            options |= {"id": earlier[0]} if resumed and earlier else {}
+        try:
+            with redirect_stdout(sys.stderr):  # its greeting is no result of ours
+                self._library = import_module(package)
+                self._run = self._library.init(
+                    project=config.log.project, name=run.folder.name, config=to_dict(config), **options
+                )
+        except Exception as error:  # of many kinds: their own, ValueError, errors of the network
+            problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(f"{package} cannot log this run ({problem}): correct that, or omit --log.to") from error
+
+    def scalars(self, values: Mapping[str, float], iteration: int) -> None:
+        """Add a point to each of these curves."""
+        if values:
+            self._run.log(dict(values), step=iteration)
+
+    def picture(self, file: Path, iteration: int) -> None:
+        """Show a PNG file under its name."""
+        self._run.log({file.stem: self._library.Image(str(file))}, step=iteration)
+
+    def close(self) -> None:
+        """Write what is left."""
+        with redirect_stdout(sys.stderr):
+            self._library.finish()
+
+
+def check_loggers(packages: Iterable[Logger]) -> None:
+    """Raise a UserError for the first logger that is not installed."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"--log.to {package} needs {package}: pip install 'unshuffle[{package}]'")
+
+
+class RunLog:
+    """Writes one JSON object per line, with the seconds since the run began, and its numbers as curves of boards."""
+
+    def __init__(self, run: Run, iteration: int = 0, config: Config | None = None) -> None:
+        """Open the log of a run at an iteration; what was written after it is dropped.
+
+        TensorBoard is always written; `config.log.to` names further loggers.
+        """
         self.run = run
         run.states.mkdir(parents=True, exist_ok=True)
         kept = [entry for entry in run.metrics() if entry["iteration"] <= iteration] if iteration else []
@@ -33,8 +127,10 @@ class RunLog:
         self._file = run.metrics_file.open("a")
         # the time between an interruption and the resumption does not count
         self._begin = time.perf_counter() - (kept[-1].get("seconds", 0.0) if kept else 0.0)
-        purge = iteration + 1 if iteration else None
-        self._board = SummaryWriter(str(run.tensorboard), purge_step=purge)  # type: ignore[no-untyped-call]
+        self._boards: Sequence[Board] = [TensorBoard(run, iteration)]
+        if config is not None:
+            trackers = [Tracker(package, run, config, resumed=iteration > 0) for package in config.log.to]
+            self._boards = [*self._boards, *trackers]
 
     def write(self, kind: str, iteration: int, **values: Any) -> None:
         """Log an object; its numbers, also nested ones, become scalars under their kind."""
@@ -44,17 +140,9 @@ class RunLog:
             self._file.write(json.dumps(entry) + "\n")
             self._file.flush()
         prefix = "/".join([kind, *(values[key] for key in ("task", "name") if key in values)])
-        for name, value in values.items():
-            self._scalar(f"{prefix}/{name}", value, iteration)
-
-    def _scalar(self, name: str, value: Any, iteration: int) -> None:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                self._scalar(f"{name}/{key}", inner, iteration)
-        elif isinstance(value, list):
-            self._scalar(name, dict(enumerate(value)), iteration)
-        elif isinstance(value, int | float):
-            self._board.add_scalar(name, value, iteration)  # type: ignore[no-untyped-call]
+        scalars = dict(_scalars(prefix, values))
+        for board in self._boards:
+            board.scalars(scalars, iteration)
 
     def write_validation(self, iteration: int, task: str, validation: Validation) -> None:
         """Log the error of a task."""
@@ -82,11 +170,10 @@ class RunLog:
             np.savez(file, **arrays)
 
     def write_pictures(self, iteration: int, pictures: Iterable[Path]) -> None:
-        """Show PNG files in TensorBoard."""
+        """Show PNG files in TensorBoard and the other loggers."""
         for file in pictures:
-            with Image.open(file) as picture:
-                pixels = np.asarray(picture.convert("RGB"))
-            self._board.add_image(file.stem, pixels, iteration, dataformats="HWC")  # type: ignore[no-untyped-call]
+            for board in self._boards:
+                board.picture(file, iteration)
 
     def __enter__(self) -> "RunLog":
         return self
@@ -95,7 +182,19 @@ class RunLog:
         # on a full disk closing fails as well, and its error would hide the first one
         with suppress(OSError) if error[0] is not None else nullcontext():
             self._file.close()
-            self._board.close()  # type: ignore[no-untyped-call]
+            for board in self._boards:
+                board.close()
+
+
+def _scalars(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """Yield the numbers in a value, also nested ones, with their names."""
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _scalars(f"{name}/{key}", inner)
+    elif isinstance(value, int | float):
+        yield name, value
 
 
 @contextmanager

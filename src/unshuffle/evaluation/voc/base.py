@@ -103,7 +103,7 @@ class VocEvaluation(Evaluation):
         if self.voc is None:
             raise UserError("no VOC devkit given: use --voc with the folder that holds it")
         devkit, device = Devkit(self.voc, self.year), choose_device(self.device)
-        backbone = fold_batch_norm(find_backbone(self.weights, self.seed, self.architecture))
+        backbone = fold_batch_norm(find_backbone(self.weights, self.seed, self.architecture, self.download))
         seed_everything(self.seed)
         weights = weights_digest(backbone)
         network = build(backbone).to(device)

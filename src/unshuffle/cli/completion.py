@@ -1,0 +1,126 @@
+"""`unshuffle completion`."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Literal
+
+from unshuffle.analysis.analysis import ANALYSES
+from unshuffle.cli.parsing import POSITIONAL, Word, parse, words
+from unshuffle.evaluation.protocol import EVALUATIONS
+
+
+@dataclass(frozen=True)
+class CompletionCommand:
+    """Print a script that lets a shell complete commands, options and their values."""
+
+    shell: Annotated[Literal["bash", "zsh", "fish"], POSITIONAL]
+    """Which shell the script is for."""
+
+
+@dataclass(frozen=True)
+class _Context:
+    """What can follow a command, or the name that follows it, such as an evaluation."""
+
+    path: tuple[str, ...]
+    names: dict[str, str]
+    """Names that follow, with their summaries."""
+    words: Sequence[Word] = ()
+
+    @property
+    def positional(self) -> list[str]:
+        """Names and values that are given without an option."""
+        return [*self.names, *(choice for word in self.words if not word.option for choice in word.choices)]
+
+
+def main(args: Sequence[str]) -> int:
+    """Print the script."""
+    command = parse(CompletionCommand, "completion", args)
+    contexts = list(_contexts())
+    print({"bash": _bash, "zsh": _zsh, "fish": _fish}[command.shell](contexts))
+    return 0
+
+
+def _contexts() -> Iterable[_Context]:
+    from unshuffle.cli import COMMANDS
+
+    nested = {"evaluate": EVALUATIONS, "analyze": ANALYSES}
+    yield _Context((), {name: summary or "" for name, (_, summary) in COMMANDS.items()})
+    for name in COMMANDS:
+        if name not in nested:
+            options = getattr(import_module(f"unshuffle.cli.{name}"), f"{name.capitalize()}Command")
+            yield _Context((name,), {}, words(options))
+            continue
+        yield _Context((name,), {each: entry.summary for each, entry in nested[name].items()})
+        for each, entry in nested[name].items():
+            yield _Context((name, each), {}, words(entry.load(), positional=name == "analyze"))
+
+
+def _bash(contexts: Sequence[_Context]) -> str:
+    nested = "|".join(dict.fromkeys(context.path[0] for context in contexts if len(context.path) == 2))
+    lines = [
+        "# completion of unshuffle for bash: source this file",
+        "_unshuffle() {",
+        '    local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}" context="" words=""',
+        '    [ "$COMP_CWORD" -gt 1 ] && context="${COMP_WORDS[1]}"',
+        f'    case "$context" in {nested})',
+        '        [ "$COMP_CWORD" -gt 2 ] && context="$context ${COMP_WORDS[2]}" ;;',
+        "    esac",
+        '    case "$context $previous" in',
+    ]
+    for context in contexts:
+        for word in context.words:
+            if word.option and word.choices:
+                lines.append(f'        "{" ".join(context.path)} {word.option}") words="{" ".join(word.choices)}" ;;')
+    lines += ['        *) case "$current" in', '            -*) case "$context" in']
+    for context in contexts:
+        if options := [word.option for word in context.words if word.option]:
+            lines.append(f'                "{" ".join(context.path)}") words="{" ".join(options)}" ;;')
+    lines += ["            esac ;;", '            *) case "$context" in']
+    for context in contexts:
+        if context.positional:
+            lines.append(f'                "{" ".join(context.path)}") words="{" ".join(context.positional)}" ;;')
+    return "\n".join(
+        [
+            *lines,
+            "            esac ;;",
+            "        esac ;;",
+            "    esac",
+            '    COMPREPLY=($(compgen -W "$words" -- "$current"))',
+            "}",
+            "complete -o default -F _unshuffle unshuffle  # files, where nothing else fits",
+        ]
+    )
+
+
+def _zsh(contexts: Sequence[_Context]) -> str:
+    return f"autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n{_bash(contexts)}"
+
+
+def _fish(contexts: Sequence[_Context]) -> str:
+    lines = ["# completion of unshuffle for fish"]
+    for context in contexts:
+        seen = " && ".join(f"__fish_seen_subcommand_from {name}" for name in context.path)
+        after = " ".join(context.names)
+        here = seen if not after else f"not __fish_seen_subcommand_from {after}" + (f" && {seen}" if seen else "")
+        for name, summary in context.names.items():
+            lines.append(f"complete -c unshuffle -f -n {_quoted(here)} -a {name} -d {_quoted(_first(summary))}")
+        for word in context.words:
+            name = f"-l {word.option.removeprefix('--')} " if word.option else ""
+            value = f"-x -a {_quoted(' '.join(word.choices))} " if word.choices else "-r " if word.takes_value else ""
+            if name or word.choices:
+                value = value if name else value.replace("-x ", "-f ")
+                lines.append(
+                    f"complete -c unshuffle -n {_quoted(here)} {name}{value}-d {_quoted(_first(word.meaning))}"
+                )
+    return "\n".join(lines)
+
+
+def _first(text: str) -> str:
+    """Return the first sentence or part of a help text, which is all that fits beside a completion."""
+    return text.partition("\n")[0].partition(". ")[0].partition("; ")[0].rstrip(".")
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

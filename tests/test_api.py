@@ -1,0 +1,72 @@
+"""The public API: what docs/api.md lists exists, is typed, and its examples run."""
+
+import inspect
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import unshuffle
+from unshuffle.runs.run import Run
+
+PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
+EXAMPLES = {title: "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)) for title, text in SECTIONS.items()}
+
+
+def test_the_page_lists_what_is_public() -> None:
+    assert sorted(re.findall(r"^\| `(\w+)", PAGE, flags=re.MULTILINE)) == sorted(unshuffle.__all__)
+    assert sorted(unshuffle._HOMES) == sorted(unshuffle.__all__)
+
+
+@pytest.mark.parametrize("name", unshuffle.__all__)
+def test_a_public_name_is_documented_and_typed(name: str) -> None:
+    member = getattr(unshuffle, name)
+    assert member.__doc__
+    functions = [member] if inspect.isfunction(member) else filter(inspect.isfunction, vars(member).values())
+    for function in functions:
+        if function.__name__.startswith("__") and function.__name__ != "__init__":
+            continue  # those of a dataclass are Python's
+        parameters = inspect.signature(function).parameters.values()
+        untyped = [each.name for each in parameters if each.annotation is inspect.Parameter.empty]
+        assert untyped in ([], ["self"]), f"{name}.{function.__name__}"
+
+
+@pytest.mark.parametrize("name", unshuffle.__all__)
+def test_the_page_names_the_first_parameters(name: str) -> None:
+    (shown,) = re.findall(rf"^\| `{name}(?:\((.*?)\))?`", PAGE, flags=re.MULTILINE)
+    names = re.findall(r"[A-Za-z_]+", shown)
+    assert not names or names == list(inspect.signature(getattr(unshuffle, name)).parameters)[: len(names)]
+
+
+@pytest.fixture
+def here(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory with a run in runs/mine."""
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    for file in (run.weights, run.config_file):
+        shutil.copy(file, tmp_path / "runs" / "mine")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_loop_trains_the_backbone(here: None) -> None:
+    names: dict[str, torch.Tensor] = {}
+    exec(EXAMPLES["The backbone in a plain training loop"], names)
+    assert names["loss"].item() < 1.2  # ln 3 is chance
+    assert all(parameter.grad is not None for parameter in names["backbone"].parameters())  # type: ignore[operator]
+
+
+def test_lightning_trains_the_backbone(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lightning")
+    names: dict[str, object] = {"__name__": "example"}
+    exec(EXAMPLES["In Lightning"], names)
+    assert names["trainer"].global_step == 3  # type: ignore[attr-defined]
+
+
+def test_a_task_and_a_sampler_in_another_loop(here: None, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, torch.Tensor] = {}
+    exec(EXAMPLES["The spatial task in another loop"], names)
+    assert names["tiles"].shape == (8, 9, 3, 24, 24) and names["labels"].shape == (8,)
+    exec(EXAMPLES["A sampler in another loop"], names)
+    assert capsys.readouterr().out == "tensor(True)\n"
