@@ -14,12 +14,16 @@ from unshuffle.errors import UserError
 from unshuffle.files import atomic_write
 from unshuffle.policy.sampler import Observation
 from unshuffle.policy.state import PermutationValidation
+from unshuffle.runs.heartbeat import Pulse, State
 from unshuffle.runs.run import Run
 from unshuffle.tasks.base import Validation
 
 
 class RunLog:
-    """Writes one JSON object per line, with the seconds since the run began, and its numbers as TensorBoard scalars."""
+    """Writes one JSON object per line, and its numbers as TensorBoard scalars.
+
+    Each line has the seconds since the run began and the wall-clock time; a heartbeat tells whether the run lives.
+    """
 
     def __init__(self, run: Run, iteration: int = 0) -> None:
         """Open the log of a run at an iteration; what was written after it is dropped."""
@@ -39,7 +43,8 @@ class RunLog:
     def write(self, kind: str, iteration: int, **values: Any) -> None:
         """Log an object; its numbers, also nested ones, become scalars under their kind."""
         seconds = round(time.perf_counter() - self._begin, 3)
-        entry = {"iteration": iteration, "kind": kind, "seconds": seconds, **values}
+        now = round(time.time(), 3)
+        entry = {"iteration": iteration, "kind": kind, "seconds": seconds, "time": now, **values}
         with _explained(self.run.metrics_file):
             self._file.write(json.dumps(entry) + "\n")
             self._file.flush()
@@ -89,13 +94,23 @@ class RunLog:
             self._board.add_image(file.stem, pixels, iteration, dataformats="HWC")  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> "RunLog":
+        self._pulse = Pulse(self.run)
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._pulse.end(*_ending(error[1]))
         # on a full disk closing fails as well, and its error would hide the first one
         with suppress(OSError) if error[0] is not None else nullcontext():
             self._file.close()
             self._board.close()  # type: ignore[no-untyped-call]
+
+
+def _ending(error: object) -> tuple[State, str]:
+    """Return the state in which a run ends with an exception, if any, and its message."""
+    if error is None:
+        return "finished", ""
+    message = str(error) or type(error).__name__
+    return ("stopped" if isinstance(error, KeyboardInterrupt) else "failed"), message
 
 
 @contextmanager
@@ -123,6 +138,9 @@ class NoLog(RunLog):
         self, iteration: int, task: str, validation: PermutationValidation, observation: Observation
     ) -> None:
         """Leave it to the main process."""
+
+    def __enter__(self) -> "NoLog":
+        return self
 
     def __exit__(self, *error: object) -> None:
         pass
