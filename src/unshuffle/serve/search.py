@@ -1,6 +1,7 @@
 """Search by similarity: indexes of folders, built in the background and kept in the cache; imports torch."""
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from PIL import Image
 from rich.console import Console
 
 from unshuffle.config import LimitsConfig, addresses
-from unshuffle.data.dataset import CACHE, LabelledDataset, Square, digest, open_dataset
+from unshuffle.data.dataset import CACHE, SYNTHETIC, LabelledDataset, Square, digest, open_dataset
 from unshuffle.data.media import BadMedia, encode_jpeg, read_image, resize_short_side
 from unshuffle.errors import UserError
 from unshuffle.evaluation.features import FeatureCache, Pool, find_backbone, weights_digest
@@ -27,6 +28,8 @@ MAX_FLAT_BYTES = 512_000_000
 """Features of a folder up to this size are all of pool5, of a larger one the mean of each channel."""
 MAX_INDEXES = 4
 """Indexes that are kept in memory."""
+SECONDS_BETWEEN_LOOKS = 5.0
+"""So often the files of a folder are compared with those that were indexed."""
 FOUND, LISTED, PICTURE_SIDE = 10, 60, 160
 RANDOM = "random"
 INDEX_FOLDER = "indexes"
@@ -43,6 +46,15 @@ class _Job:
     problem: str = ""
     index: Index | None = None
     thread: threading.Thread | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A dataset as it was at a time."""
+
+    identity: str
+    dataset: LabelledDataset
+    looked: float
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,7 @@ class Searches:
         self._lock = threading.RLock()
         self._building = threading.Lock()  # one index at a time
         self._jobs: dict[tuple[str, str], _Job] = {}
-        self._opened: dict[str, tuple[str, LabelledDataset]] = {}
+        self._opened: dict[str, _Opened] = {}
 
     # ---- choices
 
@@ -121,12 +133,14 @@ class Searches:
     # ---- indexes
 
     def _open(self, data: _Choice, *, renew: bool = False) -> tuple[str, LabelledDataset]:
-        """Return a dataset and its identity, which changes when its files do."""
+        """Return a dataset and its identity, which changes when its files do; they are looked at now and then."""
         with self._lock:
-            if renew or data.id not in self._opened:
+            known = self._opened.get(data.id)
+            old = known is None or time.monotonic() - known.looked > SECONDS_BETWEEN_LOOKS
+            if known is None or (renew and old and not data.value.startswith(SYNTHETIC)):
                 dataset = open_dataset(data.value, kind="images", labelled=False, square=Square(PICTURE_SIDE))
-                self._opened[data.id] = dataset.identity(), dataset
-            return self._opened[data.id]
+                known = self._opened[data.id] = _Opened(dataset.identity(), dataset, time.monotonic())
+            return known.identity, known.dataset
 
     def _job(self, data: _Choice, backbone: _Choice, identity: str) -> _Job:
         """Return the index of a choice, which is built if there is none for the files as they are now."""
@@ -134,7 +148,7 @@ class Searches:
             job = self._jobs.get((data.id, backbone.id))
             if job is not None and job.identity == identity:
                 return job
-            job = _Job(identity, total=len(self._opened[data.id][1]))
+            job = _Job(identity, total=len(self._opened[data.id].dataset))
             while len(self._jobs) >= MAX_INDEXES:
                 self._jobs.pop(next(iter(self._jobs)))
             self._jobs[data.id, backbone.id] = job

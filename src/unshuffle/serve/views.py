@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from unshuffle.config import Config, addresses
+from unshuffle.config import TASK_SYMBOLS, Config, addresses
 from unshuffle.files import csv_cell
 from unshuffle.options import to_dict
 from unshuffle.report.charts import Chart, Series, charts, run_colours, thin
@@ -48,7 +48,7 @@ def describe(watched: WatchedRun) -> dict[str, Any]:
     started = next((entry.get("time", 0.0) for entry in run.metrics("start")), 0.0)
     row |= {
         "preset": config.preset,
-        "tasks": config.tasks or "+".join(config.task_names),
+        "tasks": _task_symbols(config),
         "data": data_words(config),
         "progress": f"{iteration:,} of {planned:,}",
         "left": "" if left is None else duration(left),
@@ -63,6 +63,12 @@ def describe(watched: WatchedRun) -> dict[str, Any]:
         "errors": float(np.mean(list(errors.values()))) if errors else None,
     }
     return row
+
+
+def _task_symbols(config: Config) -> str:
+    """Return the tasks by their letters: as they were given, or as they were chosen to fit the data."""
+    symbols = {name: symbol for symbol, name in TASK_SYMBOLS.items()}
+    return "&".join("+".join(symbols[name] for name in stage) for stage in config.stages)
 
 
 def data_words(config: Config) -> str:
@@ -201,7 +207,8 @@ def several_charts(runs: Sequence[NamedRun]) -> list[Chart]:
     if len(runs) > 1:
         return charts(runs)
     # a chart of several runs is per task: asked for the same run twice, it has every curve twice
-    return [replace(chart, series=chart.series[: len(chart.series) // 2]) for chart in charts([*runs, *runs])]
+    twice = charts([*runs, *runs])
+    return [replace(chart, series=list({series.name: series for series in chart.series}.values())) for chart in twice]
 
 
 def _by_seed(runs: Sequence[WatchedRun], configs: Mapping[str, Mapping[str, Any]]) -> list[NamedRun]:

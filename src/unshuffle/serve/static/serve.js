@@ -203,7 +203,7 @@
         const preferences = make("div", {class: "preferences"}), errors = make("div", {class: "errormap"});
         showPolicy(preferences, facts.data, scales, at, (iteration) => { if (iteration !== at) choose(iteration); });
         mapErrors(errors, facts.data);
-        return [make("h3", {class: "task"}, task), make("p", {}, [facts.conclusion, ...facts.details].join(" ")), groupTable(facts.data, at), preferences, make("h4", {}, "Error of each permutation"), errors];
+        return [make("h3", {class: "task"}, task), make("p", {}, facts.conclusion), facts.details.length ? make("details", {}, make("summary", {}, "More about the policy"), make("p", {}, facts.details.join(" "))) : "", groupTable(facts.data, at), preferences, make("h4", {}, "Error of each permutation"), errors];
       }));
       if (focused >= 0) { const again = policy.querySelectorAll("input")[focused]; if (again) again.focus(); }
     }
