@@ -66,14 +66,14 @@ def serving(
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     app = build_app(folders, host=host, token=token, data=data)
-    config = uvicorn.Config(app, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=3)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.01)
     yield Client(listening.getsockname()[1])
-    server.should_exit = True
+    app.state.stopping = server.should_exit = True
     thread.join(timeout=30)
     listening.close()
 

@@ -68,8 +68,9 @@ def build_app(folders: Sequence[Path], *, host: str, token: str | None, data: Se
         OSError: _system_problem,
         Exception: _unexpected,
     }
-    guard = Middleware(Guard, host=host, token=token)
-    return Starlette(routes=routes, exception_handlers=handlers, middleware=[guard])
+    app = Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(Guard, host=host, token=token)])
+    app.state.stopping = False  # streams end when it is set
+    return app
 
 
 # ---- files of the page
@@ -144,6 +145,16 @@ class _Server:
         text = await run_in_threadpool(self._library.remember, key, version, lambda: _dump(make()))
         return Response(text, media_type="application/json")
 
+    async def _answer_or_problem(self, watched: WatchedRun, key: Any, make: Callable[[], Any]) -> Response:
+        """Answer with what is missing, if anything is: a run may have no checkpoint yet, or be deleted meanwhile."""
+        try:
+            _refuse_damaged(watched)
+            return await self._answer(key, watched.version, make)
+        except UserError as problem:
+            return JSONResponse({"problem": _text(str(problem))})
+        except OSError as problem:
+            return JSONResponse({"problem": _text(os_error_sentence(problem, "read"))})
+
     async def runs(self, request: Request) -> Response:
         """The table of all runs."""
         runs = await run_in_threadpool(self._library.runs)
@@ -195,7 +206,7 @@ class _Server:
         self._streams += 1
         try:
             seen, sent = None, time.monotonic()
-            while not await request.is_disconnected():
+            while not (request.app.state.stopping or await request.is_disconnected()):
                 runs = await run_in_threadpool(self._library.runs)
                 versions = {name: watched.version for name, watched in runs.items()}
                 if versions != seen:
@@ -221,9 +232,8 @@ class _Server:
         watched, snapshots = await self._run_of(request), await self._networks()
         from unshuffle.serve.network import policy_view
 
-        _refuse_damaged(watched)
         make = partial(policy_view, snapshots, watched.run)
-        return await self._answer(("policy", watched.name), watched.version, make)
+        return await self._answer_or_problem(watched, ("policy", watched.name), make)
 
     async def solved(self, request: Request) -> Response:
         """Puzzles as the network solved them at a checkpoint."""
@@ -231,8 +241,8 @@ class _Server:
         snapshots = await self._networks()
         from unshuffle.serve.network import solved_view
 
-        _refuse_damaged(watched)
-        return JSONResponse(await run_in_threadpool(solved_view, snapshots, watched.run, until))
+        make = partial(solved_view, snapshots, watched.run, until)
+        return await self._answer_or_problem(watched, ("solved", watched.name, until), make)
 
     async def puzzle(self, request: Request) -> Response:
         """A sample and a permutation."""

@@ -224,8 +224,8 @@ class Searches:
             raise UserError("there is no such image: reload the page")
         try:
             pixels = dataset.load_resized(item)
-        except BadMedia as problem:
-            raise UserError(f"this image cannot be shown: {problem}") from None
+        except BadMedia:  # it stays a grey square among the others
+            pixels = np.full((PICTURE_SIDE, PICTURE_SIDE, 3), 128, np.uint8)
         return encode_jpeg(np.asarray(resize_short_side(Image.fromarray(pixels), PICTURE_SIDE)), 80)
 
 

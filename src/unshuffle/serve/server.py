@@ -2,17 +2,18 @@
 
 import socket
 import webbrowser
+from types import FrameType
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
 
 from unshuffle.errors import UserError
 
-GRACE_SECONDS = 1
+GRACE_SECONDS = 3
 """Open streams are ended so long after Ctrl-C."""
 
 
-def serve(app: ASGIApp, host: str, port: int, token: str | None, *, opens: bool) -> None:
+def serve(app: Starlette, host: str, port: int, token: str | None, *, opens: bool) -> None:
     """Serve an application until it is interrupted; print the address first."""
     listening = _listen(host, port)
     name = f"[{host}]" if ":" in host else host
@@ -23,7 +24,7 @@ def serve(app: ASGIApp, host: str, port: int, token: str | None, *, opens: bool)
         webbrowser.open(address)
     config = uvicorn.Config(
         app,
-        log_level="error",
+        log_level="critical",
         access_log=False,
         server_header=False,
         ws="none",
@@ -33,11 +34,20 @@ def serve(app: ASGIApp, host: str, port: int, token: str | None, *, opens: bool)
         h11_max_incomplete_event_size=64_000,
     )
     try:
-        uvicorn.Server(config).run(sockets=[listening])
+        _EndingServer(config).run(sockets=[listening])
     except KeyboardInterrupt:  # uvicorn has ended in order and passes the signal on
         return
     finally:
         listening.close()
+
+
+class _EndingServer(uvicorn.Server):
+    """Tells the streams of the application to end when it is asked to."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Note the signal."""
+        self.config.app.state.stopping = True  # type: ignore[union-attr]
+        super().handle_exit(sig, frame)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -103,7 +103,7 @@
     }
     main.replaceChildren(make("h1", {}, "Runs"),
       make("div", {class: "tools"}, make("label", {}, "Filter", filter), compare, csv), none,
-      make("div", {class: "scroll"}, make("table", {class: "all"}, make("thead", {}, heads), body)), options);
+      make("div", {class: "scroll", tabindex: 0}, make("table", {class: "all"}, make("thead", {}, heads), body)), options);
 
     const key = (row, column) => row.sort[column] === undefined || row.sort[column] === null ? row[column] : row.sort[column];
 
@@ -162,7 +162,7 @@
     const names = Object.keys(Object.assign({}, ...runs.map((run) => run.options)));
     const differing = names.filter((name) => name !== "out" && new Set(runs.map((run) => run.options[name])).size > 1);
     if (!differing.length) return make("p", {class: "hint"}, "All options of these runs are the same.");
-    return make("div", {class: "scroll"}, make("h2", {}, "Options in which they differ"), make("table", {class: "left", id: "differing"},
+    return make("div", {class: "scroll", tabindex: 0}, make("h2", {}, "Options in which they differ"), make("table", {class: "left", id: "differing"},
       make("thead", {}, make("tr", {}, make("th", {}, "option"), ...runs.map((run) => make("th", {scope: "col"}, run.colour ? make("i", {class: `dot ${run.colour}`}) : "", run.name)))),
       make("tbody", {}, ...differing.map((name) => make("tr", {}, make("th", {scope: "row"}, name), ...runs.map((run) => make("td", {class: "differs"}, run.options[name])))))));
   }
@@ -213,12 +213,14 @@
     const renewSolved = oneAtATime(async () => {
       let answer;
       try { answer = await ask(address(`/api/solved/${pathOf(name)}`, {until: at === null ? null : String(at)})); } catch (error) { problem(solved, error); return; }
+      if (answer.problem) { solved.replaceChildren(make("p", {class: "hint"}, answer.problem)); return; }
       solved.replaceChildren(make("p", {class: "hint"}, `Puzzles after ${number.format(answer.iteration)} iterations, the nearest checkpoint that is kept:`),
         ...Object.values(answer.tasks).map((task) => make("div", {class: `puzzles ${task.layout}`}, ...task.samples.map(puzzle))));
     });
 
     const renewTime = oneAtATime(async () => {
       const answer = await ask(`/api/policy/${pathOf(name)}`);
+      if (answer.problem) { policy.replaceChildren(make("p", {class: "hint"}, answer.problem)); return; }
       Object.values(answer.tasks).forEach((task) => decodeErrors(task.data));
       tasks = answer.tasks;
       iterations = [...new Set(Object.values(tasks).flatMap((task) => task.data.iterations))].sort((one, other) => one - other);
@@ -226,9 +228,11 @@
       if (at === null) renewSolved();
     });
 
+    let sound = true;
     const renew = oneAtATime(async () => {
       const view = await ask(`/api/run/${pathOf(name)}`);
       const row = view.row;
+      sound = row.state !== "damaged";
       const fact = (title, text) => text ? make("div", {}, make("span", {}, `${title} `), text) : "";
       head.replaceChildren(make("div", {class: "facts", role: "status"}, stateOf(row), fact("iteration", row.progress), fact("time left", row.left), fact("speed", row.speed),
         fact("errors", row.errors), fact("retrieval", row.retrieval), fact("preset", row.preset), fact("tasks", row.tasks), fact("data", row.data)),
@@ -247,6 +251,7 @@
       if (versions[name] === version) return;
       version = versions[name];
       await renew();
+      if (!sound) return;
       try { await renewTime(); } catch (error) { problem(policy, error); }
       if (!started) { started = true; if (at !== null) renewSolved(); }
     });
@@ -262,7 +267,7 @@
       const errors = d3.range(groups.length).filter((permutation) => groups[permutation] === group).map((permutation) => task.errors[index * groups.length + permutation] / 100);
       return errors.length ? d3.mean(errors).toFixed(2) : "–";
     };
-    return make("div", {class: "scroll"}, make("table", {class: "groups"},
+    return make("div", {class: "scroll", tabindex: 0}, make("table", {class: "groups"},
       make("thead", {}, make("tr", {}, ...["group", "probability", "size", "× uniform", "mean error"].map((title) => make("th", {scope: "col"}, title)))),
       make("tbody", {}, ...preferences.map((preference, group) => make("tr", {}, make("th", {scope: "row"}, `${group + 1}${group === 0 ? ", the hardest" : ""}`),
         make("td", {}, (preference * sizes[group]).toFixed(3)), make("td", {}, sizes[group].toFixed(3)), make("td", {}, preference.toFixed(2)), make("td", {}, difficulty(group)))))));
