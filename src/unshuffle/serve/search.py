@@ -13,6 +13,7 @@ from PIL import Image
 from rich.console import Console
 
 from unshuffle.config import LimitsConfig, addresses
+from unshuffle.data.cache import INDEX_FOLDER
 from unshuffle.data.dataset import CACHE, SYNTHETIC, LabelledDataset, Square, digest, open_dataset
 from unshuffle.data.media import BadMedia, encode_jpeg, read_image, resize_short_side
 from unshuffle.errors import UserError
@@ -32,8 +33,6 @@ SECONDS_BETWEEN_LOOKS = 5.0
 """So often the files of a folder are compared with those that were indexed."""
 FOUND, LISTED, PICTURE_SIDE = 10, 60, 160
 RANDOM = "random"
-INDEX_FOLDER = "indexes"
-"""Folder of the cache that holds the features of indexed folders."""
 
 
 @dataclass

@@ -56,6 +56,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(128)  # before the address is printed
     except (OSError, UnicodeError) as problem:
         listening.close()
         reason = getattr(problem, "strerror", None) or problem
