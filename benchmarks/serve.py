@@ -91,7 +91,9 @@ def main() -> None:
             row |= {"runs": len(names), **{name: round(value, 1) for name, value in measured.items()}}
         finally:
             server.terminate()
-    command = f"python benchmarks/serve.py {options.runs.name} --clients {options.clients} --seconds {options.seconds:g}"
+    command = (
+        f"python benchmarks/serve.py {options.runs.name} --clients {options.clients} --seconds {options.seconds:g}"
+    )
     row |= {"python": platform.python_version(), "machine": platform.machine(), "command": command}
     with RESULTS.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(row))

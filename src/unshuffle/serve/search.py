@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from unshuffle.config import LimitsConfig, addresses
+from unshuffle.config import PRETRAINED, LimitsConfig, addresses
 from unshuffle.data.cache import INDEX_FOLDER
 from unshuffle.data.dataset import CACHE, SYNTHETIC, LabelledDataset, Square, digest, open_dataset
 from unshuffle.data.media import BadMedia, encode_jpeg, read_image, resize_short_side
@@ -20,7 +20,6 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation.features import FeatureCache, Pool, find_backbone, weights_digest
 from unshuffle.evaluation.index import Index, build_index, open_unlabelled
 from unshuffle.models.registry import backbone_features
-from unshuffle.models.weights import PRETRAINED
 from unshuffle.runs.history import evenly_spaced
 from unshuffle.serve.library import Library
 
