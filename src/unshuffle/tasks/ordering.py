@@ -121,13 +121,18 @@ class OrderingTask(Task):
                 count = self.config.permutations.per_sample
                 _, labels, groups = select(logits, labels, targets["log_weights"], targets["noise"], count)
             sampled["groups"] = groups
-        logits = self._classify(head, embeddings, self.permutations[labels])
+        logits = self._classify(head, embeddings, labels)
         corrected = logits.float() + targets["log_prior"] if "log_prior" in targets else logits.float()
         loss = F.cross_entropy(corrected.flatten(0, 1), labels.flatten())
         accuracy = (logits.detach().argmax(dim=-1) == labels).float().mean()
         return Outcome(loss, accuracy, {"permutations": labels, **sampled})
 
-    def _classify(self, head: Head, embeddings: Tensor, permutations: Tensor) -> Tensor:
+    def _classify(self, head: Head, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Return logits (B, M, |Ψ|) after applying the permutations with (B, M) labels to (B, P, fc6) embeddings."""
+        return self._classify_permuted(head, embeddings, self.permutations[labels])
+
+    @staticmethod
+    def _classify_permuted(head: Head, embeddings: Tensor, permutations: Tensor) -> Tensor:
         """Return logits (B, M, |Ψ|) after applying (B, M, P) permutations to (B, P, fc6) embeddings."""
         shuffled = permute(embeddings, permutations)
         logits: Tensor = head.classify(shuffled.flatten(0, 1)).unflatten(0, shuffled.shape[:2])
@@ -143,7 +148,7 @@ class OrderingTask(Task):
             head = network.heads[self.name]
             assert isinstance(head, Head)
             embeddings = head.embed(network.features({self.name: crops})[self.name])
-            return self._classify(head, embeddings, permutations[:, None])[:, 0]
+            return self._classify_permuted(head, embeddings, permutations[:, None])[:, 0]
 
     def validate(self, network: Network, crops: Iterable[Tensor]) -> PermutationValidation:
         """Apply every permutation of Ψ to every sample; the backbone and fc6 run once for each part."""
