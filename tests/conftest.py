@@ -124,7 +124,7 @@ def pair_run(tmp_path_factory: pytest.TempPathFactory, reliable: Any) -> Run:
         return tiny_run(tmp_path_factory.mktemp("runs") / "pairs", policy=PAIRS_AND_ROLLOUTS)
 
 
-@pytest.fixture(name="tiny_run")
+@pytest.fixture(name="tiny_run", scope="session")
 def tiny_run_fixture() -> Callable[..., Run]:
     """A function that trains another tiny run."""
     return tiny_run

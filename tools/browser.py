@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,19 @@ class Page:
 
     def open(self, path: Path) -> None:
         """Load a file and wait until it is complete."""
-        self.call("Page.navigate", url=path.resolve().as_uri())
-        while self.run("document.readyState") != "complete":
-            pass
+        self.visit(path.resolve().as_uri())
+
+    def visit(self, url: str) -> None:
+        """Load an address and wait until it is complete."""
+        self.call("Page.navigate", url=url)
+        self.wait("document.readyState === 'complete'")
+
+    def wait(self, script: str, seconds: float = 60.0) -> None:
+        """Wait until an expression is true."""
+        deadline = time.monotonic() + seconds
+        while not self.run(f"Boolean({script})"):
+            assert time.monotonic() < deadline, f"still not so after {seconds:g} seconds: {script}"
+            time.sleep(0.02)
 
     def run(self, script: str) -> Any:
         """Return the value of an expression, or of the promise that it is."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Interval
 
@@ -196,6 +196,8 @@ class OptimiserConfig:
 class TaskConfig:
     """What every task has."""
 
+    fixed_choices: ClassVar[bool] = True
+    """Whether training and validation choose among equally many answers, and so have one chance level."""
     crop_size: Count = 75
     """Side in pixels of a crop as the backbone sees it; a network of timm that refuses it gets the next larger one."""
     batch_size: Annotated[int, Ge(0)] = 0
@@ -316,6 +318,7 @@ class ViewConfig:
 class InstanceConfig(TaskConfig):
     """Instance discrimination (I): tell which two views show the same image (SimCLR, Chen et al. 2020)."""
 
+    fixed_choices = False
     crop_size: Count = 112
     """Side in pixels of a view as the backbone sees it."""
     positives: Literal["views", "frames"] = "views"

@@ -29,7 +29,7 @@ TINY = [
 
 def validations(run: Path) -> list[dict[str, Any]]:
     entries = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{**entry, "seconds": None} for entry in entries if entry["kind"] in ("validation", "test")]
+    return [{**entry, "seconds": None, "time": None} for entry in entries if entry["kind"] in ("validation", "test")]
 
 
 def photos(folder: Path, count: int) -> Path:
@@ -44,7 +44,7 @@ def photos(folder: Path, count: int) -> Path:
     ("line", "sentence"),
     [
         ("pretrian", "there is no command 'pretrian' (did you mean pretrain?)"),
-        ("serf", "there is no command 'serf'; choose one of pretrain, "),
+        ("zzz", "there is no command 'zzz'; choose one of pretrain, "),
         ("evaluate retreival", "there is no evaluation 'retreival' (did you mean retrieval?)"),
         ("evaluate retrieval", "still missing: --weights; see unshuffle evaluate retrieval --help"),
         ("evaluate retrieval --weights random:tiny --json no/such.json", "there is no folder no to write --json into"),
@@ -367,9 +367,8 @@ def test_help_shows_the_values_of_the_preset(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_surface_of_the_command_line_is_a_contract() -> None:
-    commands = "pretrain doctor permutations pack evaluate analyze ablate report bench export embed neighbours cache"
-    commands += " completion"
-    assert list(cli.COMMANDS) == commands.split()
+    commands = "pretrain doctor permutations pack evaluate analyze ablate report serve bench export embed neighbours"
+    assert list(cli.COMMANDS) == [*commands.split(), "cache", "completion"]
     sections = {"data", "synthetic", "augmentation", "model", "optim", "permutations", "policy", "monitor", "log"}
     tasks = {"spatial", "temporal", "rotation", "instance"}
     top = {"preset", "images", "videos", "out", "init", "tasks", "seed", "device"}

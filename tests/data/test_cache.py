@@ -13,6 +13,7 @@ from unshuffle.errors import UserError
 from unshuffle.files import locked
 
 DIGEST = "0123456789abcdef01234567"
+INDEX = "0123456789abcdef" * 2
 
 
 @pytest.fixture
@@ -32,6 +33,7 @@ def write_loose(cache: Path) -> list[Path]:
         cache / "shards" / "images" / f"{DIGEST}.tar",
         cache / "shards" / "videos" / f"{DIGEST}.tar",
         cache / "shards" / "videos" / f"{DIGEST}.tar.0123456789abcdef.tmp",
+        cache / "indexes" / INDEX / "job.txt",
     ]
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +55,7 @@ def test_stores_are_listed_with_source_size_and_last_use(store: Store, cache: Pa
 def test_everything_that_is_written_is_listed(store: Store, cache: Path) -> None:
     files = write_loose(cache)
     entries = {entry.name: entry for entry in list_cache(cache)}
-    assert set(entries) == {store.path.name, "shards", "shards/images", "shards/videos", "skipped"}
+    assert set(entries) == {store.path.name, "shards", "shards/images", "shards/videos", "skipped", f"indexes/{INDEX}"}
     assert [entries[name].what for name in ("shards", "shards/images", "skipped")] == [
         "2 shard indices",
         "1 copied remote shard",

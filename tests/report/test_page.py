@@ -17,7 +17,7 @@ from unshuffle.options import merge, write_config
 from unshuffle.pretraining import run_pretraining
 from unshuffle.report import page as page_module
 from unshuffle.report.neighbours import load_neighbours
-from unshuffle.report.page import check_page, differing, write_report
+from unshuffle.report.page import check_page, write_report
 from unshuffle.report.verdict import judge_features
 from unshuffle.runs.folders import find_runs
 from unshuffle.runs.run import Run
@@ -266,12 +266,6 @@ def test_many_runs_have_no_pictures(run: Run, tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "0.123 ± 0.010" in page and "&lt;b&gt;" in page
     assert "data:image/jpeg" not in page and "up to 4 runs" in page
-
-
-def test_differing_names_only_what_differs() -> None:
-    configs = [{"seed": 0, "out": "a", "tasks": "S"}, {"seed": 1, "out": "b", "tasks": "S"}]
-    assert differing(configs) == ["seed"]
-    assert differing(configs[:1]) == []
 
 
 def test_a_report_that_fails_does_not_fail_the_run(

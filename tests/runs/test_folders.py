@@ -7,7 +7,15 @@ from unshuffle.errors import UserError
 from unshuffle.options import merge, write_config
 from unshuffle.report.charts import run_colours
 from unshuffle.report.page import default_file
-from unshuffle.runs.folders import find_runs, find_tables, folder_name, read_table, run_labels, short_names
+from unshuffle.runs.folders import (
+    differing,
+    find_runs,
+    find_tables,
+    folder_name,
+    read_table,
+    run_labels,
+    short_names,
+)
 from unshuffle.runs.run import Run
 
 
@@ -125,3 +133,9 @@ def test_folder_names_are_safe_in_shells() -> None:
 def test_a_file_that_is_no_table_gives_nothing(text: str, tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text(text)
     assert read_table(tmp_path / "table.csv") == []
+
+
+def test_differing_names_only_what_differs() -> None:
+    configs = [{"seed": 0, "out": "a", "tasks": "S"}, {"seed": 1, "out": "b", "tasks": "S"}]
+    assert differing(configs) == ["seed"]
+    assert differing(configs[:1]) == []

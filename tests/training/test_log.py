@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,7 +26,9 @@ from unshuffle.options import to_dict
 from unshuffle.policy.sampler import Observation
 from unshuffle.policy.state import PermutationValidation
 from unshuffle.pretraining import run_pretraining
+from unshuffle.runs.heartbeat import Heartbeat, read_heartbeat
 from unshuffle.runs.run import Run
+from unshuffle.stopping import Stopped
 from unshuffle.tasks.base import SampleErrors
 from unshuffle.training.log import NoLog, RunLog
 
@@ -35,7 +38,7 @@ VALIDATION = PermutationValidation(torch.ones(4, 3), torch.tensor([0.5, 0.25, 0.
 def read(run: Run) -> list[dict[str, object]]:
     """Return all that was logged, less the clock."""
     entries = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
-    assert all(entry.pop("seconds") >= 0 for entry in entries)
+    assert all(entry.pop("seconds") >= 0 and entry.pop("time") > 1e9 for entry in entries)
     return entries
 
 
@@ -46,6 +49,9 @@ class Clock:
 
     def perf_counter(self) -> float:
         return self.now
+
+    def time(self) -> float:
+        return 1e9 + self.now
 
 
 def test_every_line_has_the_seconds_of_training_over_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +69,27 @@ def test_every_line_has_the_seconds_of_training_over_all_parts(tmp_path: Path, m
     assert [(entry["iteration"], entry["seconds"]) for entry in run.metrics()] == [(0, 0), (2, 1.5), (3, 1.75)]
     with RunLog(run) as log:
         log.write("branch", 0)
-    assert [entry["seconds"] for entry in run.metrics()] == [0]
+    assert [(entry["seconds"], entry["time"]) for entry in run.metrics()] == [(0, 1e9 + clock.now)]
+
+
+def test_the_heartbeat_says_how_a_run_ends(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    endings = {"stopped": Stopped(15, "at iteration 3"), "failed": UserError("the disk is full")}
+    for state, error in endings.items():
+        with pytest.raises(type(error)), RunLog(run):
+            raise error
+        assert read_heartbeat(run) == Heartbeat(state, mock.ANY, str(error))  # type: ignore[arg-type]
+    with RunLog(run):
+        pass
+    assert read_heartbeat(run) == Heartbeat("finished", mock.ANY)
+
+
+def test_a_heartbeat_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.heartbeat.mkdir()
+    with RunLog(run) as log:
+        log.write("branch", 0)
+    assert len(read(run)) == 1
 
 
 def test_each_line_has_its_iteration_and_kind(tmp_path: Path) -> None:

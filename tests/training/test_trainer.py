@@ -251,7 +251,7 @@ def test_nothing_in_the_training_depends_on_the_test_set(small: Any, tmp_path: P
         with RunLog(run) as log:
             trainer.train(run, log, Display(trainer.statuses(), 9, console=Console(quiet=True)))
         kinds = ("validation", "episode", "rollouts")
-        entries.append([{**entry, "seconds": 0} for entry in run.metrics() if entry["kind"] in kinds])
+        entries.append([{**entry, "seconds": 0, "time": 0} for entry in run.metrics() if entry["kind"] in kinds])
         tests.append([entry["error"] for entry in run.metrics("test")])
         states.append(bits(trainer.state_dict()))
     assert tests[0] != tests[1]
@@ -421,7 +421,7 @@ def test_the_log_of_rollouts(small: Any, tmp_path: Path) -> None:
     assert logged == [(step, task) for step in (3, 6) for task in ("spatial", "temporal")], "none at the end"
     for entry in entries:
         assert entry.keys() == {
-            *("iteration", "kind", "seconds", "task"),
+            *("iteration", "kind", "seconds", "time", "task"),
             *("iterations", "errors", "advantage", "probability"),
         }
         assert entry["iterations"] == 4

@@ -25,6 +25,7 @@ from unshuffle.cli import (
     permutations,
     pretrain,
     report,
+    serve,
 )
 from unshuffle.cli.parsing import HELP, overview
 from unshuffle.errors import ReportedElsewhere, UserError
@@ -45,6 +46,7 @@ COMMANDS = {
     "analyze": (analyze.main, analyze.SUMMARY),
     "ablate": (ablate.main, ablate.AblateCommand.__doc__),
     "report": (report.main, report.ReportCommand.__doc__),
+    "serve": (serve.main, serve.ServeCommand.__doc__),
     "bench": (bench.main, bench.BenchCommand.__doc__),
     "export": (export.main, export.ExportCommand.__doc__),
     "embed": (embed.main, embed.EmbedCommand.__doc__),

@@ -24,6 +24,16 @@ _LOOSE_FILES = {  # folder, what its files are named, and what they are
     SKIPPED_FOLDER: (re.compile(r".*-[0-9a-f]{8}\.csv"), "skipped-file lists"),
 }
 _STATE_NAME = re.compile(r"[a-z-]+-[0-9a-f]{12}")
+INDEX_FOLDER = "indexes"
+"""Folder of the cache with a folder of features for each dataset that the live page searches."""
+_INDEX = re.compile(r"[0-9a-f]{32}"), (re.compile(r"job\.txt|[0-9]{9}\.npz"), "parts of a search index")
+
+
+def _loose_kinds(cache: Path) -> dict[str, tuple[re.Pattern[str], str]]:
+    """Return the folders of files that are no stores: what these are named, and what they are."""
+    folder, (name, kind) = cache / INDEX_FOLDER, _INDEX
+    inside = sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
+    return _LOOSE_FILES | {f"{INDEX_FOLDER}/{path.name}": kind for path in inside if name.fullmatch(path.name)}
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ def list_cache(cache: Path) -> list[CacheEntry]:
     stores = [_store_entry(path) for path in cache.iterdir() if is_cached_store(path)]
     states = [path for path in (cache / STATES).glob("*") if _STATE_NAME.fullmatch(path.name) and not path.is_symlink()]
     stores += [_state_entry(path) for path in states if path.is_dir()]
-    loose = [entry for name in _LOOSE_FILES if (entry := _loose_entry(cache, name)) is not None]
+    loose = [entry for name in _loose_kinds(cache) if (entry := _loose_entry(cache, name)) is not None]
     return sorted([*stores, *loose], key=lambda entry: (-entry.size, entry.name))
 
 
@@ -100,7 +110,7 @@ def _loose_entry(cache: Path, name: str) -> CacheEntry | None:
     statuses = [path.lstat() for path in files]
     return CacheEntry(
         name,
-        counted(len(files), _LOOSE_FILES[name][1]),
+        counted(len(files), _loose_kinds(cache)[name][1]),
         "",
         sum(status.st_size for status in statuses),
         max(status.st_mtime for status in statuses),
@@ -109,7 +119,7 @@ def _loose_entry(cache: Path, name: str) -> CacheEntry | None:
 
 
 def _loose_files(cache: Path, name: str) -> Iterator[Path]:
-    pattern, _ = _LOOSE_FILES[name]
+    pattern, _ = _loose_kinds(cache)[name]
     folder = cache / name
     for path in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else ():
         # a killed process may have left a draft

@@ -3,6 +3,7 @@
 `evaluate retrieval` searches a gallery of any size with `Search`; an `Index` holds the features of a whole dataset.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation.embed import write_file
 from unshuffle.evaluation.features import (
     BATCH,
+    FeatureCache,
     Pool,
     find_backbone,
     item_features,
@@ -240,12 +242,23 @@ def build_index(
     console: Console,
     batch: int = BATCH,
     workers: int | None = None,
+    cache: FeatureCache | None = None,
+    advance: Callable[[int], None] | None = None,
 ) -> Index:
-    """Compute the features of a dataset; unreadable items are left out and added to its `skipped`."""
+    """Compute the features of a dataset; unreadable items are left out and added to its `skipped`.
+
+    Parts in the cache are not computed again; `advance` is told how many items are done.
+    """
     backbone = backbone.to(device).eval()
     title = f"embedding {dataset.kind}"
-    chunks = item_features(backbone, dataset, device, console, title, pool=pool, batch=batch, workers=workers)
-    values, items, _ = merge_chunks(list(chunks))
+    chunks = []
+    for chunk in item_features(
+        backbone, dataset, device, console, title, pool=pool, batch=batch, workers=workers, cache=cache
+    ):
+        chunks.append(chunk)
+        if advance is not None:
+            advance(int(chunk.items[-1]) + 1)
+    values, items, _ = merge_chunks(chunks)
     return Index(values, dataset.subset(items.tolist()), backbone, weights, pool)
 
 

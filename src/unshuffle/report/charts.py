@@ -4,22 +4,24 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unshuffle.analysis.difficulty import Division
+from unshuffle.config import TASK_SYMBOLS
 from unshuffle.runs.folders import NamedRun
 from unshuffle.runs.history import ErrorKind, tasks_of
 from unshuffle.runs.run import Run
-from unshuffle.tasks import TASKS
+
+if TYPE_CHECKING:  # it imports torch, and curves are drawn without
+    from unshuffle.analysis.difficulty import Division
 
 MAX_POINTS = 400  # of a curve; more cannot be distinguished on a screen
 RUN_COLOURS = 8  # in the style of the page
 LOSS_NOTE = "Lower is better. Training samples, so it also falls where the network memorises them."
 
-Point = tuple[int, float]
-"""Iteration and value."""
+Point = tuple[float, float]
+"""Iteration, or where it is on another axis, and value."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Series:
     """The name of a colour of the page's style."""
     points: Sequence[Point]
     dashed: bool = False
+    band: Sequence[tuple[float, float, float]] = ()
+    """Where a curve is a mean: (x, lower, upper) of the standard deviation around it."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Chart:
     """One sentence: what to see."""
     from_zero: bool = True
     """Whether the axis begins at 0; otherwise it shows the range of the values alone."""
+    axis: str = "iteration"
+    """What the curves are drawn over."""
 
 
 def charts(runs: Sequence[NamedRun]) -> list[Chart]:
@@ -113,10 +119,10 @@ def run_colours(runs: Sequence[NamedRun]) -> list[str]:
 
 def task_colour_name(task: str) -> str:
     """Return the name of a task's colour in the page's style."""
-    return f"t{list(TASKS).index(task)}"
+    return f"t{list(TASK_SYMBOLS.values()).index(task)}"
 
 
-def difficulty_chart(division: Division) -> Chart:
+def difficulty_chart(division: "Division") -> Chart:
     """Return the percentage of each class of difficulty over time, from the hardest to the easiest."""
     names = division.classes
     steps = [round(3 * number / (len(names) - 1)) for number in range(len(names))]  # the page has four colours
@@ -225,7 +231,7 @@ def _chances(run: Run) -> dict[str, float]:
 
 def _chance_losses(run: Run) -> dict[str, float]:
     """Return ln N of each task with N classes, whose chance level is 1 − 1 / N, where training has as many."""
-    chances = {task: chance for task, chance in _chances(run).items() if TASKS[task].fixed_choices}
+    chances = {task: chance for task, chance in _chances(run).items() if run.config.section(task).fixed_choices}
     return {task: -math.log(1 - chance) for task, chance in chances.items() if chance < 1}
 
 

@@ -1,28 +1,23 @@
 """`unshuffle report`: one self-contained HTML file about one run or several."""
 
-import base64
-import hashlib
-import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 import unshuffle
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write, check_file
 from unshuffle.report.charts import Chart, charts, run_colours
+from unshuffle.report.rendering import d3, environment, script_hash, template_source
 from unshuffle.report.snapshot import Snapshot
 from unshuffle.report.views import View, add_pictures, describe_run
 from unshuffle.runs.checkpoints import DamagedCheckpoint
-from unshuffle.runs.folders import NamedRun, read_table
+from unshuffle.runs.folders import NamedRun, differing, read_table
 from unshuffle.runs.history import error_label
 from unshuffle.runs.run import Run
-from unshuffle.wording import counted
 
 Table = list[list[str]]
 """The header and the rows below it."""
@@ -82,22 +77,8 @@ def _newest_snapshot(run: Run) -> tuple[Snapshot | None, str | None]:
     return snapshot, None if snapshot is None else snapshot.warning
 
 
-def environment() -> jinja2.Environment:
-    """Return the settings of all templates."""
-    settings = jinja2.Environment(
-        loader=jinja2.PackageLoader("unshuffle.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    settings.filters["counted"] = counted
-    settings.policies["json.dumps_kwargs"] = {"sort_keys": False}
-    return settings
-
-
 def _render(views: Sequence[View], page_charts: Sequence[Chart], tables: Sequence[Table]) -> str:
-    scripts = [d3(), (Path(__file__).parent / "templates" / "report.js").read_text(encoding="utf-8")]
+    scripts = [d3(), template_source("drawing.js"), template_source("report.js")]
     return (
         environment()
         .get_template("report.html")
@@ -118,20 +99,3 @@ def _render(views: Sequence[View], page_charts: Sequence[Chart], tables: Sequenc
             hashes=[script_hash(script) for script in scripts],
         )
     )
-
-
-def d3() -> str:
-    """Return the source of D3, which the package mpld3 contains; importing that would import matplotlib."""
-    file = importlib.metadata.distribution("mpld3").locate_file("mpld3/js/d3.v5.min.js")
-    return Path(str(file)).read_text(encoding="utf-8")
-
-
-def script_hash(script: str) -> str:
-    """Return the hash that allows a script in the page's content security policy; no other script may run."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
-
-
-def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the options in which the runs differ, except for the run folder."""
-    names = list(dict.fromkeys(name for config in configs for name in config))
-    return [name for name in names if name != "out" and len({str(config.get(name)) for config in configs}) > 1]

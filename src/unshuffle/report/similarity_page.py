@@ -15,8 +15,9 @@ from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.index import NEAR_DUPLICATE, USUAL, Index
 from unshuffle.files import atomic_write, check_file
-from unshuffle.report.page import check_page, environment, script_hash
+from unshuffle.report.page import check_page
 from unshuffle.report.puzzles import thumbnails
+from unshuffle.report.rendering import environment, script_hash
 from unshuffle.runs.history import evenly_spaced
 from unshuffle.wording import counted
 

@@ -35,12 +35,12 @@ class Snapshot:
         return cls(trainer.config, trainer.iteration, trainer.network, held_out, trainer.device)
 
     @classmethod
-    def newest(cls, run: Run) -> "Snapshot | None":
-        """Return the newest checkpoint of a run that is not damaged, if it has one.
+    def newest(cls, run: Run, until: int | None = None) -> "Snapshot | None":
+        """Return the newest checkpoint of a run that is not damaged, up to an iteration, if it has one.
 
         On the CPU, as the run may be using the GPU.
         """
-        checkpoint = newest_checkpoint(run.checkpoints)
+        checkpoint = newest_checkpoint(run.checkpoints, until)
         if checkpoint is None:
             return None
         config = replace(run.config, init=None)

@@ -160,7 +160,7 @@ def add_pictures(view: View, run: Run, snapshot: Snapshot | None) -> None:
         return
     for task in snapshot.held_out:
         if task in snapshot.ordering_tasks:
-            view["puzzles"][task] = _puzzles(snapshot, task)
+            view["puzzles"][task] = puzzles_view(snapshot, task)
         elif examples := _examples(snapshot, task):
             view["examples"][task] = examples
     view["data"]["neighbours"] = find_neighbours(snapshot)
@@ -187,7 +187,7 @@ def _examples(snapshot: Snapshot, task: str) -> dict[str, Any] | None:
     return {"media_noun": view.media_noun, "right": right, "total": len(answers), "samples": shown}
 
 
-def _puzzles(snapshot: Snapshot, task: str) -> dict[str, Any]:
+def puzzles_view(snapshot: Snapshot, task: str) -> dict[str, Any]:
     """Return held-out samples that the network has put back in order, and some that it has not."""
     view = TASKS[task].view
     everything = solve_puzzles(snapshot, task, len(snapshot.held_out[task]))

@@ -85,13 +85,15 @@ class LoadedCheckpoint:
         return int(self.path.stem)
 
 
-def newest_checkpoint(folder: Path) -> LoadedCheckpoint | None:
-    """Return the newest checkpoint that is not damaged; None if there are no checkpoints at all.
+def newest_checkpoint(folder: Path, until: int | None = None) -> LoadedCheckpoint | None:
+    """Return the newest checkpoint that is not damaged, up to an iteration; None if there are no checkpoints at all.
 
     Damaged ones stay where they are until the next checkpoint is written. If all are damaged, raise a UserError.
     """
     problems: list[str] = []
     for path in reversed(list_checkpoints(folder)):
+        if until is not None and int(path.stem) > until:
+            continue
         try:
             state = load_checkpoint(path)
         except DamagedCheckpoint as problem:

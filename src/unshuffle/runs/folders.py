@@ -2,9 +2,10 @@
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from unshuffle.config import OrderingConfig
 from unshuffle.errors import UserError
@@ -78,18 +79,18 @@ class NamedRun:
 
 def find_runs(folders: Sequence[Path]) -> list[NamedRun]:
     """Return the runs of run folders, and of folders that contain runs, such as an ablation's."""
-    single = [Run.open(folder) for folder in folders if not _runs_below(folder)]
+    single = [Run.open(folder) for folder in folders if not runs_below(folder)]
     names = run_labels(single) if len(single) > 1 else [run.folder.resolve().name for run in single]
     runs = [NamedRun(run, name, name) for run, name in zip(single, names, strict=True)]
-    parents = [folder for folder in folders if _runs_below(folder)]
+    parents = [folder for folder in folders if runs_below(folder)]
     prefixes = [f"{name}/" for name in short_names(parents)] if len(parents) > 1 else [""] * len(parents)
     for prefix, parent in zip(prefixes, parents, strict=True):
-        for name, path in _runs_below(parent).items():
+        for name, path in runs_below(parent).items():
             runs.append(NamedRun(Run.open(path), prefix + name, prefix + name.partition("/")[0]))
     return runs
 
 
-def _runs_below(folder: Path) -> dict[str, Path]:
+def runs_below(folder: Path) -> dict[str, Path]:
     """Return the runs below a folder that is not a run itself, by name: RUN, or ARM/seed-0 in an ablation.
 
     The arms of an ablation keep their own names and their order.
@@ -114,12 +115,21 @@ def _read_arms(folder: Path) -> dict[str, str]:
     return {folder_name(name): name for name in arms or {}}
 
 
+# ---- options
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the options in which the runs differ, except for the run folder."""
+    names = list(dict.fromkeys(name for config in configs for name in config))
+    return [name for name in names if name != "out" and len({str(config.get(name)) for config in configs}) > 1]
+
+
 # ---- the table of an ablation
 
 
 def find_tables(folders: Sequence[Path]) -> list[Path]:
     """Return the tables that `ablate` has written beside its runs."""
-    return [file for folder in folders if _runs_below(folder) and (file := folder / TABLE_NAME).is_file()]
+    return [file for folder in folders if runs_below(folder) and (file := folder / TABLE_NAME).is_file()]
 
 
 def read_table(path: Path) -> list[list[str]]:

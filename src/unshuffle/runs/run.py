@@ -43,6 +43,8 @@ class Run:
     """Folder of the permutation sets, one .npy per ordering task."""
     pictures = InFolder("pictures")
     """Folder of PNG pictures."""
+    heartbeat = InFolder("heartbeat.json")
+    """File that training renews every few seconds, by which others see whether it lives."""
     held_out = InFolder("held_out.npz")
     """File of some validation samples, for the report."""
     neighbours = InFolder("neighbours.json")
@@ -72,7 +74,7 @@ class Run:
     def metrics(self, kind: str | None = None, task: str | None = None) -> Iterator[dict[str, Any]]:
         """Yield the logged objects, all or those of a kind and of a task; damaged lines are left out."""
         for line in self._lines():
-            entry = _parse(line)
+            entry = parse_line(line)
             if entry is not None and kind in (None, entry["kind"]) and task in (None, entry.get("task")):
                 yield entry
 
@@ -80,7 +82,7 @@ class Run:
     def metrics_warning(self) -> str | None:
         """One sentence if metrics.jsonl has damaged lines."""
         lines = self._lines()
-        damaged = sum(_parse(line) is None for line in lines)
+        damaged = sum(parse_line(line) is None for line in lines)
         if not damaged:
             return None
         verb = "is" if damaged == 1 else "are"
@@ -195,7 +197,7 @@ _REQUIRED: dict[str, _Checks] = {
 """What an entry of a kind must have beside `iteration` and `kind`; docs/metrics.md explains the names."""
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def parse_line(line: bytes) -> dict[str, Any] | None:
     """Return the object in a line of metrics.jsonl; None if it is damaged or half-written."""
     try:
         entry = json.loads(line)
@@ -206,4 +208,5 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     required = {"iteration": _is_count, **_REQUIRED.get(entry["kind"], {})}
     if entry["kind"] in ("monitor", "baseline"):  # their metrics have many names
         required |= {key: _is_number for key in entry if key not in ("iteration", "kind", "name")}
-    return entry if _is_complete(entry, required) and _is_number(entry.get("seconds", 0)) else None
+    times = all(_is_number(entry.get(name, 0)) for name in ("seconds", "time"))
+    return entry if _is_complete(entry, required) and times else None

@@ -181,8 +181,6 @@ class Task(ABC):
     medium: Literal["images", "videos"] = "images"
     """What the task is made for; tasks on images also take frames of videos."""
     view: ClassVar[TaskView]
-    fixed_choices: ClassVar[bool] = True
-    """Whether training and validation choose among equally many answers, and so have one chance level."""
     held_out_samples: ClassVar[int] = 100
     """Validation samples that a run folder keeps for the report."""
 

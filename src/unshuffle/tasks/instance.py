@@ -30,7 +30,6 @@ class InstanceTask(Task):
     settings: InstanceConfig
     view = TaskView("views", "images", "views")
     parts = VIEWS
-    fixed_choices = False
 
     def __init__(self, config: Config, device: torch.device | None = None) -> None:
         super().__init__(config, device)

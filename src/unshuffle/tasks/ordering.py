@@ -130,7 +130,12 @@ class OrderingTask(Task):
 
     def _classify(self, head: Head, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Return logits (B, M, |Ψ|) after applying the permutations with (B, M) labels to (B, P, fc6) embeddings."""
-        shuffled = permute(embeddings, self.permutations[labels])
+        return self._classify_permuted(head, embeddings, self.permutations[labels])
+
+    @staticmethod
+    def _classify_permuted(head: Head, embeddings: Tensor, permutations: Tensor) -> Tensor:
+        """Return logits (B, M, |Ψ|) after applying (B, M, P) permutations to (B, P, fc6) embeddings."""
+        shuffled = permute(embeddings, permutations)
         logits: Tensor = head.classify(shuffled.flatten(0, 1)).unflatten(0, shuffled.shape[:2])
         return logits
 
@@ -169,11 +174,15 @@ class OrderingTask(Task):
 
     def recognise(self, network: Network, crops: Tensor, labels: Tensor) -> Tensor:
         """Return the labels (B,) that the network assigns to crops (B, P, ...) shuffled by permutations (B,)."""
+        return self.answer(network, crops, self.permutations[labels]).argmax(dim=1)
+
+    def answer(self, network: Network, crops: Tensor, permutations: Tensor) -> Tensor:
+        """Return the logits (B, |Ψ|) for crops (B, P, ...) shuffled by permutations (B, P), also such as Ψ lacks."""
         with network.evaluation_mode():
             head = network.heads[self.name]
             assert isinstance(head, Head)
             embeddings = head.embed(network.features({self.name: crops})[self.name])
-            return self._classify(head, embeddings, labels[:, None])[:, 0].argmax(dim=1)
+            return self._classify_permuted(head, embeddings, permutations[:, None])[:, 0]
 
     def validate(self, network: Network, crops: Iterable[Tensor]) -> PermutationValidation:
         """Apply every permutation of Ψ to every sample; the backbone and fc6 run once for each part."""

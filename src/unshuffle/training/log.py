@@ -20,6 +20,7 @@ from unshuffle.files import atomic_write
 from unshuffle.options import to_dict
 from unshuffle.policy.sampler import Observation
 from unshuffle.policy.state import PermutationValidation
+from unshuffle.runs.heartbeat import Pulse, State
 from unshuffle.runs.run import Run
 from unshuffle.tasks.base import Validation
 
@@ -112,7 +113,10 @@ def check_loggers(packages: Iterable[Logger]) -> None:
 
 
 class RunLog:
-    """Writes one JSON object per line, with the seconds since the run began, and its numbers as curves of boards."""
+    """Writes one JSON object per line, and its numbers as curves of boards.
+
+    Each line has the seconds since the run began and the wall-clock time; a heartbeat tells whether the run lives.
+    """
 
     def __init__(self, run: Run, iteration: int = 0, config: Config | None = None) -> None:
         """Open the log of a run at an iteration; what was written after it is dropped.
@@ -135,7 +139,8 @@ class RunLog:
     def write(self, kind: str, iteration: int, **values: Any) -> None:
         """Log an object; its numbers, also nested ones, become scalars under their kind."""
         seconds = round(time.perf_counter() - self._begin, 3)
-        entry = {"iteration": iteration, "kind": kind, "seconds": seconds, **values}
+        now = round(time.time(), 3)
+        entry = {"iteration": iteration, "kind": kind, "seconds": seconds, "time": now, **values}
         with _explained(self.run.metrics_file):
             self._file.write(json.dumps(entry) + "\n")
             self._file.flush()
@@ -176,9 +181,11 @@ class RunLog:
                 board.picture(file, iteration)
 
     def __enter__(self) -> "RunLog":
+        self._pulse = Pulse(self.run)
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._pulse.end(*_ending(error[1]))
         # on a full disk closing fails as well, and its error would hide the first one
         with suppress(OSError) if error[0] is not None else nullcontext():
             self._file.close()
@@ -195,6 +202,14 @@ def _scalars(name: str, value: Any) -> Iterator[tuple[str, float]]:
             yield from _scalars(f"{name}/{key}", inner)
     elif isinstance(value, int | float):
         yield name, value
+
+
+def _ending(error: object) -> tuple[State, str]:
+    """Return the state in which a run ends with an exception, if any, and its message."""
+    if error is None:
+        return "finished", ""
+    message = str(error) or type(error).__name__
+    return ("stopped" if isinstance(error, KeyboardInterrupt) else "failed"), message
 
 
 @contextmanager
@@ -222,6 +237,9 @@ class NoLog(RunLog):
         self, iteration: int, task: str, validation: PermutationValidation, observation: Observation
     ) -> None:
         """Leave it to the main process."""
+
+    def __enter__(self) -> "NoLog":
+        return self
 
     def __exit__(self, *error: object) -> None:
         pass

@@ -1,0 +1,368 @@
+"use strict";
+// What the report and the live page draw: curves, maps, and samples in the order of a permutation.
+const drawing = (() => {
+  const tip = document.getElementById("tip");
+  const number = new Intl.NumberFormat("en");
+
+  // Texts are inserted as text nodes only: file names may contain HTML.
+  function make(tag, attributes = {}, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      // a strict content security policy forbids the attribute, but not the property
+      if (name === "style") element.style.cssText = value;
+      else element.setAttribute(name, value);
+    }
+    element.append(...children);
+    return element;
+  }
+
+  const colour = (name) => `var(--${name})`;
+
+  // ---- tooltip
+
+  function showTip(x, y, children) {
+    tip.replaceChildren(...children);
+    tip.hidden = false;
+    const left = Math.min(x + 14, window.scrollX + document.documentElement.clientWidth - tip.offsetWidth - 6);
+    tip.style.left = `${Math.max(window.scrollX + 6, left)}px`;
+    tip.style.top = `${y + 16}px`;
+  }
+
+  const hideTip = () => { tip.hidden = true; };
+
+  // ---- curves
+
+  const HEIGHT = 260, LEFT = 44, RIGHT = 12, TOP = 10, BOTTOM = 38;
+
+  let chartCount = 0;
+
+  // Draws a chart into a figure; `update` replaces its data and keeps the zoom, `zoom` sets that, `onZoom` hears of it.
+  function drawChart(figure, chart, onZoom = () => {}) {
+    const clip = `clip-${chartCount++}`;
+    const svg = d3.select(figure).append("svg").attr("role", "img").attr("aria-label", chart.title);
+    const legend = make("div", {class: "legend"});
+    figure.append(legend);
+    let levels, last, top, bottom, range = null;
+
+    function measure() {
+      levels = Object.entries(chart.levels);
+      const seen = new Set(), entries = [];
+      for (const series of chart.series) {
+        if (seen.has(series.group)) continue;
+        seen.add(series.group);
+        entries.push(make("span", {}, make("i", {style: `border-color: ${colour(series.colour)}`, class: series.dashed ? "dashed" : ""}), series.group));
+      }
+      for (const [name, level] of levels) {
+        entries.push(make("span", {}, make("i", {class: "level"}), `${name} ${level.toFixed(chart.decimals)}`));
+      }
+      legend.replaceChildren(...entries);
+      last = d3.max(chart.series, (series) => d3.max(series.points, (point) => point[0])) || 1;
+      const values = chart.series.flatMap((series) => [...series.points.map((point) => point[1]), ...series.band.flatMap((point) => [point[1], point[2]])]);
+      const all = [...values, ...levels.map((level) => level[1])];
+      const room = chart.from_zero ? 0 : Math.max(1, 0.08 * (d3.max(all) - d3.min(all)));
+      top = chart.from_zero ? d3.max(all) * 1.02 || 1 : d3.max(all) + room;
+      bottom = chart.from_zero ? Math.min(0, d3.min(values)) : d3.min(all) - room;
+    }
+
+    function zoom(chosen) {
+      range = chosen;
+      onZoom(range);
+      draw();
+    }
+
+    function draw() {
+      const width = Math.max(240, figure.clientWidth);
+      const x = d3.scaleLinear().domain(range || [0, last]).range([LEFT, width - RIGHT]);
+      const y = d3.scaleLinear().domain([bottom, top]).range([HEIGHT - BOTTOM, TOP]);
+      svg.attr("viewBox", `0 0 ${width} ${HEIGHT}`);
+      svg.selectAll("*").remove();
+      svg.append("clipPath").attr("id", clip).append("rect")
+        .attr("x", LEFT - 3).attr("y", 0).attr("width", width - LEFT - RIGHT + 6).attr("height", HEIGHT - BOTTOM + 3);
+      svg.append("g").attr("class", "grid").selectAll("line").data(y.ticks(4)).enter().append("line")
+        .attr("x1", LEFT).attr("x2", width - RIGHT).attr("y1", y).attr("y2", y);
+      svg.append("g").attr("class", "axis").attr("transform", `translate(0, ${HEIGHT - BOTTOM})`)
+        .call(d3.axisBottom(x).ticks(Math.min(6, width / 90)).tickFormat(number.format).tickSizeOuter(0));
+      svg.append("g").attr("class", "axis").attr("transform", `translate(${LEFT}, 0)`).call(d3.axisLeft(y).ticks(4).tickSize(0).tickPadding(8));
+      svg.append("text").attr("class", "axisname").attr("x", width - RIGHT).attr("y", HEIGHT - 4).text(chart.axis);
+      const inside = svg.append("g").attr("clip-path", `url(#${clip})`);
+      for (const [, level] of levels) {
+        inside.append("line").attr("class", "level").attr("x1", LEFT).attr("x2", width - RIGHT).attr("y1", y(level)).attr("y2", y(level));
+      }
+      const line = d3.line().x((point) => x(point[0])).y((point) => y(point[1]));
+      const area = d3.area().x((point) => x(point[0])).y0((point) => y(point[1])).y1((point) => y(point[2]));
+      for (const series of chart.series) {
+        if (series.band.length) inside.append("path").attr("class", "band").attr("d", area(series.band)).style("fill", colour(series.colour));
+        inside.append("path").attr("class", series.dashed ? "curve dashed" : "curve").attr("d", line(series.points)).style("stroke", colour(series.colour));
+        if (series.points.length <= 40) {
+          inside.append("g").style("fill", colour(series.colour)).selectAll("circle").data(series.points).enter()
+            .append("circle").attr("r", 2.6).attr("cx", (point) => x(point[0])).attr("cy", (point) => y(point[1]));
+        }
+      }
+      const rule = svg.append("line").attr("class", "rule").attr("y1", TOP).attr("y2", HEIGHT - BOTTOM).style("display", "none");
+      const brush = d3.brushX().extent([[LEFT, TOP], [width - RIGHT, HEIGHT - BOTTOM]]).on("end", () => {
+        if (!d3.event.selection) return;
+        const [from, to] = d3.event.selection.map(x.invert);
+        const few = chart.axis === "iteration" ? 1 : (to + from) / 1e6;
+        if (to - from >= few) zoom([from, to]); else draw();
+      });
+      const overlay = svg.append("g").call(brush);
+      overlay.on("dblclick", () => zoom(null));
+      overlay.on("mousemove touchstart", () => {
+        const [pointer] = d3.event.touches ? d3.touches(svg.node())[0] : d3.mouse(svg.node());
+        read(x.invert(pointer), x, rule);
+      });
+      overlay.on("mouseleave", () => { rule.style("display", "none"); hideTip(); });
+    }
+
+    function read(iteration, x, rule) {
+      const nearest = (points) => d3.scan(points, (one, other) => Math.abs(one[0] - iteration) - Math.abs(other[0] - iteration));
+      const rows = chart.series.map((series) => ({series, point: series.points[nearest(series.points)]}));
+      const at = rows[d3.scan(rows, (one, other) => Math.abs(one.point[0] - iteration) - Math.abs(other.point[0] - iteration))].point[0];
+      rule.style("display", null).attr("x1", x(at)).attr("x2", x(at));
+      const event = d3.event.touches ? d3.event.touches[0] : d3.event;
+      showTip(event.pageX, event.pageY, [
+        make("div", {}, `${chart.axis} ${number.format(at)}`),
+        ...rows.map(({series, point}) => make("div", {}, make("i", {style: `background: ${colour(series.colour)}`}),
+          `${series.name} ${point[1].toFixed(chart.decimals)}${point[0] === at ? "" : ` (at ${number.format(point[0])})`}`)),
+      ]);
+    }
+
+    measure();
+    draw();
+    let width = figure.clientWidth;
+    new ResizeObserver(() => {
+      if (figure.clientWidth === width) return;
+      width = figure.clientWidth;
+      draw();
+    }).observe(figure);
+    return {zoom, update: (changed) => { chart = changed; measure(); draw(); }};
+  }
+
+  // ---- permuted samples
+
+  function mosaic(task, permutation) {
+    if (task.sample === null) return "";
+    const parts = make("span", {class: "parts", style: `--columns: ${task.columns}; --rows: ${permutation.length / task.columns}; --parts: ${permutation.length}`});
+    parts.append(...permutation.map((part) => make("i", {style: `--part: ${part}`})));
+    return parts;
+  }
+
+  // The strip of all parts is a property of an element; all permutations below it are shown from that.
+  function setStrip(element, task) {
+    if (task.sample !== null) element.style.setProperty("--strip", `url("${task.sample.strip}")`);
+  }
+
+  const written = (permutation) => permutation.map((part) => part + 1).join(" ");
+
+  // ---- maps: a canvas with one pixel per cell
+
+  function drawMap(canvas, columns, rows, cell) {
+    canvas.width = columns;
+    canvas.height = rows;
+    const context = canvas.getContext("2d");
+    const image = context.createImageData(columns, rows);
+    for (let row = 0; row < rows; row++) {
+      for (let column = 0; column < columns; column++) image.data.set(cell(column, row), 4 * (row * columns + column));
+    }
+    context.putImageData(image, 0, 0);
+  }
+
+  // Colours of the page's style, whose opacity is the strength of a cell.
+  function tinted(cell) {
+    const style = getComputedStyle(document.documentElement);
+    const colours = {};
+    for (const name of ["more", "less"]) colours[name] = style.getPropertyValue(`--${name}`).split(",").map(Number);
+    return (column, row) => {
+      const [name, strength] = cell(column, row);
+      return [...colours[name], 255 * strength];
+    };
+  }
+
+  function viridis(value) {
+    const {r, g, b} = d3.rgb(d3.interpolateViridis(value));
+    return [r, g, b, 255];
+  }
+
+  const redraws = [];
+  const redraw = () => redraws.forEach((draw) => draw());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  matchMedia("print").addEventListener("change", redraw);
+
+  function cellAt(canvas, event, columns, rows) {
+    const box = canvas.getBoundingClientRect();
+    const column = Math.floor((event.clientX - box.left) / box.width * columns);
+    const row = Math.floor((event.clientY - box.top) / box.height * rows);
+    return [Math.max(0, Math.min(columns - 1, column)), Math.max(0, Math.min(rows - 1, row))];
+  }
+
+  // ---- preferences of the policy
+
+  // A preference of 1 is uniform sampling. Its logarithm is shown, on one scale for all maps of the page.
+  const doublings = (preference) => preference > 0 ? Math.max(-2, Math.min(2, Math.log2(preference))) : -2;
+  const filled = (task) => task.preferences.flatMap((row, index) => row === null ? [] : row.filter((_, group) => task.sizes[index][group] > 0));
+
+  // Returns the largest values of all tasks of a page: its maps share their scales.
+  function scalesOf(tasks) {
+    const advantages = tasks.flatMap((task) => task.rollouts === null ? [] : task.rollouts.advantages.flatMap((row) => row === null ? [] : row));
+    return {
+      strongest: Math.max(Math.log2(1.25), d3.max(tasks.flatMap(filled), (preference) => Math.abs(doublings(preference))) || 0),
+      largest: Math.max(1, d3.max(advantages, Math.abs) || 0),
+    };
+  }
+
+  function key(name, label) {
+    const colours = `linear-gradient(to ${name === "more" ? "right" : "left"}, transparent, rgb(var(--${name})))`;
+    return make("span", {}, make("span", {class: "key", style: `background: ${colours}`}), label);
+  }
+
+  // `chosen` is the iteration of the slider, by default the last one; `onChoose` hears of another one.
+  function showPolicy(element, task, scales, chosen = null, onChoose = () => {}) {
+    setStrip(element, task);
+    const examples = task.preferences.some((row) => row !== null) ? showPreferences(element, task, scales, chosen, onChoose) : "";
+    if (task.difficulty.series.length) {
+      const figure = make("figure", {class: "chart"}, make("figcaption", {}, make("b", {}, task.difficulty.title), " ", make("span", {}, task.difficulty.unit), make("small", {}, task.difficulty.note)));
+      element.append(figure);
+      drawChart(figure, task.difficulty);
+    }
+    element.append(examples);
+  }
+
+  // One row per group, the hardest at the top, and one column per validation; null is a validation without groups.
+  function groupMap(task, values, name, keys, cell, describe) {
+    const columns = values.length;
+    const rows = d3.max(values, (row) => row === null ? 0 : row.length);
+    const canvas = make("canvas", {"aria-label": name});
+    const needle = make("div", {class: "needle"});
+    const labels = (left, ...right) => make("div", {class: "maplabels"}, make("span", {}, left), make("span", {}, ...right));
+    const map = make("div", {class: "map"},
+      labels("hardest group", ...keys), make("div", {class: "stage"}, canvas, needle), labels("easiest group", "training →"));
+    const at = (event) => cellAt(canvas, event, columns, rows);
+    const has = (column, row) => values[column] !== null && row < values[column].length;
+    const draw = () => drawMap(canvas, columns, rows, tinted((column, row) => has(column, row) ? cell(values[column][row]) : ["less", 0]));
+    canvas.addEventListener("pointermove", (event) => {
+      const [column, row] = at(event);
+      if (!has(column, row)) { hideTip(); return; }
+      showTip(event.pageX, event.pageY, [make("div", {}, `iteration ${number.format(task.iterations[column])}, group ${row + 1}`),
+        make("div", {}, describe(column, row))]);
+    });
+    canvas.addEventListener("pointerleave", hideTip);
+    redraws.push(draw);
+    draw();
+    const select = (index) => Object.assign(needle.style, {left: `${index * 100 / columns}%`, width: `${100 / columns}%`});
+    return {map, select, onSelect: (handler) => canvas.addEventListener("click", (event) => handler(at(event)[0]))};
+  }
+
+  function preferenceMap(task, strongest) {
+    const strength = (preference) => [preference >= 1 ? "more" : "less", Math.min(1, Math.abs(doublings(preference)) / strongest)];
+    return groupMap(task, task.preferences, "preference for each group over time",
+      [key("less", `${(2 ** -strongest).toFixed(2)} ×`), " ", key("more", `${(2 ** strongest).toFixed(2)} × uniform sampling`)], strength,
+      (column, row) => (task.groups[column] === null ? "" : `${Math.round(task.sizes[column][row] * task.permutations.length)} permutations, `) +
+        `${task.preferences[column][row].toFixed(2)} × uniform sampling`);
+  }
+
+  // Advantages are in standard deviations between the rollouts; 0 is their mean.
+  const signed = (value, decimals) => `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(decimals)}`;
+
+  function advantageMap(task, largest) {
+    return groupMap(task, task.rollouts.advantages, "advantage of each group over time",
+      [key("less", signed(-largest, 2)), " ", key("more", `${signed(largest, 2)} std`)],
+      (advantage) => [advantage >= 0 ? "more" : "less", Math.abs(advantage) / largest],
+      (column, row) => `advantage ${signed(task.rollouts.advantages[column][row], 2)}: error ${task.rollouts.errors[column][row].toFixed(3)} after its rollout`);
+  }
+
+  function showPreferences(element, task, scales, chosen, onChoose) {
+    const maps = [preferenceMap(task, scales.strongest)];
+    const slider = make("input", {type: "range", min: 0, max: task.iterations.length - 1, step: 1, "aria-label": "validation"});
+    const label = make("output");
+    const now = make("p", {class: "now"});
+    const examples = make("div", {class: `examples ${task.layout}`});
+    element.append(make("div", {}, maps[0].map, make("div", {class: "slider"}, slider, label), now));
+    if (task.rollouts !== null) {
+      maps.push(advantageMap(task, scales.largest));
+      element.append(make("div", {}, make("h5", {}, "Advantage of each group, by the rollouts at each validation"), maps[1].map));
+    }
+
+    function show() {
+      const index = Number(slider.value);
+      maps.forEach((map) => map.select(index));
+      label.textContent = `iteration ${number.format(task.iterations[index])}`;
+      const preferences = task.preferences[index];
+      if (preferences === null) {
+        now.textContent = "The policy has not started: every permutation is equally likely.";
+        examples.replaceChildren();
+        return;
+      }
+      const sizes = task.sizes[index], groups = task.groups[index];
+      const filled = d3.range(preferences.length).filter((group) => sizes[group] > 0);
+      const most = filled[d3.scan(filled, (one, other) => preferences[other] - preferences[one])];
+      const least = filled[d3.scan(filled, (one, other) => preferences[one] - preferences[other])];
+      const reward = task.rewards[index];
+      const equal = preferences[most].toFixed(2) === preferences[least].toFixed(2);
+      const noun = groups === null ? "pairs" : "permutations";
+      now.textContent = (equal ? `From here on the ${noun} of all groups are equally likely.` : `From here on group ${most + 1} of ${preferences.length}, counted from the hardest, is preferred: its ${noun} are ` +
+        `${preferences[most].toFixed(2)} times as likely as with uniform sampling. The least preferred is group ${least + 1}, ${preferences[least].toFixed(2)} times.`) +
+        (reward === null || reward === undefined ? "" : ` The reward of the episode that ended here is ${signed(reward, 4)}.`);
+      if (groups !== null) examples.replaceChildren(...(equal ? [exampleSet("Hardest", filled[0]), exampleSet("Easiest", filled[filled.length - 1])]
+        : [exampleSet("Preferred", most), exampleSet("Least preferred", least)]));
+
+      function exampleSet(title, group) {
+        const members = d3.range(groups.length).filter((permutation) => groups[permutation] === group);
+        const set = make("div", {class: "set"});
+        for (const member of members.slice(0, 3)) {
+          const error = task.errors[index * groups.length + member] / 100;
+          set.append(make("figure", {}, mosaic(task, task.permutations[member]),
+            make("figcaption", {}, `${written(task.permutations[member])}, error ${error.toFixed(2)}`)));
+        }
+        return make("div", {}, make("h5", {}, `${title}: group ${group + 1}, ${members.length} permutation${members.length === 1 ? "" : "s"}`), set);
+      }
+    }
+
+    function choose() {
+      onChoose(Number(slider.value) === task.iterations.length - 1 ? null : task.iterations[Number(slider.value)]);
+      show();
+    }
+
+    slider.value = chosen === null ? task.iterations.length - 1 : d3.scan(task.iterations, (one, other) => Math.abs(one - chosen) - Math.abs(other - chosen));
+    slider.addEventListener("input", choose);
+    maps.forEach((map) => map.onSelect((index) => { slider.value = index; choose(); }));
+    show();
+    return examples;
+  }
+
+  // ---- the error map
+
+  function mapErrors(element, task) {
+    setStrip(element, task);
+    element.classList.add(`${task.layout}-map`);
+    const columns = task.iterations.length, rows = task.permutations.length;
+    const error = (column, row) => task.errors[column * rows + task.ranking[row]] / 100;
+    const canvas = make("canvas", {"aria-label": "error of each permutation at each validation"});
+    const below = make("div", {class: "below"});
+    const scale = make("span", {class: "scale", style: `background: linear-gradient(to right, ${d3.range(0, 1.01, 0.1).map(d3.interpolateViridis).join()})`});
+    element.append(
+      make("div", {class: "maplabels"}, make("span", {}, "hardest permutation"), make("span", {}, "error 0 ", scale, " 1")),
+      canvas,
+      make("div", {class: "maplabels"}, make("span", {}, `easiest permutation · iteration ${number.format(task.iterations[0])}`), make("span", {}, number.format(task.iterations[columns - 1]))),
+      below,
+    );
+    drawMap(canvas, columns, rows, (column, row) => viridis(error(column, row)));
+
+    function show(column, row) {
+      const permutation = task.permutations[task.ranking[row]];
+      const caption = make("p", {}, `Permutation ${written(permutation)}: error ${error(column, row).toFixed(2)} at iteration ${number.format(task.iterations[column])}, ` +
+        `${error(columns - 1, row).toFixed(2)} at the last validation. Rank ${row + 1} of ${rows}, the hardest first.`);
+      below.replaceChildren(mosaic(task, permutation), caption);
+    }
+
+    canvas.addEventListener("pointermove", (event) => show(...cellAt(canvas, event, columns, rows)));
+    canvas.addEventListener("pointerdown", (event) => show(...cellAt(canvas, event, columns, rows)));
+    show(columns - 1, 0);
+  }
+
+  // One byte per error travels as base64.
+  function decodeErrors(task) {
+    task.errors = Uint8Array.from(atob(task.errors), (letter) => letter.charCodeAt(0));
+  }
+
+  return {make, number, colour, drawChart, mosaic, setStrip, written, scalesOf, showPolicy, mapErrors, decodeErrors};
+})();

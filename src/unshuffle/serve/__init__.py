@@ -1,0 +1,1 @@
+"""The live page: runs as they train, search by similarity and puzzles, in a local browser."""

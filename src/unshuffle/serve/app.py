@@ -1,0 +1,354 @@
+"""The web application: pages, their data as JSON, and a stream that tells when there is something new."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from unshuffle.errors import UserError
+from unshuffle.report.rendering import d3, template_source
+from unshuffle.serve import views
+from unshuffle.serve.library import Library, WatchedRun
+from unshuffle.serve.safety import Guard
+from unshuffle.wording import os_error_sentence
+
+if TYPE_CHECKING:  # they import torch
+    from unshuffle.serve.network import Snapshots
+    from unshuffle.serve.search import Searches
+
+T = TypeVar("T")
+STATIC = Path(__file__).parent / "static"
+SCRIPT, STYLE = "text/javascript", "text/css"
+MAX_UPLOAD = 20_000_000
+"""Bytes of an image."""
+MAX_ARRANGEMENT = 10_000
+"""Bytes of a request about a puzzle."""
+MAX_COMPARED = 40
+MAX_STREAMS = 200
+SECONDS_BETWEEN_EVENTS, SECONDS_BETWEEN_SIGNS = 1.0, 15.0
+
+
+def build_app(folders: Sequence[Path], *, host: str, token: str | None, data: Sequence[str] = ()) -> Starlette:
+    """Return the application for some folders of runs; `data` are datasets to search beside those of the runs."""
+    server = _Server(Library(folders), data)
+    pages = [Route(path, _page) for path in ("/", "/compare", "/search", "/puzzle", "/run/{name:path}")]
+    routes = [
+        *pages,
+        Route("/static/{name}", _static),
+        Route("/favicon.ico", lambda _: Response(status_code=204)),
+        Route("/api/events", server.events),
+        Route("/api/runs", server.runs),
+        Route("/api/runs.csv", server.table),
+        Route("/api/compare", server.compare),
+        Route("/api/run/{name:path}", server.run),
+        Route("/api/policy/{name:path}", server.policy),
+        Route("/api/solved/{name:path}", server.solved),
+        Route("/api/puzzle/{name:path}", server.puzzle),
+        Route("/api/answer/{name:path}", server.answer, methods=["POST"]),
+        Route("/api/search", server.search_state),
+        Route("/api/search/item", server.search_item),
+        Route("/api/search/picture", server.search_picture),
+        Route("/api/search/image", server.search_image, methods=["POST"]),
+    ]
+    handlers: dict[Any, Any] = {
+        HTTPException: _http_problem,
+        UserError: _user_problem,
+        OSError: _system_problem,
+        Exception: _unexpected,
+    }
+    app = Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(Guard, host=host, token=token)])
+    app.state.stopping = False  # streams end when it is set
+    return app
+
+
+# ---- files of the page
+
+
+@cache
+def _files() -> dict[str, tuple[bytes, str]]:
+    own = {name: (STATIC / name).read_text(encoding="utf-8") for name in ("serve.js", "serve.css", "page.html")}
+    shared = {name: template_source(name) for name in ("drawing.js", "report.css")}
+    kinds = {"js": SCRIPT, "css": STYLE, "html": "text/html"}
+    texts = {**own, **shared, "d3.js": d3()}
+    return {name: (text.encode(), kinds[name.rpartition(".")[2]]) for name, text in texts.items()}
+
+
+async def _page(request: Request) -> Response:
+    return Response(_files()["page.html"][0], media_type="text/html")
+
+
+async def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in _files() or name.endswith(".html"):
+        raise HTTPException(404, "there is no such file")
+    content, kind = _files()[name]
+    return Response(content, media_type=kind)
+
+
+# ---- problems
+
+
+async def _http_problem(request: Request, problem: HTTPException) -> Response:
+    return JSONResponse({"error": problem.detail}, problem.status_code, headers=dict(problem.headers or {}))
+
+
+async def _user_problem(request: Request, problem: UserError) -> Response:
+    return JSONResponse({"error": _text(str(problem))}, 400)
+
+
+async def _system_problem(request: Request, problem: OSError) -> Response:
+    return JSONResponse({"error": _text(os_error_sentence(problem))}, 503)
+
+
+async def _unexpected(request: Request, problem: Exception) -> Response:
+    return JSONResponse({"error": f"this failed unexpectedly ({type(problem).__name__})"}, 500)
+
+
+def _text(text: str) -> str:
+    """Return text that can be sent: names of files need not be valid."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+# ---- answers
+
+
+class _Server:
+    """Answers requests from a library of runs; all work is done in threads."""
+
+    def __init__(self, library: Library, data: Sequence[str]) -> None:
+        self._library, self._data = library, list(data)
+        self._streams = 0
+        self._uploads = asyncio.Semaphore(2)
+        self._loading = asyncio.Lock()
+        self._snapshots: Snapshots | None = None
+        self._searches: Searches | None = None
+
+    async def _run_of(self, request: Request) -> WatchedRun:
+        watched = (await run_in_threadpool(self._library.runs)).get(request.path_params["name"])
+        if watched is None:
+            raise HTTPException(404, "there is no such run")
+        return watched
+
+    async def _answer(self, key: Any, version: Any, make: Callable[[], Any]) -> Response:
+        text = await run_in_threadpool(self._library.remember, key, version, lambda: _dump(make()))
+        return Response(text, media_type="application/json")
+
+    async def _answer_or_problem(self, watched: WatchedRun, key: Any, make: Callable[[], Any]) -> Response:
+        """Answer with what is missing, if anything is: a run may have no checkpoint yet, or be deleted meanwhile."""
+        try:
+            _refuse_damaged(watched)
+            return await self._answer(key, watched.version, make)
+        except UserError as problem:
+            return JSONResponse({"problem": _text(str(problem))})
+        except OSError as problem:
+            return JSONResponse({"problem": _text(os_error_sentence(problem, "read"))})
+
+    async def runs(self, request: Request) -> Response:
+        """The table of all runs."""
+        runs = await run_in_threadpool(self._library.runs)
+        version = [watched.version for watched in runs.values()]
+        return await self._answer("runs", version, lambda: {"runs": self._rows(list(runs.values()))})
+
+    def _rows(self, runs: Sequence[WatchedRun]) -> list[dict[str, Any]]:
+        return [
+            self._library.remember(("row", watched.name), watched.version, partial(_row, watched)) for watched in runs
+        ]
+
+    async def table(self, request: Request) -> Response:
+        """The runs that are shown, in their order, as CSV."""
+        chosen = await self._chosen(request)
+        text = await run_in_threadpool(lambda: views.table_csv(self._rows(chosen)))
+        headers = {"content-disposition": 'attachment; filename="runs.csv"'}
+        return PlainTextResponse(_text(text), media_type="text/csv", headers=headers)
+
+    async def _chosen(self, request: Request) -> list[WatchedRun]:
+        runs = await run_in_threadpool(self._library.runs)
+        return [runs[name] for name in dict.fromkeys(request.query_params.getlist("run")) if name in runs]
+
+    async def run(self, request: Request) -> Response:
+        """One run: curves, warnings, the tail of its log."""
+        watched = await self._run_of(request)
+        return await self._answer(("run", watched.name), watched.version, partial(views.run_view, watched))
+
+    async def compare(self, request: Request) -> Response:
+        """Several runs over an axis."""
+        chosen, given = await self._chosen(request), request.query_params.get("axis", "iterations")
+        axis = next((axis for axis in views.AXES if axis == given), None)
+        if axis is None:
+            raise HTTPException(400, f"an axis is one of {', '.join(views.AXES)}")
+        if len(chosen) > MAX_COMPARED:
+            raise HTTPException(400, f"at most {MAX_COMPARED} runs can be compared")
+        seeds = request.query_params.get("seeds") == "mean"
+        names = tuple(watched.name for watched in chosen)
+        version = [watched.version for watched in chosen]
+        make = partial(views.compare_view, chosen, axis, seeds=seeds)
+        return await self._answer(("compare", names, axis, seeds), version, make)
+
+    async def events(self, request: Request) -> Response:
+        """A stream of the versions of all runs, whenever one changes."""
+        if self._streams >= MAX_STREAMS:
+            raise HTTPException(503, "too many pages are open")
+        return StreamingResponse(self._changes(request), media_type="text/event-stream")
+
+    async def _changes(self, request: Request) -> AsyncIterator[str]:
+        self._streams += 1
+        try:
+            seen, sent = None, time.monotonic()
+            while not (request.app.state.stopping or await request.is_disconnected()):
+                runs = await run_in_threadpool(self._library.runs)
+                versions = {name: watched.version for name, watched in runs.items()}
+                if versions != seen:
+                    yield f"data: {json.dumps(versions)}\n\n"
+                    seen, sent = versions, time.monotonic()
+                elif time.monotonic() - sent > SECONDS_BETWEEN_SIGNS:
+                    yield ": here\n\n"
+                    sent = time.monotonic()
+                await asyncio.sleep(SECONDS_BETWEEN_EVENTS)
+        finally:
+            self._streams -= 1
+
+    # the network
+
+    async def _networks(self) -> "Snapshots":
+        async with self._loading:
+            if self._snapshots is None:
+                self._snapshots = await run_in_threadpool(_load_snapshots)
+        return self._snapshots
+
+    async def policy(self, request: Request) -> Response:
+        """What the policy of a run preferred."""
+        watched, snapshots = await self._run_of(request), await self._networks()
+        from unshuffle.serve.network import policy_view
+
+        make = partial(policy_view, snapshots, watched.run)
+        return await self._answer_or_problem(watched, ("policy", watched.name), make)
+
+    async def solved(self, request: Request) -> Response:
+        """Puzzles as the network solved them at a checkpoint."""
+        watched, until = await self._run_of(request), _whole(request, "until", None)
+        snapshots = await self._networks()
+        from unshuffle.serve.network import solved_view
+
+        make = partial(solved_view, snapshots, watched.run, until)
+        return await self._answer_or_problem(watched, ("solved", watched.name, until), make)
+
+    async def puzzle(self, request: Request) -> Response:
+        """A sample and a permutation."""
+        watched, snapshots = await self._run_of(request), await self._networks()
+        from unshuffle.serve.network import new_puzzle
+
+        _refuse_damaged(watched)
+        task = request.query_params.get("task") or None
+        sample, permutation = (_whole(request, name, 0) for name in ("sample", "permutation"))
+        return JSONResponse(
+            await run_in_threadpool(new_puzzle, snapshots, watched.run, task, sample or 0, permutation or 0)
+        )
+
+    async def answer(self, request: Request) -> Response:
+        """How the network orders an arrangement."""
+        watched, body = await self._run_of(request), await _read(request, MAX_ARRANGEMENT)
+        try:
+            values = json.loads(body)
+            task, sample, arrangement = values["task"], values["sample"], values["arrangement"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise HTTPException(400, "give the task, the sample and the arrangement as JSON") from None
+        numbers = [sample, *arrangement] if isinstance(arrangement, list) else [None]
+        if not isinstance(task, str) or any(type(number) is not int for number in numbers):
+            raise HTTPException(400, "the sample and the arrangement are whole numbers")
+        snapshots = await self._networks()
+        from unshuffle.serve.network import network_answer
+
+        _refuse_damaged(watched)
+        return JSONResponse(await run_in_threadpool(network_answer, snapshots, watched.run, task, sample, arrangement))
+
+    # search
+
+    async def _search(self) -> "Searches":
+        async with self._loading:
+            if self._searches is None:
+                self._searches = await run_in_threadpool(_load_searches, self._library, self._data)
+        return self._searches
+
+    async def search_state(self, request: Request) -> Response:
+        """The datasets and backbones to choose from, and how far the index of a choice is."""
+        searches = await self._search()
+        data, weights = request.query_params.get("data"), request.query_params.getlist("weights")[:2]
+        return JSONResponse(await run_in_threadpool(searches.state, data, weights))
+
+    async def search_item(self, request: Request) -> Response:
+        """The neighbours of an item of a dataset."""
+        searches, item = await self._search(), _whole(request, "item", 0)
+        data, weights = request.query_params.get("data", ""), request.query_params.get("weights", "")
+        return JSONResponse(await run_in_threadpool(searches.like_item, data, weights, item or 0))
+
+    async def search_picture(self, request: Request) -> Response:
+        """The picture of an item."""
+        searches, item = await self._search(), _whole(request, "item", 0)
+        jpeg = await run_in_threadpool(searches.picture, request.query_params.get("data", ""), item or 0)
+        return Response(jpeg, media_type="image/jpeg")
+
+    async def search_image(self, request: Request) -> Response:
+        """The neighbours of an image that is sent."""
+        data, weights = request.query_params.get("data", ""), request.query_params.get("weights", "")
+        async with self._uploads:  # two at a time: each may take much memory
+            image = await _read(request, MAX_UPLOAD)
+            searches = await self._search()
+            return JSONResponse(await run_in_threadpool(searches.like_image, data, weights, image))
+
+
+def _row(watched: WatchedRun) -> dict[str, Any]:
+    return views.describe(watched)
+
+
+def _dump(value: Any) -> str:
+    return _text(json.dumps(value, allow_nan=True).replace("NaN", "null").replace("Infinity", "null"))
+
+
+def _load_snapshots() -> "Snapshots":
+    from unshuffle.serve.network import Snapshots
+
+    return Snapshots()
+
+
+def _load_searches(library: Library, data: Sequence[str]) -> "Searches":
+    from unshuffle.serve.search import Searches
+
+    return Searches(library, data)
+
+
+def _refuse_damaged(watched: WatchedRun) -> None:
+    if watched.state.state == "damaged":
+        raise UserError(f"{watched.name} cannot be read: {watched.state.message}")
+
+
+def _whole(request: Request, name: str, default: int | None) -> int | None:
+    text = request.query_params.get(name)
+    if not text:
+        return default
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise HTTPException(400, f"{name} is a whole number")
+    return int(text)
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    """Return the body of a request, of which no more than the limit is ever in memory."""
+    chunks, size = [], 0
+    with suppress(ClientDisconnect):
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise HTTPException(413, f"at most {limit:,} bytes are accepted")
+            chunks.append(chunk)
+    return b"".join(chunks)

@@ -1,0 +1,108 @@
+"""The runs below some folders, as they are now: found, read and watched, never written to."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from unshuffle.errors import UserError
+from unshuffle.runs.folders import NamedRun, runs_below, short_names
+from unshuffle.runs.heartbeat import RunState, run_state
+from unshuffle.runs.live import LiveRun
+
+T = TypeVar("T")
+SECONDS_BETWEEN_LOOKS = 0.5
+MAX_REMEMBERED = 256
+"""Answers that are kept until their run changes."""
+
+
+@dataclass(frozen=True)
+class WatchedRun:
+    """A run, its state, and a number that changes whenever there is something new."""
+
+    name: str
+    arm: str
+    run: LiveRun
+    config_time: float
+    """When the config was written: a resumed run may have another one."""
+    state: RunState
+    version: int
+
+    @property
+    def named(self) -> NamedRun:
+        """The run with its name."""
+        return NamedRun(self.run, self.name, self.arm)
+
+
+class Library:
+    """All runs of some folders; safe to use from any thread."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        for folder in folders:
+            if not folder.is_dir():
+                raise UserError(f"{folder} is not a folder: give a folder of runs, or a run folder")
+        self._folders = list(folders)
+        self._prefixes = short_names(folders) if len(folders) > 1 else [""]
+        self._lock = threading.Lock()
+        self._looked = 0.0
+        self._versions = 0
+        self._runs: dict[str, WatchedRun] = {}
+        self._answers: dict[Any, tuple[Any, Any]] = {}
+
+    def runs(self) -> dict[str, WatchedRun]:
+        """Return all runs by name, in their order, after a look at the folders unless the last one was just now."""
+        with self._lock:
+            if time.monotonic() - self._looked >= SECONDS_BETWEEN_LOOKS:
+                self._look()
+                self._looked = time.monotonic()
+            return dict(self._runs)
+
+    def remember(self, key: Any, version: Any, make: Callable[[], T]) -> T:
+        """Return an answer that was made before for the same version, or make it."""
+        known = self._answers.get(key)
+        if known is not None and known[0] == version:
+            answer: T = known[1]
+            return answer
+        answer = make()
+        with self._lock:
+            self._answers.pop(key, None)
+            while len(self._answers) >= MAX_REMEMBERED:
+                self._answers.pop(next(iter(self._answers)))
+            self._answers[key] = (version, answer)
+        return answer
+
+    def _look(self) -> None:
+        found = {name: watched.run.folder for name, watched in self._runs.items()}  # a deleted run is shown as such
+        for folder, prefix in zip(self._folders, self._prefixes, strict=True):
+            if (folder / "config.yaml").is_file():
+                found[prefix or folder.resolve().name] = folder
+                continue
+            try:
+                below = runs_below(folder)
+            except (
+                UserError,
+                OSError,
+            ):  # the list of an ablation's arms is damaged: its runs keep their folders' names
+                paths = sorted([*folder.glob("*/config.yaml"), *folder.glob("*/*/config.yaml")])
+                below = {str(path.parent.relative_to(folder)): path.parent for path in paths}
+            found |= {f"{prefix}/{name}" if prefix else name: path for name, path in below.items()}
+        printable = {name.encode(errors="backslashreplace").decode(): path for name, path in found.items()}
+        self._runs = {name: self._watch(name, path) for name, path in printable.items()}
+
+    def _watch(self, name: str, folder: Path) -> WatchedRun:
+        before = self._runs.get(name)
+        try:
+            config_time = (folder / "config.yaml").stat().st_mtime
+        except OSError:
+            config_time = 0.0
+        if before is None or before.run.folder != folder or before.config_time != config_time:
+            arm = name.rpartition("/")[0] if "/" in name else name
+            before = WatchedRun(name, arm, LiveRun(folder), config_time, RunState("stale"), 0)
+        changed = before.run.refresh()
+        state = run_state(before.run) if config_time else RunState("damaged", "its folder was deleted")
+        if before.version and not changed and state == before.state:
+            return before
+        self._versions += 1
+        return replace(before, state=state, version=self._versions)

@@ -1,0 +1,150 @@
+"""What the live page shows of a run's network: imports torch, so it is imported on first use."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unshuffle.data.squares import Squares
+from unshuffle.errors import UserError
+from unshuffle.report.policy_summary import policy_data, summarise_policy
+from unshuffle.report.puzzles import correct_positions, restored_order, strip
+from unshuffle.report.snapshot import Snapshot
+from unshuffle.report.views import MAX_VALIDATIONS, puzzles_view
+from unshuffle.runs.checkpoints import list_checkpoints
+from unshuffle.runs.history import evenly_spaced, ordering_tasks, read_sampling_states
+from unshuffle.runs.run import Run
+from unshuffle.tasks import TASKS
+
+MAX_SNAPSHOTS = 3
+"""Networks that are kept in memory."""
+NO_NETWORK = "the run has no checkpoint yet: wait for the first one"
+NO_SAMPLES = "the run keeps no samples of that task (log.pictures is off)"
+
+
+class Snapshots:
+    """The networks of runs at their checkpoints; one thread at a time uses them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._known: dict[tuple[Path, float], Snapshot] = {}
+
+    def at(self, run: Run, until: int | None = None) -> Snapshot:
+        """Return the network of the newest checkpoint up to an iteration, or of the first one if all are later."""
+        files = list_checkpoints(run.checkpoints)
+        if not files:
+            raise UserError(NO_NETWORK)
+        earlier = [file for file in files if until is None or int(file.stem) <= until]
+        file = earlier[-1] if earlier else files[0]
+        key = file, file.stat().st_mtime
+        if key not in self._known:
+            snapshot = Snapshot.newest(run, int(file.stem))
+            if snapshot is None:
+                raise UserError(NO_NETWORK)
+            while len(self._known) >= MAX_SNAPSHOTS:
+                self._known.pop(next(iter(self._known)))
+            self._known[key] = snapshot
+        return self._known[key]
+
+
+# ---- the policy
+
+
+def policy_view(snapshots: Snapshots, run: Run) -> dict[str, Any]:
+    """Return what the policy of each ordering task preferred, with a sample to apply permutations to."""
+    with snapshots.lock:
+        try:
+            snapshot = snapshots.at(run)
+        except UserError:  # the maps are shown without pictures
+            snapshot = None
+        tasks = {}
+        for task in ordering_tasks(run):
+            states = read_sampling_states(run, task)
+            if states:
+                summary = summarise_policy(run, task, states)
+                shown = evenly_spaced(states, MAX_VALIDATIONS)
+                tasks[task] = {
+                    "conclusion": summary.conclusion,
+                    "details": list(summary.details),
+                    "data": policy_data(run, task, shown, snapshot),
+                }
+    return {"tasks": tasks}
+
+
+# ---- puzzles that the network solved at a checkpoint
+
+
+def solved_view(snapshots: Snapshots, run: Run, until: int | None) -> dict[str, Any]:
+    """Return held-out samples as the network of a checkpoint orders them."""
+    with snapshots.lock:
+        snapshot = snapshots.at(run, until)
+        shown = {task: puzzles_view(snapshot, task) for task in snapshot.ordering_tasks if task in snapshot.held_out}
+    return {"iteration": snapshot.iteration, "tasks": shown}
+
+
+# ---- one puzzle
+
+
+def _samples(snapshot: Snapshot, task: str, sample: int) -> Any:
+    if task not in snapshot.ordering_tasks or task not in snapshot.held_out:
+        raise UserError(NO_SAMPLES)
+    held_out = snapshot.held_out[task]
+    if not 0 <= sample < len(held_out):
+        raise UserError(f"there is no sample {sample}: give 0 to {len(held_out) - 1}")
+    return held_out
+
+
+def new_puzzle(snapshots: Snapshots, run: Run, task: str | None, sample: int, permutation: int) -> dict[str, Any]:
+    """Return a held-out sample and a permutation of Ψ; numbers beyond their end begin again."""
+    with snapshots.lock:
+        snapshot = snapshots.at(run)
+        tasks = [name for name in snapshot.ordering_tasks if name in snapshot.held_out]
+        if not tasks:
+            raise UserError(NO_SAMPLES)
+        task = tasks[0] if task is None else task
+        if task not in tasks:
+            raise UserError(f"the run has no samples of the task {task}: choose one of {', '.join(tasks)}")
+        sample %= len(snapshot.held_out[task])
+        held_out, ordering, view = snapshot.held_out[task], snapshot.ordering_tasks[task], TASKS[task].view
+        number = permutation % len(ordering.permutations)
+        parts = ordering.pictures(held_out.pixels[[sample]], 2 * view.picture_side)[0]
+        return {
+            "tasks": tasks,
+            "task": task,
+            "sample": sample,
+            "samples": len(held_out),
+            "name": held_out.names[sample],
+            "noun": view.noun,
+            "strip": strip(parts),
+            "columns": view.columns(len(parts)),
+            "arrangement": ordering.permutations[number].tolist(),
+            "permutations": len(ordering.permutations),
+            "iteration": snapshot.iteration,
+        }
+
+
+def network_answer(
+    snapshots: Snapshots, run: Run, task: str, sample: int, arrangement: Sequence[int]
+) -> dict[str, Any]:
+    """Return how the network orders a sample whose parts are arranged by hand or by a permutation of Ψ."""
+    with snapshots.lock:
+        snapshot = snapshots.at(run)
+        held_out, ordering = _samples(snapshot, task, sample), snapshot.ordering_tasks[task]
+        if sorted(arrangement) != list(range(ordering.parts)):
+            raise UserError(f"an arrangement of the {task} task is a permutation of 0 to {ordering.parts - 1}")
+        shown = torch.tensor([list(arrangement)])
+        crops = ordering.crops(Squares.of(held_out.pixels[[sample]]).to(snapshot.device))
+        ratios = ordering.answer(snapshot.network, crops, shown).float().softmax(dim=1)[0]
+        label = int(ratios.argmax())
+        predicted = ordering.permutations[[label]].cpu()
+        restored = restored_order(shown, predicted)
+        return {
+            "predicted": predicted[0].tolist(),
+            "confidence": float(ratios[label]),
+            "restored": restored[0].tolist(),
+            "correct": int(correct_positions(restored)[0]),
+            "in_set": bool((ordering.permutations.cpu() == shown).all(dim=1).any()),
+            "iteration": snapshot.iteration,
+        }

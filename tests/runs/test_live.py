@@ -1,0 +1,68 @@
+import json
+import shutil
+
+import pytest
+
+from unshuffle.runs import live
+from unshuffle.runs.live import LiveRun, mean_of
+from unshuffle.runs.run import Run
+
+
+def train_line(iteration: int, loss: float, speed: float = 10.0) -> dict[str, object]:
+    values = {"loss": {"spatial": loss}, "accuracy": {"spatial": 0.5}, "samples_per_second": speed}
+    return {"iteration": iteration, "kind": "train", "seconds": 1.0, **values}
+
+
+def test_it_has_the_lines_of_the_run(run: Run) -> None:
+    read = LiveRun(run.folder)
+    assert list(read.metrics()) == []
+    assert read.refresh() and not read.refresh()
+    for kind in ("start", "train", "validation", "episode", "cost"):
+        assert list(read.metrics(kind)) == list(run.metrics(kind))
+    assert list(read.metrics("validation", "temporal")) == list(run.metrics("validation", "temporal"))
+    assert len(list(read.metrics())) == len(list(run.metrics()))
+    assert read.last_line == list(run.metrics())[-1] and read.metrics_warning is None
+
+
+def test_it_reads_what_is_added(copied: Run) -> None:
+    read = LiveRun(copied.folder)
+    read.refresh()
+    before = len(list(read.metrics()))
+    with copied.metrics_file.open("a") as file:
+        file.write(json.dumps(train_line(99, 1.0)) + '\n{"half')
+        file.flush()
+        assert read.refresh() and len(list(read.metrics())) == before + 1
+        assert read.last_line is not None and read.last_line["iteration"] == 99
+        file.write(" a line\n")
+    assert read.refresh() and read.metrics_warning is not None
+    assert len(list(read.metrics())) == before + 1
+
+
+def test_a_resumed_run_replaces_its_file(copied: Run) -> None:
+    read = LiveRun(copied.folder)
+    read.refresh()
+    lines = copied.metrics_file.read_text().splitlines(keepends=True)
+    draft = copied.folder / "draft"
+    draft.write_text("".join(lines[:3]))
+    draft.replace(copied.metrics_file)
+    assert read.refresh()
+    assert list(read.metrics()) == list(copied.metrics())
+    shutil.rmtree(copied.folder)
+    assert read.refresh() and list(read.metrics()) == [] and not read.refresh()
+
+
+def test_many_train_lines_become_means(copied: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MAX_TRAIN_LINES", 8)
+    copied.metrics_file.write_text("".join(json.dumps(train_line(n, n)) + "\n" for n in range(1, 1002)))
+    read = LiveRun(copied.folder)
+    read.refresh()
+    entries = list(read.metrics("train"))
+    assert len(entries) <= 9 and entries[-1]["iteration"] == 1001
+    assert [entry["iteration"] for entry in entries[:2]] == [128, 256]
+    assert [entry["loss"]["spatial"] for entry in entries[:2]] == [64.5, 192.5]
+    assert read.last_line == train_line(1001, 1001)
+
+
+def test_a_mean_of_lines() -> None:
+    mean = mean_of([train_line(1, 2.0, 10), train_line(2, 4.0, 30)])
+    assert mean == train_line(2, 3.0, pytest.approx(15.0))

@@ -1,0 +1,264 @@
+"""Answers of the server, and what it refuses."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from unshuffle.evaluation.index import embed
+from unshuffle.runs.run import Run
+
+PAGES = ["/", "/compare", "/search", "/puzzle", "/run/first"]
+
+
+def ready(client: Any, **choice: str) -> dict[str, Any]:
+    """Return the state of the search once its indexes are ready."""
+    query = "&".join(f"{name}={value}" for name, value in choice.items())
+    for _ in range(1000):
+        state: dict[str, Any] = client(f"/api/search?{query}").json
+        assert not any(index["problem"] for index in state["indexes"])
+        if state["indexes"] and all(index["ready"] for index in state["indexes"]):
+            return state
+    raise AssertionError("the index was not built")
+
+
+# ---- what it answers
+
+
+def test_pages_and_their_files(client: Any) -> None:
+    for path in PAGES:
+        answer = client(path)
+        assert answer.status == 200 and b"/static/serve.js" in answer.body
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+    for name in ("d3.js", "drawing.js", "serve.js", "report.css", "serve.css"):
+        assert client(f"/static/{name}").status == 200
+
+
+def test_the_table_and_its_csv(client: Any, library_folder: Path) -> None:
+    names = [row["name"] for row in client("/api/runs").json["runs"]]
+    assert sorted(names) == sorted(path.name for path in library_folder.iterdir())
+    text = client("/api/runs.csv?run=second&run=first&run=missing").body.decode()
+    assert [line.partition(",")[0] for line in text.splitlines()] == ["name", "second", "first"]
+
+
+def test_one_run(client: Any) -> None:
+    assert client("/api/run/first").json["row"]["state"] == "finished"
+    assert client("/api/run/damaged").json["row"]["state"] == "damaged"
+    assert client("/api/compare?run=first&run=second&axis=time&seeds=mean").json["differing"] == ["seed"]
+
+
+def test_the_network_is_asked(client: Any, library_folder: Path) -> None:
+    policy = client("/api/policy/first").json["tasks"]
+    assert list(policy) == ["spatial", "temporal"] and policy["spatial"]["data"]["sample"]["strip"].startswith("data:")
+    early, late = (client(f"/api/solved/first{query}").json for query in ("?until=5", ""))
+    assert (early["iteration"], late["iteration"]) == (4, 12)
+    assert len(late["tasks"]["spatial"]["samples"]) > 0
+    for view in ("policy", "solved"):
+        assert "cannot be read" in client(f"/api/{view}/damaged").json["problem"]
+    assert client("/api/puzzle/damaged").status == 400
+
+
+def test_the_answer_of_the_network(client: Any, library_folder: Path) -> None:
+    from unshuffle.report.puzzles import solve_puzzles
+    from unshuffle.report.snapshot import Snapshot
+
+    snapshot = Snapshot.newest(Run(library_folder / "first"))
+    assert snapshot is not None
+    puzzles = solve_puzzles(snapshot, "spatial", 6)
+    names = list(snapshot.held_out["spatial"].names)
+    for sample, name in enumerate(puzzles.names):
+        asked = {"task": "spatial", "sample": names.index(name), "arrangement": puzzles.shown[sample].tolist()}
+        answer = client("/api/answer/first", "POST", json.dumps(asked).encode()).json
+        assert answer["predicted"] == puzzles.predicted[sample].tolist()
+        assert answer["restored"] == puzzles.restored[sample].tolist() and answer["in_set"]
+        assert 1 / 6 <= answer["confidence"] <= 1
+    puzzle = client("/api/puzzle/first?task=temporal&sample=100&permutation=7").json
+    assert puzzle["tasks"] == ["spatial", "temporal"] and sorted(puzzle["arrangement"]) == [0, 1, 2, 3]
+    assert puzzle["sample"] < puzzle["samples"]
+
+
+def test_neighbours_are_those_of_a_brute_force_search(client: Any, images: Path, library_folder: Path) -> None:
+    state = ready(client)
+    assert state["items"] == 13 and state["indexes"][0]["title"] == state["backbones"][0]["title"]
+    weights = next(choice for choice in state["backbones"] if choice["title"] == "first")["id"]
+    ready(client, data=state["data"], weights=weights)
+    index = embed(images, library_folder / "first", pool="flat", device="cpu", kind="images")
+    centred = index.features - index.features.mean(dim=0) * len(index) / (len(index) + 10)
+    cosines = torch.nn.functional.cosine_similarity(centred[:, None], centred[None], dim=2)
+    names = dict(state["names"])
+    for item in (0, 5):
+        answer = client(f"/api/search/item?data={state['data']}&weights={weights}&item={item}").json
+        row = index.names.index(names[item])
+        order = [other for other in cosines[row].argsort(descending=True).tolist() if other != row][:10]
+        assert [found["name"] for found in answer["found"]] == [index.names[other] for other in order]
+        assert [found["similarity"] for found in answer["found"]] == pytest.approx(
+            cosines[row, order].tolist(), abs=1e-4
+        )
+    picture = (images / "03.png").read_bytes()
+    answer = client(f"/api/search/image?data={state['data']}&weights={weights}", "POST", picture).json
+    assert answer["found"][0]["name"] == "03.png" and answer["found"][0]["similarity"] == pytest.approx(1, abs=1e-3)
+    jpeg = client(f"/api/search/picture?data={state['data']}&item=2")
+    assert Image.open(io.BytesIO(jpeg.body)).size == (160, 160)
+
+
+def test_the_index_is_kept_in_the_cache_and_renewed(
+    serving: Any, library_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from unshuffle.serve import search
+
+    monkeypatch.setattr(search, "SECONDS_BETWEEN_LOOKS", 0.0)
+    folder = tmp_path / "images"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(4):
+        Image.fromarray(rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    with serving(library_folder, data=(str(folder),)) as client:
+        first = ready(client)
+        kept = {path.name for path in (Path.home() / ".cache/unshuffle/indexes").iterdir()}
+        Image.fromarray(rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(folder / "new.png")
+        second = ready(client)
+        assert (first["items"], second["items"]) == (4, 5) and first["identity"] != second["identity"]
+        assert kept < {path.name for path in (Path.home() / ".cache/unshuffle/indexes").iterdir()}
+    monkeypatch.setattr("unshuffle.evaluation.features._compute", lambda *_: pytest.fail("it is computed again"))
+    with serving(library_folder, data=(str(folder),)) as client:
+        assert ready(client)["items"] == 5
+
+
+def test_reading_runs_imports_no_torch(library_folder: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from unshuffle.serve import app, views; import unshuffle.serve.server\n"
+        "from unshuffle.serve.library import Library; runs = Library([Path(sys.argv[1])]).runs()\n"
+        "for watched in runs.values(): views.describe(watched); views.run_view(watched)\n"
+        "views.compare_view(list(runs.values()), 'passes', seeds=True)\n"
+        "assert len(runs) == 4; print('torch' in sys.modules)"
+    )
+    words = [sys.executable, "-c", program, str(library_folder)]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+# ---- what it refuses
+
+
+def test_nothing_is_written_into_runs(client: Any, library_folder: Path) -> None:
+    def files() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in library_folder.rglob("*")}
+
+    before = files()
+    for path in ("/api/runs", "/api/run/first", "/api/policy/first", "/api/solved/first", "/api/puzzle/first"):
+        assert client(path).status == 200
+    assert files() == before
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../../../../../etc/passwd",
+        "/static/..%2f..%2fapp.py",
+        "/static/%2e%2e/app.py",
+        "/static/page.html",
+        "/api/run/../../../etc",
+        "/api/run/%2e%2e%2f%2e%2e%2fetc",
+        "/api/policy//etc",
+        "/api/solved/first%2f..%2fsecond",
+        "/api/puzzle/first%00",
+        "/etc/passwd",
+    ],
+)
+def test_paths_reach_no_file(client: Any, path: str) -> None:
+    answer = client(path)
+    assert answer.status == 404 and b"root:" not in answer.body
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "[", "10.0.0.1"]
+)
+def test_another_host_is_refused(client: Any, host: str) -> None:
+    assert client("/api/runs", headers={"Host": host}).status in (400, 421)
+
+
+def test_another_origin_is_refused(client: Any) -> None:
+    assert client("/api/runs", headers={"Origin": client.address}).status == 200
+    for origin in ("http://evil.example", "null", client.address.replace("http", "https")):
+        assert client("/api/runs", headers={"Origin": origin}).status == 403
+    assert client("/api/runs", headers={"Sec-Fetch-Site": "cross-site"}).status == 403
+    assert client("/", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}).status == 200, "a link"
+
+
+def test_a_token(serving: Any, library_folder: Path) -> None:
+    with serving(library_folder, host="0.0.0.0", token="secret") as client:
+        assert client("/api/runs").status == client("/api/runs?token=wrong").status == 401
+        assert client("/api/runs", headers={"Host": "evil.example"}).status == 421
+        entry = client("/?filter=a&token=secret")
+        assert (entry.status, entry.headers["location"]) == (303, "/?filter=a")
+        cookie = entry.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=strict" in cookie
+        assert client("/api/runs", headers={"Cookie": cookie.partition(";")[0]}).status == 200
+        assert client("/api/runs", headers={"Authorization": "Bearer secret"}).status == 200
+        assert client("//evil.example/?token=secret").headers["location"] == "/evil.example/"
+
+
+def test_uploads_are_limited(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = ready(client)
+    path = f"/api/search/image?data={state['data']}&weights={state['weights'][0]}"
+    for body in (b"", b"GIF89a", b"\x89PNG\r\n\x1a\n" + bytes(100), b"%!PS-Adobe-3.0 EPSF-3.0", b"<svg/>"):
+        answer = client(path, "POST", body)
+        assert answer.status == 400 and answer.json["error"].startswith("this image cannot be used")
+    monkeypatch.setattr("unshuffle.serve.app.MAX_UPLOAD", 1000)
+    assert client(path, "POST", bytes(1001)).status == 413
+    monkeypatch.setattr("unshuffle.serve.search.MAX_UPLOAD_PIXELS", 100)
+    monkeypatch.setattr("unshuffle.serve.app.MAX_UPLOAD", 10**6)
+    stream = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(stream, "PNG")
+    assert "pixels" in client(path, "POST", stream.getvalue()).json["error"]
+    assert client("/api/search/image?data=x&weights=y", "POST", stream.getvalue()).status == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{", b"[]", b"null", b"[" * 9000),
+        b'{"task": "spatial", "sample": 0}',
+        b'{"task": 1, "sample": 0, "arrangement": []}',
+        b'{"task": "spatial", "sample": true, "arrangement": [0]}',
+        b'{"task": "spatial", "sample": -1, "arrangement": [0]}',
+        b'{"task": "spatial", "sample": 0, "arrangement": [0, 0, 0, 0, 0, 0, 0, 0, 0]}',
+    ],
+)
+def test_malformed_arrangements(client: Any, body: bytes) -> None:
+    assert client("/api/answer/first", "POST", body).status == 400
+    assert client("/api/answer/missing", "POST", body).status == 404
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    path=st.sampled_from(
+        ["api/runs", "api/runs.csv", "api/compare", "api/run", "api/policy", "api/solved", "api/puzzle", "api/answer",
+         "api/search", "api/search/item", "api/search/picture", "api/search/image", "run", "static", ""]
+    ),
+    rest=st.text(max_size=30),
+    query=st.dictionaries(
+        st.sampled_from(["run", "axis", "seeds", "until", "task", "sample", "permutation", "data", "weights", "item"]),
+        st.text(max_size=20) | st.integers().map(str),
+        max_size=4,
+    ),
+    method=st.sampled_from(["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS"]),
+    body=st.none() | st.binary(max_size=200),
+)  # fmt: skip
+def test_any_request_has_a_proper_answer(
+    client: Any, path: str, rest: str, query: dict[str, str], method: str, body: bytes | None
+) -> None:
+    words = "&".join(f"{name}={quote(value, errors='replace')}" for name, value in query.items())
+    answer = client(f"/{path}/{quote(rest, errors='replace')}?{words}" if rest else f"/{path}?{words}", method, body)
+    assert answer.status in (200, 204, 303, 307, 400, 404, 405, 413), (answer.status, answer.body)
+    assert client("/api/runs").status == 200, "it is alive"
