@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 from unittest import mock
@@ -292,7 +293,13 @@ def with_logger(logger: Logger, project: str) -> Config:
     return replace(preset_config("demo"), log=LogConfig(to=(logger,), project=project))
 
 
-@pytest.mark.parametrize("logger", get_args(Logger))
+INSTALLED = [
+    pytest.param(logger, marks=pytest.mark.skipif(find_spec(logger) is None, reason=f"needs {logger}"))
+    for logger in get_args(Logger)
+]
+
+
+@pytest.mark.parametrize("logger", INSTALLED)
 def test_another_logger_gets_curves_pictures_and_config(logger: Logger, tmp_path: Path, offline: None) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "puzzles.png")
@@ -314,7 +321,7 @@ def test_another_logger_gets_curves_pictures_and_config(logger: Logger, tmp_path
     assert any(run.tensorboard.iterdir())
 
 
-@pytest.mark.parametrize("logger", get_args(Logger))
+@pytest.mark.parametrize("logger", INSTALLED)
 def test_a_resumed_run_continues_its_curves_elsewhere(logger: Logger, tmp_path: Path, offline: None) -> None:
     run = Run(tmp_path / "mine")
     for iteration in (0, 4):
@@ -329,7 +336,7 @@ def test_a_resumed_run_continues_its_curves_elsewhere(logger: Logger, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("logger", get_args(Logger))
+@pytest.mark.parametrize("logger", INSTALLED)
 def test_another_logger_makes_no_network_call(logger: Logger, tmp_path: Path) -> None:
     program = (
         "from dataclasses import replace; from pathlib import Path\n"
@@ -362,6 +369,7 @@ def test_a_logger_that_is_missing_is_one_sentence_before_anything_is_read(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.skipif(find_spec("wandb") is None, reason="needs wandb")
 def test_the_error_of_a_logger_is_one_sentence(tmp_path: Path, offline: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "sideways")
     with pytest.raises(UserError, match=r"^wandb cannot log this run \(.*\): correct that, or omit --log.to$"):
