@@ -25,7 +25,7 @@ def errors(run: Run, first: int, last: int) -> list[tuple[int, str, float]]:
 def learned(run: Run, first: int, last: int) -> list[dict[str, Any]]:
     """What the samplers learned from after an iteration and before another."""
     entries = [e for e in run.metrics() if e["kind"] in ("episode", "rollouts") and first < e["iteration"] < last]
-    return [{name: value for name, value in entry.items() if name != "seconds"} for entry in entries]
+    return [{name: value for name, value in entry.items() if name not in ("seconds", "time")} for entry in entries]
 
 
 def sampled(run: Run, task: str, iteration: int) -> dict[str, list[Any]]:
