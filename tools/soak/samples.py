@@ -17,7 +17,7 @@ from unshuffle.errors import UserError
 from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
 from unshuffle.runs.run import Run
 
-TIMES = {"seconds", "duration", "samples_per_second", "crops_per_second", "waiting_for_data"}
+TIMES = {"seconds", "time", "duration", "samples_per_second", "crops_per_second", "waiting_for_data"}
 """What metrics say about the clock, in which two runs may differ."""
 NO_PICTURES = ("--log.no_pictures",)
 """Option of runs whose report is of no interest."""

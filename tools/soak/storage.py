@@ -164,7 +164,7 @@ def _check_read_only(campaign: Campaign, folder: Path, whole: Path, row: Row) ->
             for command in commands:
                 ended = run(command, campaign.folder / "originals")
                 row.count += 1
-                if not any(word in ended.sentence for word in ("Read-only", "cannot write", "ermission")):
+                if not any(word in ended.sentence for word in ("ead-only", "cannot write", "ermission")):
                     answer = ended.problem or ended.sentence or "it went on"
                     row.lost.append(f"{command[:3]}: {answer} (--only e --seed {campaign.seed})")
         finally:
