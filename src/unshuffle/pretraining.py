@@ -176,7 +176,7 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
     data = _prepare(config)
     samples = {name: len(task_samples) for name, task_samples in data.training.items()}
     config, epochs = with_epochs(config, samples, scale=resumed is None)
-    for sentence in (*remarks, *unused(config), *data.sentences(), *epochs):
+    for sentence in (*remarks, *notes_on(stored), *data.sentences(), *epochs):
         say(console, sentence)
     with together():
         check(config)
@@ -215,8 +215,8 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
     return run
 
 
-def unused(config: Config) -> list[str]:
-    """Return a sentence for data that is given and that no task takes, and one for weights that do not fit."""
+def notes_on(config: Config) -> list[str]:
+    """Return what a user may not expect: data that no task takes, and a backbone without the weights of its preset."""
     sentences = []
     media = {TASKS[name].medium for name in config.task_names}
     tasks = "+".join(symbol for symbol, name in TASK_SYMBOLS.items() if name in config.task_names)
