@@ -1,14 +1,17 @@
 # make demo: learned features from nothing, in minutes.   make test: all tests.   make check: before a commit.
 # make mutants: deliberate bugs in the numerics, each of which a test must find; some 15 minutes.
 # make soak: kills, faults, damaged and hostile files, after which nothing may be lost; some 10 minutes.
-# make gallery: the pictures of docs/gallery.md, from a new demo run; needs chromium.
-# make architecture: the picture and the table of docs/architecture.md.
+# make gallery: the pictures of the gallery and the live page, from new demo runs; needs chromium.
+# make notebooks: the outputs of docs/notebooks, executed in full; some 10 minutes.
+# make docs: the site of the documentation, in site/.
+# make architecture: the picture and the table of docs/explanation/architecture.md.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+DOCS_READY := .venv/docs-ready
 SOAK ?=  # options of the campaign, such as SOAK=--short
 
-.PHONY: demo test check format mutants soak gallery architecture clean
+.PHONY: demo test check format mutants soak docs notebooks gallery architecture clean
 
 demo: $(READY)
 	$(BIN)/unshuffle pretrain --preset demo
@@ -33,8 +36,14 @@ mutants: $(READY)
 soak: $(READY)
 	PYTHONPATH=tools $(BIN)/python -m soak $(SOAK)
 
+docs: $(DOCS_READY)
+	$(BIN)/python tools/documentation.py
+
 gallery: $(READY)
 	$(BIN)/python tools/gallery.py
+
+notebooks: $(READY)
+	$(BIN)/python tools/notebooks.py
 
 architecture: $(READY)
 	$(BIN)/python tools/architecture.py
@@ -45,7 +54,13 @@ $(READY): pyproject.toml
 	@echo "Installing into .venv, once (torch is large: a few minutes)"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev-more]"
 	@touch $(READY)
 
+# What only the site needs.
+$(DOCS_READY): $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	@touch $(DOCS_READY)
+
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist site

@@ -1,4 +1,4 @@
-"""The public API: what docs/api.md lists exists, is typed, and its examples run."""
+"""The public API: what docs/reference/api.md lists exists and is typed; the examples of docs/how-to/own-loop.md run."""
 
 import inspect
 import re
@@ -11,8 +11,10 @@ import torch
 import unshuffle
 from unshuffle.runs.run import Run
 
-PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
-SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "reference" / "api.md").read_text()
+GUIDE = (DOCS / "how-to" / "own-loop.md").read_text()
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", GUIDE, flags=re.MULTILINE | re.DOTALL))
 EXAMPLES = {title: "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)) for title, text in SECTIONS.items()}
 
 

@@ -1,4 +1,4 @@
-"""The table of docs/decisions.md says what the presets are."""
+"""The table of docs/explanation/decisions.md says what the presets are."""
 
 import re
 from fractions import Fraction
@@ -13,7 +13,7 @@ from unshuffle.config import preset_config
 from unshuffle.errors import UserError
 from unshuffle.options import differences, merge
 
-DECISIONS = Path(__file__).parents[1] / "docs" / "decisions.md"
+DECISIONS = Path(__file__).parents[1] / "docs" / "explanation" / "decisions.md"
 PRESETS = ("paper-literal", "paper", "small")
 UNIMPORTANT = re.compile(r"preset|data\.workers|log\..*")
 """Fields in which presets differ without a row: they do not change what is learned."""

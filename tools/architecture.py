@@ -1,4 +1,4 @@
-"""Draw docs/images/architecture.svg from the real imports, and fill the table of packages in docs/architecture.md.
+"""Draw docs/images/architecture.svg from the real imports, and fill the table of docs/explanation/architecture.md.
 
 python tools/architecture.py; the layers are those of [tool.importlinter] in pyproject.toml.
 """
@@ -18,7 +18,7 @@ from sklearn.isotonic import isotonic_regression
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "unshuffle"
 PICTURE = ROOT / "docs" / "images" / "architecture.svg"
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "explanation" / "architecture.md"
 BEGIN, END = "<!-- begin: written by tools/architecture.py -->", "<!-- end -->"
 BOX_WIDTH, BOX_HEIGHT, ROW_HEIGHT = 138, 44, 78
 GAP, LANE = 26, 26
