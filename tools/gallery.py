@@ -1,11 +1,15 @@
-"""Draw the pictures of docs/gallery.md: parts of a demo run's report as a browser shows them.
+"""Draw the pictures of docs/results/gallery.md and docs/how-to/live-page.md: a report and the live page in a browser.
 
-python tools/gallery.py [RUN]; without a run folder it trains the preset `demo` first.
+python tools/gallery.py [RUN ...]; without a run folder it trains the preset `demo` first, and for a short time the
+spatial task alone, which the live page compares with it.
 """
 
 import io
+import re
+import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from browser import Page, browse, find_chromium
@@ -15,7 +19,7 @@ import unshuffle
 from unshuffle.report.page import write_report
 from unshuffle.runs.folders import find_runs
 
-OUT = Path(__file__).parents[1] / "docs" / "images" / "gallery"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
 DESKTOP, PHONE = 1140, 390
 PARTS = {
     "results": ("header", "#results"),
@@ -26,6 +30,18 @@ PARTS = {
     "errors": ("#errors", "#errors .runs"),
 }
 """Each picture reaches from the top of the first element to the bottom of the second."""
+LIVE = {
+    "runs": ("/?{selected}", "document.querySelectorAll('#differing tbody tr').length > 0", 640),
+    "run": (
+        "/run/{run}",
+        "document.querySelector('#policy .errormap canvas') && document.querySelector('.puzzle')",
+        1840,
+    ),
+    "compare": ("/compare?{selected}", "document.querySelectorAll('.chart path.curve').length > 3", 900),
+    "search": ("/search?item=3", "document.querySelectorAll('.found img').length === 20", 1000),
+    "puzzle": ("/puzzle?run={run}", "document.querySelector('.board button')", 760),
+}
+"""Pages of the live page: address, when it is complete, height of the picture."""
 UNFOLD = "document.querySelectorAll('#policy details').forEach((details) => { details.open = true; })"
 
 
@@ -35,13 +51,17 @@ def main() -> None:
     if chromium is None:
         sys.exit("chromium was not found: install it to draw the gallery")
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(sys.argv[1]) if len(sys.argv) > 1 else unshuffle.pretrain(out=Path(folder, "demo")).folder
+        runs = [Path(word) for word in sys.argv[1:]]
+        if not runs:
+            short = unshuffle.pretrain(out=Path(folder, "tiles-only"), tasks="S", iterations=100)
+            runs = [unshuffle.pretrain(out=Path(folder, "demo")).folder, short.folder]
         page_file = Path(folder, "report.html")
-        write_report(find_runs([run]), page_file)
-        OUT.mkdir(parents=True, exist_ok=True)
+        write_report(find_runs(runs[:1]), page_file)
         with browse(chromium, Path(folder, "profile")) as page:
             draw(page, page_file)
-    print(f"{sum(path.stat().st_size for path in OUT.iterdir()) / 1e6:.2f} MB in {OUT}")
+            draw_live(page, runs)
+    for out in (IMAGES / "gallery", IMAGES / "serve"):
+        print(f"{sum(path.stat().st_size for path in out.iterdir()) / 1e6:.2f} MB in {out}")
 
 
 def draw(page: Page, page_file: Path) -> None:
@@ -52,7 +72,7 @@ def draw(page: Page, page_file: Path) -> None:
     page.run(UNFOLD)
     for name, (first, last) in PARTS.items():
         top, bottom = (page.run(f"{box(selector)}.{edge}") for selector, edge in ((first, "top"), (last, "bottom")))
-        save(name, screenshot(page, top, DESKTOP, bottom - top + 8))
+        save(f"gallery/{name}", screenshot(page, top, DESKTOP, bottom - top + 8))
     page.size(PHONE, 800, mobile=True)
     page.scheme("dark")
     page.open(page_file)
@@ -60,7 +80,38 @@ def draw(page: Page, page_file: Path) -> None:
     pair = Image.new("RGB", (2 * PHONE + 24, 844), "white")
     for number, top in enumerate((0, examples)):
         pair.paste(screenshot(page, top, PHONE, 844), (number * (PHONE + 24), 0))
-    save("phone", pair)
+    save("gallery/phone", pair)
+
+
+def draw_live(page: Page, runs: Sequence[Path]) -> None:
+    """Draw the live page on a desktop with light colours, and side by side on a phone with dark ones."""
+    words = [sys.executable, "-m", "unshuffle", "serve", *map(str, runs), "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            found = re.match(r"http://\S+:\d+", server.stdout.readline())
+            assert found is not None
+            names = {"run": runs[0].name, "selected": "&".join(f"run={run.name}" for run in runs)}
+            phones = Image.new("RGB", (len(LIVE) * (PHONE + 24) - 24, 844), "white")
+            for number, (name, (path, complete, height)) in enumerate(LIVE.items()):
+                for width in (DESKTOP, PHONE):
+                    page.size(width, max(844, height), mobile=width == PHONE)  # images outside are not loaded
+                    page.scheme("light" if width == DESKTOP else "dark")
+                    page.visit(found[0] + path.format(**names))
+                    page.wait(complete, 300)
+                    if name == "puzzle":
+                        page.click("#ask")
+                        page.wait("document.querySelector('.restored')")
+                        page.run("scrollTo(0, 0)")
+                    page.wait("[...document.querySelectorAll('.found img')].every((image) => image.complete)")
+                    if width == DESKTOP:
+                        save(f"serve/{name}", screenshot(page, 0, width, height))
+                    else:
+                        phones.paste(screenshot(page, 0, width, 844), (number * (PHONE + 24), 0))
+            save("serve/phone", phones)
+            page.visit("about:blank")
+        finally:
+            server.terminate()
 
 
 def screenshot(page: Page, top: float, width: int, height: float) -> Image.Image:
@@ -75,7 +126,9 @@ def box(selector: str) -> str:
 
 def save(name: str, picture: Image.Image) -> None:
     """Save as WebP, a quarter of the size of a PNG."""
-    picture.convert("RGB").save(OUT / f"{name}.webp", quality=84, method=6)
+    file = IMAGES / f"{name}.webp"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    picture.convert("RGB").save(file, quality=84, method=6)
 
 
 if __name__ == "__main__":

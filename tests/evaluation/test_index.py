@@ -14,7 +14,7 @@ from unshuffle.data.synthetic import synthetic_images
 from unshuffle.errors import UserError
 from unshuffle.evaluation import index
 from unshuffle.evaluation.features import preprocess
-from unshuffle.evaluation.index import FEW, Index, Search, build_index, nearest
+from unshuffle.evaluation.index import FEW, Index, Search, Shortlist, build_index, nearest
 from unshuffle.models import Backbone, build_backbone
 
 CPU = torch.device("cpu")
@@ -114,6 +114,58 @@ def test_search_finds_the_item_itself() -> None:
     found = index.search(features[[4, 9]], k=3)
     assert found.items[:, 0].tolist() == [4, 9]
     torch.testing.assert_close(found.similarities[:, 0], torch.ones(2))
+
+
+def test_search_against_brute_force(slow_nearest: Nearest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unshuffle.evaluation.index.BLOCK", 3)
+    generator = torch.Generator().manual_seed(0)
+    features, queries = torch.rand(40, 6, generator=generator) + 2, torch.rand(7, 6, generator=generator) + 2
+    shift = features.mean(dim=0) * len(features) / (len(features) + FEW)
+    found = index_of(features).search(queries, k=5)
+    assert found.items.tolist() == slow_nearest(queries - shift, features - shift, 5)
+    expected = torch.cosine_similarity((queries - shift)[:, None], (features - shift)[found.items], dim=2)
+    torch.testing.assert_close(found.similarities, expected)
+
+
+def test_a_shortlist_is_rescored_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"EXACT_VALUES": 0, "SHORTLIST": 60, "CODE": 8, "CODE_SAMPLE": 100}.items():
+        monkeypatch.setattr(f"unshuffle.evaluation.index.{name}", value)
+    generator = torch.Generator().manual_seed(0)
+    # most of what distinguishes the items is in a few directions, as in features of images
+    features = torch.randn(1000, 12, generator=generator) @ torch.randn(12, 64, generator=generator) + 3
+    index = index_of(features + 0.1 * torch.randn(1000, 64, generator=generator))
+    exact, found = (index.search(index.features[::50], 10, exact=exact) for exact in (True, False))
+    pairs = zip(exact.items.tolist(), found.items.tolist(), strict=True)
+    assert 150 <= sum(len(set(first) & set(second)) for first, second in pairs) <= 200, "of the 10 nearest of 20"
+    same = exact.items == found.items
+    torch.testing.assert_close(found.similarities[same], exact.similarities[same])
+    assert found.items[:, 0].tolist() == list(range(0, 1000, 50))
+
+
+def test_a_shortlist_of_equal_items() -> None:
+    assert Shortlist.of(torch.ones(5, 3), torch.ones(3)).rows(torch.ones(3), 3).shape == (3,)
+
+
+def test_one_query_as_a_vector_or_of_numpy() -> None:
+    features = torch.randn(30, 8, generator=torch.Generator().manual_seed(0)) + 5
+    index = index_of(features)
+    assert torch.equal(index.search(features[4], k=3).items, index.search(features[[4]], k=3).items)
+    assert torch.equal(index.search(features[:2].numpy(), k=3).items, index.search(features[:2], k=3).items)  # type: ignore[arg-type]
+
+
+def test_numbers_and_shapes_that_make_no_sense() -> None:
+    index = index_of(torch.randn(30, 8, generator=torch.Generator().manual_seed(0)))
+    for shape in ((7,), (2, 7), (2, 3, 8), (0,)):
+        with pytest.raises(UserError, match=r"must be \(queries, 8\)"):
+            index.search(torch.zeros(shape))
+    for number in (0, -1):
+        with pytest.raises(UserError, match=f"k is {number}, but must be 1 or more"):
+            index.search(index.features, k=number)
+        with pytest.raises(UserError, match=f"k is {number}, but must be 1 or more"):
+            index.neighbours(number)
+        with pytest.raises(UserError, match=f"count is {number}, but must be 1 or more"):
+            index.outliers(number)
+    assert index.neighbours(50).items.shape == (30, 29), "fewer where there are not as many"
 
 
 def test_groups_of_near_duplicates_and_outliers() -> None:

@@ -21,7 +21,7 @@ def test_it_has_the_lines_of_the_run(run: Run) -> None:
         assert list(read.metrics(kind)) == list(run.metrics(kind))
     assert list(read.metrics("validation", "temporal")) == list(run.metrics("validation", "temporal"))
     assert len(list(read.metrics())) == len(list(run.metrics()))
-    assert read.last_line == list(run.metrics())[-1] and read.metrics_warning is None
+    assert read.tail == list(run.metrics())[-live.TAIL :] and read.metrics_warning is None
 
 
 def test_it_reads_what_is_added(copied: Run) -> None:
@@ -32,7 +32,7 @@ def test_it_reads_what_is_added(copied: Run) -> None:
         file.write(json.dumps(train_line(99, 1.0)) + '\n{"half')
         file.flush()
         assert read.refresh() and len(list(read.metrics())) == before + 1
-        assert read.last_line is not None and read.last_line["iteration"] == 99
+        assert read.tail[-1]["iteration"] == read.last_iteration == 99
         file.write(" a line\n")
     assert read.refresh() and read.metrics_warning is not None
     assert len(list(read.metrics())) == before + 1
@@ -60,9 +60,30 @@ def test_many_train_lines_become_means(copied: Run, monkeypatch: pytest.MonkeyPa
     assert len(entries) <= 9 and entries[-1]["iteration"] == 1001
     assert [entry["iteration"] for entry in entries[:2]] == [128, 256]
     assert [entry["loss"]["spatial"] for entry in entries[:2]] == [64.5, 192.5]
-    assert read.last_line == train_line(1001, 1001)
+    assert read.tail == [train_line(n, n) for n in range(1002 - live.TAIL, 1002)], "as they were written"
 
 
 def test_a_mean_of_lines() -> None:
     mean = mean_of([train_line(1, 2.0, 10), train_line(2, 4.0, 30)])
     assert mean == train_line(2, 3.0, pytest.approx(15.0))
+
+
+def test_a_long_file_is_read_in_pieces(copied: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "PIECE", 1000)
+    lines = [json.dumps(train_line(n, n)) for n in range(1, 41)]
+    copied.metrics_file.write_text("\n".join([*lines[:20], "x" * 5000, *lines[20:]]) + "\n")
+    read, fractions = LiveRun(copied.folder), list[float]()
+    while not fractions or fractions[-1] < 1:
+        assert read.refresh()
+        fractions.append(read.fraction_read)
+    assert len(fractions) > 4 and fractions == sorted(fractions)
+    assert [entry["iteration"] for entry in read.metrics("train")] == list(range(1, 41))
+    assert not read.refresh()
+
+
+def test_a_line_without_end_is_waited_for(copied: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "PIECE", 1000)
+    copied.metrics_file.write_text("x" * 5000)
+    read = LiveRun(copied.folder)
+    read.refresh()
+    assert read.fraction_read == 1 and not read.refresh() and list(read.metrics()) == []

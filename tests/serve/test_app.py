@@ -2,8 +2,11 @@
 
 import io
 import json
+import math
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from unshuffle.config import LimitsConfig
 from unshuffle.evaluation.index import embed
 from unshuffle.runs.run import Run
 
@@ -30,6 +34,13 @@ def ready(client: Any, **choice: str) -> dict[str, Any]:
         if state["indexes"] and all(index["ready"] for index in state["indexes"]):
             return state
     raise AssertionError("the index was not built")
+
+
+@pytest.fixture
+def uploads(images: Path, tmp_path: Path, write_video: Callable[..., Path]) -> dict[str, bytes]:
+    """An image and a clip."""
+    clip = write_video(tmp_path / "clip.mp4", frames=12)
+    return {"picture": (images / "02.png").read_bytes(), "clip": clip.read_bytes()}
 
 
 # ---- what it answers
@@ -56,6 +67,17 @@ def test_one_run(client: Any) -> None:
     assert client("/api/run/first").json["row"]["state"] == "finished"
     assert client("/api/run/damaged").json["row"]["state"] == "damaged"
     assert client("/api/compare?run=first&run=second&axis=time&seeds=mean").json["differing"] == ["seed"]
+
+
+def test_a_run_that_diverged_has_curves(serving: Any, copied: Run) -> None:
+    with copied.metrics_file.open("a") as file:
+        for loss in (math.nan, -math.inf):
+            values = {"loss": {"spatial": loss}, "accuracy": {"spatial": 0.1}, "samples_per_second": 5.0}
+            file.write(json.dumps({"iteration": 13, "kind": "train", "seconds": 1.0, **values}) + "\n")
+    with serving(copied.folder.parent) as client:
+        for path in ("/api/run/copied", "/api/compare?run=copied", "/api/runs"):
+            text = client(path).body.decode()
+            assert "Infinity" not in text.partition('"log"')[0] and json.loads(text, parse_constant=pytest.fail)
 
 
 def test_the_network_is_asked(client: Any, library_folder: Path) -> None:
@@ -86,6 +108,32 @@ def test_the_answer_of_the_network(client: Any, library_folder: Path) -> None:
     puzzle = client("/api/puzzle/first?task=temporal&sample=100&permutation=7").json
     assert puzzle["tasks"] == ["spatial", "temporal"] and sorted(puzzle["arrangement"]) == [0, 1, 2, 3]
     assert puzzle["sample"] < puzzle["samples"]
+
+
+def test_puzzles_of_images_and_clips_that_are_sent(client: Any, uploads: dict[str, bytes]) -> None:
+    picture, clip = uploads["picture"], uploads["clip"]
+    for task, body, parts in (("spatial", picture, 9), ("spatial", clip, 9), ("temporal", clip, 4)):
+        puzzle = client(f"/api/puzzle/first?task={task}&permutation=1", "POST", body).json
+        assert sorted(puzzle["arrangement"]) == list(range(parts)) and puzzle["strip"].startswith("data:image/jpeg")
+        asked = {"task": task, "sample": puzzle["sample"], "arrangement": puzzle["arrangement"]}
+        answer = client("/api/answer/first", "POST", json.dumps(asked).encode()).json
+        assert answer["in_set"] and sorted(answer["restored"]) == list(range(parts))
+    other = {**asked, "task": "spatial", "arrangement": list(range(9))}
+    for wrong in (other, {**asked, "sample": "0"}, {**asked, "sample": 0.5}):
+        assert client("/api/answer/first", "POST", json.dumps(wrong).encode()).status == 400
+    refused = client("/api/puzzle/first?task=temporal", "POST", picture)
+    assert refused.status == 400 and "choose a video" in refused.json["error"]
+    state = ready(client)
+    path = f"/api/search/image?data={state['data']}&weights={state['weights'][0]}"
+    assert len(client(path, "POST", clip).json["found"]) == 10, "by its middle frame"
+
+
+def test_uploads_are_forgotten_in_the_end(client: Any, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unshuffle.serve.network.MAX_UPLOADS", 2)
+    picture = (images / "02.png").read_bytes()
+    names = [client("/api/puzzle/first", "POST", picture).json["sample"] for _ in range(3)]
+    asked = [{"task": "spatial", "sample": name, "arrangement": list(range(9))} for name in names]
+    assert [client("/api/answer/first", "POST", json.dumps(one).encode()).status for one in asked] == [400, 200, 200]
 
 
 def test_neighbours_are_those_of_a_brute_force_search(client: Any, images: Path, library_folder: Path) -> None:
@@ -216,12 +264,70 @@ def test_uploads_are_limited(client: Any, monkeypatch: pytest.MonkeyPatch) -> No
         assert answer.status == 400 and answer.json["error"].startswith("this image cannot be used")
     monkeypatch.setattr("unshuffle.serve.app.MAX_UPLOAD", 1000)
     assert client(path, "POST", bytes(1001)).status == 413
-    monkeypatch.setattr("unshuffle.serve.search.MAX_UPLOAD_PIXELS", 100)
+    monkeypatch.setattr("unshuffle.serve.uploads.LIMITS", LimitsConfig(max_pixels=100))
     monkeypatch.setattr("unshuffle.serve.app.MAX_UPLOAD", 10**6)
     stream = io.BytesIO()
     Image.new("RGB", (64, 64)).save(stream, "PNG")
     assert "pixels" in client(path, "POST", stream.getvalue()).json["error"]
     assert client("/api/search/image?data=x&weights=y", "POST", stream.getvalue()).status == 400
+
+
+def test_puzzle_uploads_are_limited(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    mp4 = b"\x00\x00\x00\x18ftypisom" + bytes(500)
+    for body in (b"", b"GIF89a", b"\x89PNG\r\n\x1a\n" + bytes(100), mp4, b"http://127.0.0.1/x.m3u8", b"#EXTM3U\n"):
+        for task in ("spatial", "temporal"):
+            assert client(f"/api/puzzle/first?task={task}", "POST", body).status == 400
+    monkeypatch.setattr("unshuffle.serve.app.MAX_UPLOAD", 1000)
+    assert client("/api/puzzle/first", "POST", bytes(1001)).status == 413
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(["picture", "clip"]),
+    task=st.sampled_from(["spatial", "temporal"]),
+    at=st.floats(0, 1),
+    inserted=st.binary(max_size=20),
+    removed=st.integers(0, 400),
+)
+def test_damaged_uploads_have_a_proper_answer(
+    client: Any, uploads: dict[str, bytes], name: str, task: str, at: float, inserted: bytes, removed: int
+) -> None:
+    sound = uploads[name]
+    begin = int(at * len(sound))
+    answer = client(f"/api/puzzle/first?task={task}", "POST", sound[:begin] + inserted + sound[begin + removed :])
+    assert answer.status in (200, 400), answer.body
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(["Host", "Origin", "Cookie", "Authorization", "Sec-Fetch-Site", "Content-Length", "Range"]),
+    value=st.text(st.characters(min_codepoint=33, max_codepoint=255), max_size=60),
+)
+def test_any_header_has_a_proper_answer(client: Any, name: str, value: str) -> None:
+    answer = client("/api/runs", headers={name: value})
+    assert answer.status in (200, 400, 403, 421), answer.body
+    assert name != "Origin" or answer.status == (200 if value == client.address else 403)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # somebody tries https
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"POST /api/answer/first HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99\r\n\r\nshort",
+        b"POST /api/answer/first HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: 127.0.0.1\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_leaves_the_server_alive(client: Any, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", client.port), timeout=30) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        answer = connection.makefile("rb").read()
+    assert not answer or answer.split(maxsplit=2)[1] in (b"400", b"421", b"505"), answer
+    assert client("/api/runs").status == 200
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Search by similarity: exact nearest neighbours, and the features of a dataset with its neighbours and outliers.
 
-`evaluate retrieval` searches a gallery of any size with `Search`; an `Index` holds the features of a whole dataset.
+`evaluate retrieval` searches a gallery of any size with `Search`; an `Index` holds the features of a whole dataset, for
+`embed`, `neighbours` and the live page.
 """
 
 from collections.abc import Callable
@@ -17,14 +18,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unshuffle.accelerator import choose_device
-from unshuffle.config import PRETRAINED, LimitsConfig
+from unshuffle.config import FEATURE_BATCH, NEAR_DUPLICATE, PRETRAINED, VIDEO_FRAMES, LimitsConfig
 from unshuffle.data.dataset import LabelledDataset, Square, open_dataset
 from unshuffle.data.media import DEFAULT_LIMITS, check_short_side
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
 from unshuffle.evaluation.embed import write_file
 from unshuffle.evaluation.features import (
-    BATCH,
     FeatureCache,
     Pool,
     find_backbone,
@@ -40,10 +40,20 @@ from unshuffle.wording import features_sentence
 QUERIES, GALLERY = 4096, 4096  # a product of so many by so many is held at a time
 USUAL = 10
 """Neighbours of each item that are computed once and kept."""
-NEAR_DUPLICATE = 0.9
-"""Similarity from which two items count as near-duplicates."""
+OUTLIER_NEIGHBOURS = 5
+"""Nearest items whose mean similarity tells an outlier."""
 FEW = 10
 """Of so many items the mean is halved before it is subtracted: that of a few is no measure of what is usual."""
+EXACT_VALUES = 20_000 * 9216
+"""Numbers in an index, 20,000 images by pool5 of CaffeNet, up to which all items are compared with a query."""
+SHORTLIST = 500
+"""Items of a larger index that are compared with a query."""
+CODE = 256
+"""Numbers for each item by which the shortlist is made."""
+CODE_SAMPLE = 2048
+"""Items that the directions of the codes are fitted to."""
+BLOCK = 64
+"""Queries at a time."""
 
 
 # ---- exact search
@@ -171,6 +181,15 @@ class Index:
     def _centred(self) -> Tensor:
         return F.normalize(self.features - self._mean, dim=1)
 
+    @cached_property
+    def _norms(self) -> Tensor:
+        """(items,) lengths of the features minus the mean."""
+        return torch.cat([torch.linalg.vector_norm(part - self._mean, dim=1) for part in self.features.split(GALLERY)])
+
+    @cached_property
+    def _shortlist(self) -> "Shortlist":
+        return Shortlist.of(self.features, self._mean)
+
     def embed(self, image: Image.Image | Pixels | str | Path) -> Tensor:
         """Return the features of an image that need not be in the dataset, (dimensions,)."""
         device = next(self.backbone.parameters()).device
@@ -178,12 +197,36 @@ class Index:
         with torch.inference_mode():
             return pooled(self.backbone(pixels), self.pool)[0].float().cpu()
 
-    def search(self, queries: Tensor, k: int = USUAL) -> Matches:
-        """Return the k items most similar to each of (queries, dimensions) features."""
-        return self._search(queries - self._mean, k)
+    def search(self, queries: Tensor, k: int = USUAL, *, exact: bool = True) -> Matches:
+        """Return the k items most similar to each of (queries, dimensions) features, or to those of one query.
+
+        If that need not be exact, only the items of a shortlist are compared with a query in a large index.
+        """
+        queries = torch.atleast_2d(torch.as_tensor(queries, dtype=self.features.dtype))
+        if queries.shape[1:] != self.features.shape[1:]:
+            shape, dimensions = tuple(queries.shape), self.features.shape[1]
+            raise UserError(f"queries have the shape {shape}, but must be (queries, {dimensions}): see Index.embed")
+        _positive("k", k)
+        centred = F.normalize(queries - self._mean, dim=1)
+        if exact or self.features.numel() <= EXACT_VALUES:
+            found = [self._compare(block, self.features, self._norms, k) for block in centred.split(BLOCK)]
+        else:
+            found = []
+            for query in centred.split(1):
+                rows = self._shortlist.rows(query[0], max(k, SHORTLIST))
+                chosen, similarities = self._compare(query, self.features[rows], self._norms[rows], k)
+                found.append(Matches(rows[chosen], similarities))
+        return Matches(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+    def _compare(self, queries: Tensor, features: Tensor, norms: Tensor, k: int) -> Matches:
+        """Return the k rows most similar to queries that are centred; the features are not, which saves a copy."""
+        products = queries @ features.T - (queries @ self._mean)[:, None]
+        similarities, rows = (products / norms.clamp(min=1e-12)).topk(min(k, len(features)), dim=1)
+        return Matches(rows, similarities)
 
     def neighbours(self, k: int = USUAL) -> Matches:
-        """Return the k other items most similar to each item, (items, k)."""
+        """Return the k other items most similar to each item, (items, k); fewer if there are not as many."""
+        _positive("k", k)
         items, similarities = self._nearest if k <= USUAL else self._others(k)
         return Matches(items[:, :k], similarities[:, :k])
 
@@ -205,10 +248,10 @@ class Index:
             members.setdefault(root(item), []).append(item)
         return [items for items in members.values() if len(items) > 1]
 
-    def outliers(self, count: int = 12, k: int = 5) -> list[tuple[int, float]]:
+    def outliers(self, count: int = 12, k: int = OUTLIER_NEIGHBOURS) -> list[tuple[int, float]]:
         """Return the items that are least similar to their k nearest on average, the least first, and that average."""
         means = self.neighbours(k).similarities.mean(dim=1)
-        values, items = means.topk(min(count, len(self)), largest=False)
+        values, items = means.topk(min(_positive("count", count), len(self)), largest=False)
         return list(zip(items.tolist(), values.tolist(), strict=True))
 
     def write(self, out: str | Path) -> Path:
@@ -221,15 +264,45 @@ class Index:
 
     def _others(self, k: int) -> Matches:
         k = min(k, len(self) - 1)
-        items, similarities = self._search(self._centred, k + 1)
+        search = Search(self._centred, k + 1, next(self.backbone.parameters()).device)
+        search.add(self._centred)
+        items, similarities = search.neighbours.cpu(), search.similarities.cpu()
         own = items == torch.arange(len(self))[:, None]
         own[:, -1] |= ~own.any(dim=1)  # an item with many equals may not be among its own nearest
         return Matches(items[~own].view(len(self), k), similarities[~own].view(len(self), k))
 
-    def _search(self, queries: Tensor, k: int) -> Matches:
-        search = Search(queries, min(k, len(self)), next(self.backbone.parameters()).device)
-        search.add(self._centred)
-        return Matches(search.neighbours.cpu(), search.similarities.cpu())
+
+@dataclass(frozen=True, eq=False)
+class Shortlist:
+    """Short codes of all items: their components along the directions in which a sample of them differs most."""
+
+    directions: Tensor
+    """(dimensions, codes)"""
+    codes: Tensor
+    """(items, codes)"""
+
+    @classmethod
+    def of(cls, features: Tensor, mean: Tensor) -> "Shortlist":
+        """Return the codes of features, read a part at a time: they may be larger than the memory."""
+        sample = torch.linspace(0, len(features) - 1, min(CODE_SAMPLE, len(features))).round().long()
+        # principal components by the products of the samples, of which there are fewer than dimensions
+        centred = F.normalize(features[sample] - mean, dim=1)
+        variances, vectors = torch.linalg.eigh(centred @ centred.T)
+        count = min(CODE, max(1, int((variances > 1e-6 * variances[-1]).sum())))
+        directions = centred.T @ (vectors[:, -count:] / variances[-count:].clamp(min=1e-12).sqrt())
+        parts = [F.normalize(part - mean, dim=1) @ directions for part in features.split(GALLERY)]
+        return cls(directions, torch.cat(parts))
+
+    def rows(self, query: Tensor, count: int) -> Tensor:
+        """Return the items whose codes are most similar to that of a query, in their order."""
+        similar = self.codes @ (query @ self.directions)
+        return similar.topk(min(count, len(self.codes)), sorted=False).indices.sort().values
+
+
+def _positive(name: str, number: int) -> int:
+    if number < 1:
+        raise UserError(f"{name} is {number}, but must be 1 or more")
+    return number
 
 
 def build_index(
@@ -240,14 +313,15 @@ def build_index(
     pool: Pool,
     device: torch.device,
     console: Console,
-    batch: int = BATCH,
+    batch: int = FEATURE_BATCH,
     workers: int | None = None,
     cache: FeatureCache | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> Index:
     """Compute the features of a dataset; unreadable items are left out and added to its `skipped`.
 
-    Parts in the cache are not computed again; `advance` is told how many items are done.
+    Parts in the cache are not computed again, and the features are mapped from its file; `advance` is told how many
+    items are done.
     """
     backbone = backbone.to(device).eval()
     title = f"embedding {dataset.kind}"
@@ -255,10 +329,11 @@ def build_index(
     for chunk in item_features(
         backbone, dataset, device, console, title, pool=pool, batch=batch, workers=workers, cache=cache
     ):
-        chunks.append(chunk)
+        if cache is None:
+            chunks.append(chunk)
         if advance is not None:
             advance(int(chunk.items[-1]) + 1)
-    values, items, _ = merge_chunks(chunks)
+    values, items, _ = merge_chunks(chunks) if cache is None else cache.join()
     return Index(values, dataset.subset(items.tolist()), backbone, weights, pool)
 
 
@@ -271,8 +346,8 @@ def embed(
     pool: Pool = "avg",
     kind: Literal["auto", "images", "videos"] = "auto",
     size: int | None = None,
-    frames: int = 10,
-    batch: int = BATCH,
+    frames: int = VIDEO_FRAMES,
+    batch: int = FEATURE_BATCH,
     workers: int | None = None,
     device: str = "auto",
     seed: int = 0,
@@ -305,7 +380,7 @@ def open_unlabelled(
     *,
     kind: Literal["auto", "images", "videos"] = "auto",
     size: int | None = None,
-    frames: int = 10,
+    frames: int = VIDEO_FRAMES,
     limits: LimitsConfig = DEFAULT_LIMITS,
 ) -> LabelledDataset:
     """Open data without classes as squares for a backbone, by default of the size that it is evaluated at."""

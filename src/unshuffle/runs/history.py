@@ -38,14 +38,9 @@ def tasks_of(run: Run) -> list[str]:
     return list(dict.fromkeys(entry["task"] for entry in run.metrics("validation")))
 
 
-def last_iteration(run: Run) -> int:
-    """Return the iteration of the latest line of the metrics."""
-    return max((entry["iteration"] for entry in run.metrics()), default=0)
-
-
 def is_finished(run: Run) -> bool:
     """Return whether the run has trained for all its iterations."""
-    return last_iteration(run) >= run.config.optim.iterations
+    return run.last_iteration >= run.config.optim.iterations
 
 
 def ordering_tasks(run: Run) -> list[str]:
@@ -113,8 +108,9 @@ def state_files(run: Run, task: str) -> list[Path]:
     A resumed run may have files of later validations that metrics.jsonl does not list: they are left out.
     """
     logged = sorted({entry["iteration"] for entry in run.metrics("validation", task)})
-    files = [run.states / f"{task}-{iteration:08d}.npz" for iteration in logged]
-    return [file for file in files if file.is_file()]
+    folder = run.states
+    present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()  # one look at thousands
+    return [folder / name for iteration in logged if (name := f"{task}-{iteration:08d}.npz") in present]
 
 
 def read_states(run: Run, task: str, names: Sequence[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
@@ -248,6 +244,17 @@ def read_sampling_states(run: Run, task: str) -> list[SamplingState]:
 def has_acted(run: Run, task: str) -> bool:
     """Return whether the sampler of a task ever chose among groups; until it starts, sampling is uniform."""
     return any("acting_probabilities" in arrays for arrays in read_states(run, task, ("acting_probabilities",)))
+
+
+def idle_note(run: Run, tasks: Iterable[str]) -> str:
+    """Return a remark on the tasks whose sampler has not started, so that they were sampled uniformly; or nothing."""
+    idle = [] if run.config.policy.sampler == "uniform" else [task for task in tasks if not has_acted(run, task)]
+    if not idle:
+        return ""
+    verb = "never started" if is_finished(run) else "has not started yet"
+    return (
+        f"; the policy {verb} for the {' and '.join(idle)} task{'s' if len(idle) > 1 else ''}, so sampling is uniform"
+    )
 
 
 def pair_fractions(probabilities: Floats, candidates: int) -> Floats:

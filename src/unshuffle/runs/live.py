@@ -1,15 +1,22 @@
-"""A run that may be training: its metrics are read as they grow, and its `train` lines are thinned."""
+"""A run that may be training: its metrics are read as they grow, a piece at a time, and `train` lines are thinned."""
 
+import json
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from unshuffle.runs.run import Run, parse_line
+from unshuffle.runs.run import Run, check_entry, parse_line
 
 MAX_TRAIN_LINES = 4096
 """So many `train` lines of a run are kept; of more, the means of two and two."""
+TAIL = 40
+"""So many of the latest lines are kept as they are."""
+PIECE, LONGEST_LINE = 256_000, 10_000_000
+"""Bytes that are read at a time, some 600 lines or 10 ms, and at most of one line."""
 
 
 @dataclass
@@ -57,10 +64,16 @@ class _Read:
     identity: tuple[int, int] | None = None
     """Device and number of the file: a resumed run writes another one."""
     position: int = 0
+    size: int = 0
+    """Bytes of the file when it was last looked at."""
+    complete: bool = True
+    """Whether it had no further line."""
     damaged: int = 0
-    last: dict[str, Any] | None = None
+    tail: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=TAIL))
+    last_iteration: int = 0
     train: _Thinned = field(default_factory=_Thinned)
-    others: list[dict[str, Any]] = field(default_factory=list)
+    others: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Lines of each other kind."""
 
 
 @dataclass(frozen=True)
@@ -71,32 +84,52 @@ class LiveRun(Run):
     _state: list[_Read] = field(default_factory=lambda: [_Read()], repr=False, compare=False)
 
     def refresh(self) -> bool:
-        """Read what has been added; return whether there was anything new. A deleted file has no lines."""
+        """Read a piece of what has been added; return whether there was anything new. A deleted file has no lines."""
         with self._lock:
             read = self._state[0]
             try:
                 with self.metrics_file.open("rb") as file:
-                    status = _identity(self.metrics_file)
-                    size = file.seek(0, 2)
-                    if status != read.identity or size < read.position:
-                        read = _Read(status)
+                    identity, size = _identity(self.metrics_file), file.seek(0, 2)
+                    if identity != read.identity or size < read.position:
+                        read = _Read(identity)
                     file.seek(read.position)
-                    lines = file.read()
+                    piece = file.read(PIECE)
+                    if len(piece) == PIECE:
+                        piece += file.readline(LONGEST_LINE)  # the rest of the last line
             except OSError:
                 self._state[0] = _Read()
                 return read.identity is not None
-            whole = lines[: lines.rfind(b"\n") + 1]
-            for line in whole.splitlines():
-                _take(read, line)
+            whole = piece[: piece.rfind(b"\n") + 1]
+            for entry in _parse(whole.splitlines()):
+                _take(read, entry)
             read.position += len(whole)
+            read.size, read.complete = size, len(piece) < PIECE or not whole
             changed = bool(whole) or read is not self._state[0]
             self._state[0] = read
             return changed
 
     @property
-    def last_line(self) -> dict[str, Any] | None:
-        """The latest line."""
-        return self._state[0].last
+    def progress(self) -> tuple[int | None, int]:
+        """The file that is read and the bytes that have been; it changes with each line."""
+        read = self._state[0]
+        return read.identity and read.identity[1], read.position
+
+    @property
+    def fraction_read(self) -> float:
+        """How much of the metrics has been read; 1 if there is nothing to read but what is written next."""
+        read = self._state[0]
+        return 1.0 if read.complete else read.position / read.size
+
+    @property
+    def tail(self) -> list[dict[str, Any]]:
+        """The latest lines as they were written."""
+        with self._lock:
+            return list(self._state[0].tail)
+
+    @property
+    def last_iteration(self) -> int:
+        """The latest iteration that has been read."""
+        return self._state[0].last_iteration
 
     def metrics(self, kind: str | None = None, task: str | None = None) -> Iterator[dict[str, Any]]:
         """Yield the logged objects that have been read, all or those of a kind and of a task; see `Run.metrics`."""
@@ -104,11 +137,11 @@ class LiveRun(Run):
             read = self._state[0]
             if kind == "train":
                 entries = list(read.train)
-            elif kind is None:
-                entries = sorted([*read.train, *read.others], key=lambda entry: int(entry["iteration"]))
+            elif kind is not None:
+                entries = list(read.others.get(kind, []))
             else:
-                entries = [entry for entry in read.others if entry["kind"] == kind]
-        return (entry for entry in entries if task in (None, entry.get("task")))
+                entries = sorted(chain(read.train, *read.others.values()), key=lambda entry: int(entry["iteration"]))
+        return iter(entries) if task is None else (entry for entry in entries if entry.get("task") == task)
 
     @property
     def metrics_warning(self) -> str | None:
@@ -122,13 +155,23 @@ def _identity(file: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _take(read: _Read, line: bytes) -> None:
-    entry = parse_line(line)
+def _parse(lines: Sequence[bytes]) -> list[dict[str, Any] | None]:
+    """Return the entry of each line; None for a damaged one."""
+    try:
+        # at once takes 30 % less time, and a third less memory as entries share the names of their values
+        values = json.loads(b"[" + b",".join(lines) + b"]")
+    except (ValueError, RecursionError):
+        values = []
+    return list(map(check_entry, values)) if len(values) == len(lines) else list(map(parse_line, lines))
+
+
+def _take(read: _Read, entry: dict[str, Any] | None) -> None:
     if entry is None:
         read.damaged += 1
         return
-    read.last = entry
+    read.tail.append(entry)
+    read.last_iteration = max(read.last_iteration, entry["iteration"])
     if entry["kind"] == "train":
         read.train.add(entry)
     else:
-        read.others.append(entry)
+        read.others.setdefault(entry["kind"], []).append(entry)

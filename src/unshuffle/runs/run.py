@@ -79,6 +79,11 @@ class Run:
                 yield entry
 
     @property
+    def last_iteration(self) -> int:
+        """The iteration of the latest line of the metrics."""
+        return max((entry["iteration"] for entry in self.metrics()), default=0)
+
+    @property
     def metrics_warning(self) -> str | None:
         """One sentence if metrics.jsonl has damaged lines."""
         lines = self._lines()
@@ -194,15 +199,20 @@ _REQUIRED: dict[str, _Checks] = {
         "probability": _are_numbers,
     },
 }
-"""What an entry of a kind must have beside `iteration` and `kind`; docs/metrics.md explains the names."""
+"""What an entry of a kind must have beside `iteration` and `kind`; docs/reference/metrics.md explains the names."""
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
     """Return the object in a line of metrics.jsonl; None if it is damaged or half-written."""
     try:
-        entry = json.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError):  # no JSON, or not UTF-8
         return None
+    return check_entry(value)
+
+
+def check_entry(entry: Any) -> dict[str, Any] | None:
+    """Return the value of a line of metrics.jsonl if it has all that its kind must have."""
     if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
         return None
     required = {"iteration": _is_count, **_REQUIRED.get(entry["kind"], {})}

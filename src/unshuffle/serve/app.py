@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -32,7 +33,7 @@ T = TypeVar("T")
 STATIC = Path(__file__).parent / "static"
 SCRIPT, STYLE = "text/javascript", "text/css"
 MAX_UPLOAD = 20_000_000
-"""Bytes of an image."""
+"""Bytes of an image or a clip."""
 MAX_ARRANGEMENT = 10_000
 """Bytes of a request about a puzzle."""
 MAX_COMPARED = 40
@@ -55,7 +56,7 @@ def build_app(folders: Sequence[Path], *, host: str, token: str | None, data: Se
         Route("/api/run/{name:path}", server.run),
         Route("/api/policy/{name:path}", server.policy),
         Route("/api/solved/{name:path}", server.solved),
-        Route("/api/puzzle/{name:path}", server.puzzle),
+        Route("/api/puzzle/{name:path}", server.puzzle, methods=["GET", "POST"]),
         Route("/api/answer/{name:path}", server.answer, methods=["POST"]),
         Route("/api/search", server.search_state),
         Route("/api/search/item", server.search_item),
@@ -154,6 +155,10 @@ class _Server:
             return JSONResponse({"problem": _text(str(problem))})
         except OSError as problem:
             return JSONResponse({"problem": _text(os_error_sentence(problem, "read"))})
+        except Exception:  # files that disappear one by one fail in any way
+            if watched.run.config_file.exists():
+                raise
+            return JSONResponse({"problem": "its folder was deleted"})
 
     async def runs(self, request: Request) -> Response:
         """The table of all runs."""
@@ -245,16 +250,21 @@ class _Server:
         return await self._answer_or_problem(watched, ("solved", watched.name, until), make)
 
     async def puzzle(self, request: Request) -> Response:
-        """A sample and a permutation."""
+        """A sample, or the image or clip that is sent, and a permutation."""
+        if request.method != "POST":
+            return await self._puzzle(request, None)
+        async with self._uploads:
+            return await self._puzzle(request, await _read(request, MAX_UPLOAD))
+
+    async def _puzzle(self, request: Request, upload: bytes | None) -> Response:
         watched, snapshots = await self._run_of(request), await self._networks()
         from unshuffle.serve.network import new_puzzle
 
         _refuse_damaged(watched)
         task = request.query_params.get("task") or None
-        sample, permutation = (_whole(request, name, 0) for name in ("sample", "permutation"))
-        return JSONResponse(
-            await run_in_threadpool(new_puzzle, snapshots, watched.run, task, sample or 0, permutation or 0)
-        )
+        sample, permutation = (_whole(request, name, 0) or 0 for name in ("sample", "permutation"))
+        puzzle = partial(new_puzzle, snapshots, watched.run, task, sample, permutation, upload)
+        return JSONResponse(await run_in_threadpool(puzzle))
 
     async def answer(self, request: Request) -> Response:
         """How the network orders an arrangement."""
@@ -264,8 +274,12 @@ class _Server:
             task, sample, arrangement = values["task"], values["sample"], values["arrangement"]
         except (ValueError, TypeError, KeyError, RecursionError):
             raise HTTPException(400, "give the task, the sample and the arrangement as JSON") from None
-        numbers = [sample, *arrangement] if isinstance(arrangement, list) else [None]
-        if not isinstance(task, str) or any(type(number) is not int for number in numbers):
+        numbers = arrangement if isinstance(arrangement, list) else [None]
+        if (
+            not isinstance(task, str)
+            or type(sample) not in (int, str)
+            or any(type(part) is not int for part in numbers)
+        ):
             raise HTTPException(400, "the sample and the arrangement are whole numbers")
         snapshots = await self._networks()
         from unshuffle.serve.network import network_answer
@@ -313,7 +327,18 @@ def _row(watched: WatchedRun) -> dict[str, Any]:
 
 
 def _dump(value: Any) -> str:
-    return _text(json.dumps(value, allow_nan=True).replace("NaN", "null").replace("Infinity", "null"))
+    try:
+        return _text(json.dumps(value, allow_nan=False))
+    except ValueError:  # a browser reads no NaN
+        return _text(json.dumps(_without_nan(value)))
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_nan(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _load_snapshots() -> "Snapshots":

@@ -28,6 +28,8 @@ class WatchedRun:
     config_time: float
     """When the config was written: a resumed run may have another one."""
     state: RunState
+    progress: tuple[int | None, int]
+    """How far its metrics had been read."""
     version: int
 
     @property
@@ -50,6 +52,7 @@ class Library:
         self._versions = 0
         self._runs: dict[str, WatchedRun] = {}
         self._answers: dict[Any, tuple[Any, Any]] = {}
+        self._reader: threading.Thread | None = None
 
     def runs(self) -> dict[str, WatchedRun]:
         """Return all runs by name, in their order, after a look at the folders unless the last one was just now."""
@@ -90,6 +93,10 @@ class Library:
             found |= {f"{prefix}/{name}" if prefix else name: path for name, path in below.items()}
         printable = {name.encode(errors="backslashreplace").decode(): path for name, path in found.items()}
         self._runs = {name: self._watch(name, path) for name, path in printable.items()}
+        unread = [watched.run for watched in self._runs.values() if watched.run.fraction_read < 1]
+        if unread and (self._reader is None or not self._reader.is_alive()):
+            self._reader = threading.Thread(target=_read, args=(unread,), name="metrics", daemon=True)
+            self._reader.start()
 
     def _watch(self, name: str, folder: Path) -> WatchedRun:
         before = self._runs.get(name)
@@ -99,10 +106,21 @@ class Library:
             config_time = 0.0
         if before is None or before.run.folder != folder or before.config_time != config_time:
             arm = name.rpartition("/")[0] if "/" in name else name
-            before = WatchedRun(name, arm, LiveRun(folder), config_time, RunState("stale"), 0)
-        changed = before.run.refresh()
+            before = WatchedRun(name, arm, LiveRun(folder), config_time, RunState("stale"), (None, 0), 0)
+        if before.run.fraction_read == 1:
+            before.run.refresh()
         state = run_state(before.run) if config_time else RunState("damaged", "its folder was deleted")
-        if before.version and not changed and state == before.state:
+        if before.run.fraction_read < 1:
+            state = replace(state, message=f"reading its metrics, {before.run.fraction_read:.0%}")
+        progress = before.run.progress
+        if before.version and progress == before.progress and state == before.state:
             return before
         self._versions += 1
-        return replace(before, state=state, version=self._versions)
+        return replace(before, state=state, progress=progress, version=self._versions)
+
+
+def _read(runs: Sequence[LiveRun]) -> None:
+    """Read metrics that are too long to be read while a page waits."""
+    for run in runs:
+        while run.refresh() and run.fraction_read < 1:
+            pass

@@ -1,11 +1,13 @@
 """What the live page shows of a run's network: imports torch, so it is imported on first use."""
 
+import secrets
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from unshuffle.data.squares import Squares
 from unshuffle.errors import UserError
@@ -16,10 +18,11 @@ from unshuffle.report.views import MAX_VALIDATIONS, puzzles_view
 from unshuffle.runs.checkpoints import list_checkpoints
 from unshuffle.runs.history import evenly_spaced, ordering_tasks, read_sampling_states
 from unshuffle.runs.run import Run
+from unshuffle.serve.uploads import decode_squares
 from unshuffle.tasks import TASKS
 
-MAX_SNAPSHOTS = 3
-"""Networks that are kept in memory."""
+MAX_SNAPSHOTS, MAX_UPLOADS = 3, 16
+"""Networks, and images and clips for puzzles, that are kept in memory."""
 NO_NETWORK = "the run has no checkpoint yet: wait for the first one"
 NO_SAMPLES = "the run keeps no samples of that task (log.pictures is off)"
 
@@ -30,6 +33,7 @@ class Snapshots:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._known: dict[tuple[Path, float], Snapshot] = {}
+        self._uploads: dict[str, Tensor] = {}
 
     def at(self, run: Run, until: int | None = None) -> Snapshot:
         """Return the network of the newest checkpoint up to an iteration, or of the first one if all are later."""
@@ -47,6 +51,20 @@ class Snapshots:
                 self._known.pop(next(iter(self._known)))
             self._known[key] = snapshot
         return self._known[key]
+
+    def keep_upload(self, pixels: Tensor) -> str:
+        """Keep an image or a clip for questions about it, and return its name."""
+        while len(self._uploads) >= MAX_UPLOADS:
+            self._uploads.pop(next(iter(self._uploads)))
+        name = secrets.token_hex(8)
+        self._uploads[name] = pixels
+        return name
+
+    def upload(self, name: str) -> Tensor:
+        """Return an image or a clip by its name."""
+        if name not in self._uploads:
+            raise UserError("the server no longer has this image: choose it again")
+        return self._uploads[name]
 
 
 # ---- the policy
@@ -87,17 +105,13 @@ def solved_view(snapshots: Snapshots, run: Run, until: int | None) -> dict[str, 
 # ---- one puzzle
 
 
-def _samples(snapshot: Snapshot, task: str, sample: int) -> Any:
-    if task not in snapshot.ordering_tasks or task not in snapshot.held_out:
-        raise UserError(NO_SAMPLES)
-    held_out = snapshot.held_out[task]
-    if not 0 <= sample < len(held_out):
-        raise UserError(f"there is no sample {sample}: give 0 to {len(held_out) - 1}")
-    return held_out
+def new_puzzle(
+    snapshots: Snapshots, run: Run, task: str | None, sample: int, permutation: int, upload: bytes | None = None
+) -> dict[str, Any]:
+    """Return a held-out sample or an image or clip that was sent, and a permutation of Ψ.
 
-
-def new_puzzle(snapshots: Snapshots, run: Run, task: str | None, sample: int, permutation: int) -> dict[str, Any]:
-    """Return a held-out sample and a permutation of Ψ; numbers beyond their end begin again."""
+    Numbers beyond their end begin again.
+    """
     with snapshots.lock:
         snapshot = snapshots.at(run)
         tasks = [name for name in snapshot.ordering_tasks if name in snapshot.held_out]
@@ -106,16 +120,20 @@ def new_puzzle(snapshots: Snapshots, run: Run, task: str | None, sample: int, pe
         task = tasks[0] if task is None else task
         if task not in tasks:
             raise UserError(f"the run has no samples of the task {task}: choose one of {', '.join(tasks)}")
-        sample %= len(snapshot.held_out[task])
         held_out, ordering, view = snapshot.held_out[task], snapshot.ordering_tasks[task], TASKS[task].view
+        sample %= len(held_out)
+        pixels = held_out.pixels[[sample]]
+        if upload is not None:
+            frames, side = pixels.shape[1:3]
+            pixels = decode_squares(upload, frames, side, getattr(ordering.settings, "frame_span", 0))
         number = permutation % len(ordering.permutations)
-        parts = ordering.pictures(held_out.pixels[[sample]], 2 * view.picture_side)[0]
+        parts = ordering.pictures(pixels, 2 * view.picture_side)[0]
         return {
             "tasks": tasks,
             "task": task,
-            "sample": sample,
+            "sample": sample if upload is None else snapshots.keep_upload(pixels),
             "samples": len(held_out),
-            "name": held_out.names[sample],
+            "name": held_out.names[sample] if upload is None else "",
             "noun": view.noun,
             "strip": strip(parts),
             "columns": view.columns(len(parts)),
@@ -126,16 +144,26 @@ def new_puzzle(snapshots: Snapshots, run: Run, task: str | None, sample: int, pe
 
 
 def network_answer(
-    snapshots: Snapshots, run: Run, task: str, sample: int, arrangement: Sequence[int]
+    snapshots: Snapshots, run: Run, task: str, sample: int | str, arrangement: Sequence[int]
 ) -> dict[str, Any]:
-    """Return how the network orders a sample whose parts are arranged by hand or by a permutation of Ψ."""
+    """Return how the network orders a sample whose parts are arranged by hand or by a permutation of Ψ.
+
+    The sample is the number of a held-out one, or the name of an image or clip that was sent.
+    """
     with snapshots.lock:
         snapshot = snapshots.at(run)
-        held_out, ordering = _samples(snapshot, task, sample), snapshot.ordering_tasks[task]
+        if task not in snapshot.ordering_tasks or task not in snapshot.held_out:
+            raise UserError(NO_SAMPLES)
+        held_out, ordering = snapshot.held_out[task], snapshot.ordering_tasks[task]
+        if isinstance(sample, int) and not 0 <= sample < len(held_out):
+            raise UserError(f"there is no sample {sample}: give 0 to {len(held_out) - 1}")
+        pixels = held_out.pixels[[sample]] if isinstance(sample, int) else snapshots.upload(sample)
+        if pixels.shape[1:] != held_out.pixels.shape[1:]:
+            raise UserError("this image was sent for another task or run: choose it again")
         if sorted(arrangement) != list(range(ordering.parts)):
             raise UserError(f"an arrangement of the {task} task is a permutation of 0 to {ordering.parts - 1}")
         shown = torch.tensor([list(arrangement)])
-        crops = ordering.crops(Squares.of(held_out.pixels[[sample]]).to(snapshot.device))
+        crops = ordering.crops(Squares.of(pixels).to(snapshot.device))
         ratios = ordering.answer(snapshot.network, crops, shown).float().softmax(dim=1)[0]
         label = int(ratios.argmax())
         predicted = ordering.permutations[[label]].cpu()

@@ -12,20 +12,20 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from unshuffle.config import PRETRAINED, LimitsConfig, addresses
+from unshuffle.config import PRETRAINED, addresses
 from unshuffle.data.cache import INDEX_FOLDER
 from unshuffle.data.dataset import CACHE, SYNTHETIC, LabelledDataset, Square, digest, open_dataset
-from unshuffle.data.media import BadMedia, encode_jpeg, read_image, resize_short_side
+from unshuffle.data.media import BadMedia, encode_jpeg, resize_short_side
 from unshuffle.errors import UserError
 from unshuffle.evaluation.features import FeatureCache, Pool, find_backbone, weights_digest
 from unshuffle.evaluation.index import Index, build_index, open_unlabelled
 from unshuffle.models.registry import backbone_features
 from unshuffle.runs.history import evenly_spaced
 from unshuffle.serve.library import Library
+from unshuffle.serve.uploads import decode_image
 
-MAX_UPLOAD_PIXELS = 50_000_000
-MAX_FLAT_BYTES = 512_000_000
-"""Features of a folder up to this size are all of pool5, of a larger one the mean of each channel."""
+MAX_FLAT_BYTES = 8_000_000_000
+"""Features of a folder up to this size on the disk are all of pool5, of a larger one the mean of each channel."""
 MAX_INDEXES = 4
 """Indexes that are kept in memory."""
 SECONDS_BETWEEN_LOOKS = 5.0
@@ -90,7 +90,8 @@ class Searches:
         if not paths and self._runs():
             world = next(iter(self._runs()))[1].config.synthetic
             paths.append(f"synthetic:images:{min(world.images, 500)}:0")
-        return [_Choice(_id(path), path, path) for path in dict.fromkeys(paths)]
+        titles = {path: "synthetic world" if path.startswith(SYNTHETIC) else path for path in paths}
+        return [_Choice(_id(path), title, path) for path, title in titles.items()]
 
     def backbones(self) -> list[_Choice]:
         """Return the trained backbones of the runs, the one that comes with the package, and untrained ones."""
@@ -165,7 +166,7 @@ class Searches:
                 size = 4 * len(dataset) * backbone_features(backbone, dataset.square.side)
                 pool: Pool = "flat" if size <= MAX_FLAT_BYTES else "avg"
                 name = digest([weights_digest(backbone), dataset.square.side, pool, dataset.identity()])
-                job.index = build_index(
+                index = build_index(
                     backbone,
                     dataset,
                     choice.title,
@@ -176,6 +177,8 @@ class Searches:
                     workers=1,
                     advance=advance,
                 )
+                index.search(index.features[:1], exact=False)  # what all queries need is computed now
+                job.index = index
         except (UserError, OSError) as problem:
             job.problem = str(problem)
         except Exception as problem:  # a thread has nobody to raise it to
@@ -198,18 +201,14 @@ class Searches:
         chosen, backbone, index = self._index(data, weights)
         dataset = self._open(chosen)[1]
         row = _row_of(dataset, item, index)
-        found = index.search(index.features[[row]], FOUND + 1)
+        found = index.search(index.features[[row]], FOUND + 1, exact=False)
         rows = [(other, value) for other, value in _pairs(found) if other != row][:FOUND]
         return _answer(backbone, index, dataset, rows)
 
     def like_image(self, data: str, weights: str, image: bytes) -> dict[str, Any]:
-        """Return the nearest neighbours of an image, which is decoded like any file that is not trusted."""
+        """Return the nearest neighbours of an image, or of the middle frame of a clip."""
         chosen, backbone, index = self._index(data, weights)
-        try:
-            pixels = read_image(image, limits=LimitsConfig(max_pixels=MAX_UPLOAD_PIXELS))
-        except BadMedia as problem:
-            raise UserError(f"this image cannot be used: {problem}") from None
-        found = index.search(index.embed(pixels)[None], FOUND)
+        found = index.search(index.embed(decode_image(image))[None], FOUND, exact=False)
         return _answer(backbone, index, self._open(chosen)[1], _pairs(found))
 
     def picture(self, data: str, item: int) -> bytes:

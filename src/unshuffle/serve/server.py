@@ -16,7 +16,8 @@ GRACE_SECONDS = 3
 def serve(app: Starlette, host: str, port: int, token: str | None, *, opens: bool) -> None:
     """Serve an application until it is interrupted; print the address first."""
     listening = _listen(host, port)
-    name = f"[{host}]" if ":" in host else host
+    anywhere = host in ("0.0.0.0", "::")  # noqa: S104 (the address that another machine can use is printed)
+    name = socket.gethostname() if anywhere else f"[{host}]" if ":" in host else host
     query = f"?token={token}" if token else ""
     address = f"http://{name}:{listening.getsockname()[1]}/{query}"
     print(f"{address}  (Ctrl-C ends the server; training goes on)", flush=True)

@@ -16,7 +16,6 @@ from unshuffle.report.charts import Chart, Series, charts, run_colours, thin
 from unshuffle.report.results import retrieval_scores, task_errors
 from unshuffle.report.verdict import judge_features
 from unshuffle.runs.folders import NamedRun, differing
-from unshuffle.runs.history import last_iteration
 from unshuffle.runs.live import LiveRun
 from unshuffle.runs.run import Run
 from unshuffle.serve.library import WatchedRun
@@ -24,8 +23,6 @@ from unshuffle.wording import describe_concern, duration, skipped_sentence
 
 Axis = Literal["iterations", "time", "passes"]
 AXES: Sequence[Axis] = ("iterations", "time", "passes")
-LOG_TAIL = 40
-"""Lines of the log on the page of a run."""
 RECENT = 20
 """The speed is that of so many of the latest `train` lines."""
 COLUMNS = ("name", "state", "preset", "tasks", "data", "progress", "left", "speed", "errors", "retrieval", "message")
@@ -41,7 +38,7 @@ def describe(watched: WatchedRun) -> dict[str, Any]:
     if watched.state.state == "damaged":
         return row
     run = watched.run
-    config, iteration, planned = run.config, last_iteration(run), run.config.optim.iterations
+    config, iteration, planned = run.config, run.last_iteration, run.config.optim.iterations
     speed, left = _speed(run), _seconds_left(run, planned) if watched.state.state == "training" else None
     errors = {error.task: error.trained for error in task_errors(run)}
     retrieval = retrieval_scores(run).get("this network", {}).get("top 1")
@@ -148,12 +145,12 @@ def _warnings(run: LiveRun) -> list[str]:
         task = f"{entry['task']} task: " if "task" in entry else ""
         sentences.append(f"iteration {entry['iteration']:,}: {task}{text}")
     skipped = sum(1 for _ in run.metrics("skipped"))
-    return [*sentences, skipped_sentence(skipped, last_iteration(run))] if skipped else sentences
+    return [*sentences, skipped_sentence(skipped, run.last_iteration)] if skipped else sentences
 
 
-def _log_tail(run: Run) -> list[str]:
+def _log_tail(run: LiveRun) -> list[str]:
     lines = []
-    for entry in list(run.metrics())[-LOG_TAIL:]:
+    for entry in run.tail:
         moment = entry.get("time")
         clock = "" if moment is None else f"{datetime.fromtimestamp(moment).astimezone():%H:%M:%S}  "
         lines.append(f"{clock}{entry['iteration']:>7,}  {entry['kind']:<10}  {_entry_words(entry)}".rstrip())
@@ -184,7 +181,8 @@ def compare_view(runs: Sequence[WatchedRun], axis: Axis, *, seeds: bool) -> dict
     sound = [watched for watched in runs if watched.state.state != "damaged"]
     configs = {watched.name: flat_config(watched.run.config) for watched in sound}
     named = _by_seed(sound, configs) if seeds else [watched.named for watched in sound]
-    drawn = [_over(chart, named, axis) for chart in several_charts(named)] if named else []
+    positions = {} if axis == "iterations" else {run.name: _positions(run.run, axis) for run in named}
+    drawn = [_over(chart, positions, axis) for chart in several_charts(named)] if named else []
     if seeds:
         drawn = [_with_means(chart, named) for chart in drawn]
     names = differing(list(configs.values()))
@@ -225,11 +223,14 @@ def _by_seed(runs: Sequence[WatchedRun], configs: Mapping[str, Mapping[str, Any]
 AXIS_NAMES = {"iterations": "iteration", "passes": "forward passes [batches]"}
 
 
-def _over(chart: Chart, runs: Sequence[NamedRun], axis: Axis) -> Chart:
+Positions = tuple[list[int], list[float]]
+"""Some iterations of a run, and where each is on an axis."""
+
+
+def _over(chart: Chart, positions: Mapping[str, Positions], axis: Axis) -> Chart:
     """Return a chart over the time or the forward passes instead of the iterations."""
     if axis == "iterations":
         return chart
-    positions = {named.name: _positions(named.run, axis) for named in runs}
     longest = max((float(values[-1]) for _, values in positions.values() if len(values)), default=0.0)
     unit, seconds = ("h", 3600) if longest > 2 * 3600 else ("min", 60) if longest > 120 else ("s", 1)
     scale = seconds if axis == "time" else 1
@@ -242,8 +243,7 @@ def _over(chart: Chart, runs: Sequence[NamedRun], axis: Axis) -> Chart:
     return replace(chart, series=series, axis=AXIS_NAMES.get(axis, f"time of training [{unit}]"))
 
 
-def _positions(run: Run, axis: Axis) -> tuple[list[int], list[float]]:
-    """Return some iterations of a run, and where each is on an axis."""
+def _positions(run: Run, axis: Axis) -> Positions:
     if axis == "time":
         moments = {entry["iteration"]: entry["seconds"] for entry in run.metrics() if "seconds" in entry}
         moments = {0: 0.0} | dict(sorted(moments.items()))

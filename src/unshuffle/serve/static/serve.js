@@ -78,7 +78,18 @@
 
   // ---- the table of runs
 
-  const COLUMNS = [["name", "run"], ["state", "state"], ["preset", "preset"], ["tasks", "tasks"], ["data", "data"], ["progress", "progress"], ["left", "time left"], ["speed", "speed"], ["errors", "last errors"], ["retrieval", "retrieval, top 1"]];
+  const COLUMNS = [
+    ["name", "run", "folder of the run"],
+    ["state", "state", "training, finished, stopped, stale (no sign of life for 30 seconds), failed or damaged"],
+    ["preset", "preset", "options that the run began with"],
+    ["tasks", "tasks", "what is learned: S the order of tiles, T the order of frames, R rotations, I instances"],
+    ["data", "data", "images and videos that it is trained on"],
+    ["progress", "progress", "iterations"],
+    ["left", "time left", "at the recent speed, validations included"],
+    ["speed", "speed", "training, without validations"],
+    ["errors", "error", "fraction of held-out puzzles that the network gets wrong, of each task; close to 1 is chance"],
+    ["retrieval", "retrieval", "how often the nearest neighbour of a labelled image has its class"],
+  ];
 
   function showRuns() {
     document.title = "Runs · unshuffle";
@@ -87,23 +98,25 @@
     filter.value = query.get("filter") || "";
     const compare = make("a", {class: "button main", id: "compare"}, "Compare");
     const csv = make("a", {class: "button", id: "csv", download: "runs.csv"}, "CSV");
-    const heads = make("tr", {}, make("th", {}, "compare"));
-    const body = make("tbody");
+    const heads = make("tr", {role: "row"}, make("th", {role: "columnheader", scope: "col"}, "compare"));
+    const body = make("tbody", {role: "rowgroup"});
     const none = make("p", {class: "hint"});
+    const cell = (title, kind, ...content) => make("td", {role: "cell", "data-title": title, class: kind}, ...content);
     const options = make("div", {id: "options"});
-    for (const [column, title] of COLUMNS) {
-      const button = make("button", {type: "button"}, title);
+    for (const [column, title, meaning] of COLUMNS) {
+      const button = make("button", {type: "button", title: meaning}, title);
       button.addEventListener("click", () => {
         const descending = query.get("sort") === column && !query.has("descending");
         remember("sort", column);
         remember("descending", descending ? "1" : null);
         show();
       });
-      heads.append(make("th", {scope: "col", "data-column": column}, button));
+      heads.append(make("th", {role: "columnheader", scope: "col", "data-column": column}, button));
     }
     main.replaceChildren(make("h1", {}, "Runs"),
+      make("p", {class: "hint"}, "Click a run to watch it. Select several to compare them; click a heading to sort."),
       make("div", {class: "tools"}, make("label", {}, "Filter", filter), compare, csv), none,
-      make("div", {class: "scroll", tabindex: 0}, make("table", {class: "all"}, make("thead", {}, heads), body)), options);
+      make("div", {class: "scroll", tabindex: 0}, make("table", {class: "all", role: "table"}, make("thead", {role: "rowgroup"}, heads), body)), options);
 
     const key = (row, column) => row.sort[column] === undefined || row.sort[column] === null ? row[column] : row.sort[column];
 
@@ -137,11 +150,12 @@
           show();
         });
         const bar = row.progress ? make("span", {class: "bar"}, make("i", {style: `width: ${100 * row.fraction}%`})) : "";
-        return make("tr", {"data-name": row.name}, make("td", {}, box),
-          make("td", {}, make("a", {href: `/run/${pathOf(row.name)}`}, row.name)),
-          make("td", {}, stateOf(row), row.message ? make("small", {class: "hint"}, ` ${row.message}`) : ""),
-          make("td", {}, row.preset), make("td", {}, row.tasks), make("td", {}, row.data), make("td", {class: "tight"}, row.progress, bar),
-          make("td", {class: "tight"}, row.left), make("td", {class: "tight"}, row.speed), make("td", {}, row.errors), make("td", {class: "tight"}, row.retrieval));
+        const lines = (text) => text.split(", ").filter(Boolean).map((line) => make("span", {class: "line"}, line));
+        return make("tr", {"data-name": row.name, role: "row"}, cell("compare", "", box),
+          cell("run", "", make("a", {href: `/run/${pathOf(row.name)}`}, row.name)),
+          cell("state", "", stateOf(row), row.message ? make("small", {class: "why", title: row.message}, row.message) : ""),
+          cell("preset", "", row.preset), cell("tasks", "", row.tasks), cell("data", "", row.data), cell("progress", "tight", row.progress, bar),
+          cell("time left", "tight", row.left), cell("speed", "tight", row.speed), cell("error", "tight", ...lines(row.errors)), cell("retrieval", "tight", row.retrieval));
       }));
       if (focused) { const box = body.querySelector(`[data-run=${CSS.escape(focused)}]`); if (box) box.focus(); }
       none.textContent = rows.length === 0 ? "There are no runs yet: start one with unshuffle pretrain." : kept.length === 0 ? "No run contains this text." : "";
@@ -304,7 +318,7 @@
     seeds.checked = query.get("seeds") === "mean";
     seeds.addEventListener("change", () => { remember("seeds", seeds.checked ? "mean" : null); renew(); });
     choice.append(make("label", {}, seeds, "mean ± std over seeds"));
-    main.replaceChildren(make("h1", {}, "Compare"), picks, choice, grid, options);
+    main.replaceChildren(make("h1", {}, "Compare"), make("p", {class: "hint"}, "Select runs; each has a colour. Hover over a curve to read its values, drag to zoom in, double-click to zoom out."), picks, choice, options, grid);
     let draw = chartGrid(grid), known = [];
     const renew = oneAtATime(async () => {
       const chosen = query.getAll("run");
@@ -317,7 +331,7 @@
       try {
         const view = await ask(address("/api/compare", {run: chosen, axis: query.get("axis"), seeds: query.get("seeds")}));
         draw(view.charts);
-        options.replaceChildren(view.runs.length > 1 ? differences(view.runs) : make("p", {class: "hint"}, chosen.length ? "" : "Choose the runs to compare."));
+        options.replaceChildren(view.runs.length > 1 ? differences(view.runs) : make("p", {class: "hint"}, chosen.length ? "" : "No run is selected yet."));
       } catch (error) { problem(options, error); }
     });
     let before = "";
@@ -328,15 +342,27 @@
     });
   }
 
+  // Calls a function with the file that is chosen or dropped.
+  function takeFiles(input, area, take) {
+    input.addEventListener("change", () => { if (input.files.length) take(input.files[0]); });
+    for (const kind of ["dragover", "dragleave", "drop"]) {
+      area.addEventListener(kind, (event) => {
+        event.preventDefault();
+        area.classList.toggle("over", kind === "dragover");
+        if (kind === "drop" && event.dataTransfer.files.length) take(event.dataTransfer.files[0]);
+      });
+    }
+  }
+
   // ---- search
 
   function showSearch() {
     document.title = "Search · unshuffle";
     const chooser = (id, title) => { const select = make("select", {id}); return [select, make("label", {}, title, select)]; };
-    const [data, dataLabel] = chooser("data", "Images"), [first, firstLabel] = chooser("first", "Backbone"), [second, secondLabel] = chooser("second", "and");
-    const file = make("input", {type: "file", accept: "image/*", id: "file"}), drop = make("div", {class: "drop"}, make("label", {for: "file"}, "Drop an image here, or choose one: "), file);
+    const [data, dataLabel] = chooser("data", "Images"), [first, firstLabel] = chooser("first", "Backbone"), [second, secondLabel] = chooser("second", "beside");
+    const file = make("input", {type: "file", accept: "image/*,video/*", id: "file"}), drop = make("div", {class: "drop"}, make("label", {for: "file"}, "Drop an image or a clip here, choose one, or click an image below: "), file);
     const progress = make("p", {class: "hint", role: "status"}), asked = make("div", {class: "query"}), sides = make("div", {class: "sides"}), items = make("div", {class: "items"});
-    main.replaceChildren(make("h1", {}, "Search"), make("p", {class: "hint"}, "The images that are most similar to one of yours, by the features of two backbones. Trained beside untrained tells most."),
+    main.replaceChildren(make("h1", {}, "Search"), make("p", {class: "hint"}, "The images that are most similar to one of yours, by the features of two backbones: 1 is the same image, 0 an unrelated one. Trained beside untrained shows what was learned."),
       make("div", {class: "tools"}, dataLabel, firstLabel, secondLabel), progress, drop, asked, sides, make("h2", {}, "Images of this folder"), items);
     let image = null, item = query.has("item") ? Number(query.get("item")) : null, listed = "";
 
@@ -387,19 +413,12 @@
       item = null;
       remember("item", null);
       const reader = new FileReader();
-      reader.onload = () => asked.replaceChildren(make("img", {src: reader.result, alt: chosen.name}));
+      reader.onload = () => asked.replaceChildren(chosen.type.startsWith("image/") ? make("img", {src: reader.result, alt: chosen.name}) : "", make("small", {}, chosen.name));
       reader.readAsDataURL(chosen);
       search().catch(failed);
     }
 
-    file.addEventListener("change", () => { if (file.files.length) take(file.files[0]); });
-    for (const kind of ["dragover", "dragleave", "drop"]) {
-      drop.addEventListener(kind, (event) => {
-        event.preventDefault();
-        drop.classList.toggle("over", kind === "dragover");
-        if (kind === "drop" && event.dataTransfer.files.length) take(event.dataTransfer.files[0]);
-      });
-    }
+    takeFiles(file, drop, take);
     for (const select of [data, first, second]) {
       select.addEventListener("change", () => {
         if (select === data) { item = image = null; remember("item", null); sides.replaceChildren(); asked.replaceChildren(); }
@@ -419,21 +438,22 @@
     const button = (text, kind = "") => make("button", {type: "button", class: `button ${kind}`}, text);
     const other = button("Another sample"), shuffle = button("Another permutation"), askButton = button("Ask the network", "main"), race = button("You against the network");
     for (const [element, id] of [[other, "other"], [shuffle, "shuffle"], [askButton, "ask"], [race, "race"]]) element.id = id;
+    const own = make("input", {type: "file", accept: "image/*,video/*", id: "own"}), drop = make("div", {class: "drop"}, make("label", {for: "own"}, "Or drop an image or a clip of your own here: "), own);
     const score = make("p", {class: "score", role: "status"}), boards = make("div", {class: "boards"}), hint = make("p", {class: "hint"});
     main.replaceChildren(make("h1", {}, "Puzzle"),
-      make("p", {class: "hint"}, "The network sees the parts of a sample in shuffled order and has to say which permutation it was. Drag a part onto another one to swap them, or select two, one after the other."),
-      make("div", {class: "tools"}, make("label", {}, "Run", select), make("label", {}, "Task", tasks), other, shuffle, askButton, race), score, boards, hint);
-    let current = null, arrangement = [], selected = null, game = null;
+      make("p", {class: "hint"}, "This is what the network learns from: the tiles of an image, or the frames of a clip, are shuffled, and it has to say by which permutation. Ask it, or put them in order yourself: drag a part onto another one to swap them, or select two, one after the other."),
+      make("div", {class: "tools"}, make("label", {}, "Run", select), make("label", {}, "Task", tasks), askButton, race, other, shuffle), score, boards, hint, drop);
+    let current = null, arrangement = [], selected = null, game = null, file = null;
     let sample = Number(query.get("sample") || 0), permutation = Number(query.get("permutation") || 0);
 
     async function load() {
       const path = address(`/api/puzzle/${pathOf(select.value)}`, {task: query.get("task"), sample: String(sample), permutation: String(permutation)});
-      current = await ask(path);
+      current = await ask(path, file === null ? {} : {method: "POST", body: file});
       arrangement = [...current.arrangement];
       selected = null;
       tasks.replaceChildren(...current.tasks.map((task) => make("option", {value: task}, task)));
       tasks.value = current.task;
-      hint.textContent = `${current.name}; network after ${number.format(current.iteration)} iterations, ${number.format(current.permutations)} permutations in Ψ.`;
+      hint.textContent = `${file === null ? current.name : file.name}; network after ${number.format(current.iteration)} iterations, ${number.format(current.permutations)} permutations in Ψ.`;
       show();
     }
 
@@ -477,7 +497,7 @@
     function show() {
       const grid = make("div", {class: "board", role: "group", "aria-label": "parts", style: `--columns: ${current.columns}; --parts: ${arrangement.length}`}, ...arrangement.map(tile));
       boards.className = `boards ${current.columns === arrangement.length ? "strip" : ""}`;
-      boards.replaceChildren(figure(game === null ? "Arranged by you" : "Put it back in order", grid));
+      boards.replaceChildren(figure(game !== null ? "Put it back in order" : arrangement.every((part, position) => part === current.arrangement[position]) ? "Shuffled" : solved() ? "In order" : "Arranged by you", grid));
     }
 
     async function answerOf(shown) {
@@ -494,7 +514,7 @@
 
     const verdict = (answer) => {
       const count = answer.restored.length, wrong = count - answer.correct;
-      return `${(100 * answer.confidence).toFixed(0)} % sure; ${wrong === 0 ? "right" : `${wrong} of ${count} ${current.noun} in the wrong place`}${answer.in_set ? "" : " (this permutation is not in Ψ, so it cannot be recognised)"}.`;
+      return `${wrong === 0 ? "Right" : `${wrong} of ${count} ${current.noun} in the wrong place`}; the network is ${(100 * answer.confidence).toFixed(0)} % sure of ${drawing.written(answer.predicted)}.${answer.in_set ? "" : " It cannot be right: this permutation is not in Ψ, the set that it chooses from."}`;
     };
 
     const guarded = (work) => async () => { try { await work(); } catch (error) { score.textContent = error.message; } };
@@ -502,13 +522,14 @@
       const answer = await answerOf(arrangement);
       boards.querySelectorAll(".restored").forEach((old) => old.remove());
       boards.append(reconstruction(answer));
-      score.textContent = `The network answers ${drawing.written(answer.predicted)}: ${verdict(answer)}`;
+      score.textContent = verdict(answer);
     }));
 
     // ---- the same puzzles for both, against the clock
 
     const ROUNDS = 5;
     async function round() {
+      leave();
       sample += 1;
       permutation += 7;
       await load();
@@ -540,7 +561,9 @@
       await round();
     }));
     const renewed = guarded(async () => { score.textContent = ""; remember("sample", String(sample)); remember("permutation", String(permutation)); await load(); });
-    other.addEventListener("click", () => { sample += 1; renewed(); });
+    const leave = () => { file = null; own.value = ""; };
+    takeFiles(own, drop, (chosen) => { file = chosen; renewed(); });
+    other.addEventListener("click", () => { leave(); sample += 1; renewed(); });
     shuffle.addEventListener("click", () => { permutation += 1; renewed(); });
     tasks.addEventListener("change", () => { remember("task", tasks.value); sample = 0; renewed(); });
     select.addEventListener("change", () => { remember("run", select.value); remember("task", null); sample = 0; renewed(); });
