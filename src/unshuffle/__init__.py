@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 __all__ = [
     "Backbone",
+    "ClassificationConfig",
+    "ClassificationTask",
     "ItemSampler",
     "Run",
     "SpatialTask",
@@ -18,10 +20,11 @@ __all__ = [
     "preprocess",
     "preset_config",
     "pretrain",
+    "register_task",
 ]
 
 if TYPE_CHECKING:
-    from unshuffle.config import preset_config
+    from unshuffle.config import ClassificationConfig, preset_config
     from unshuffle.errors import UserError
     from unshuffle.evaluation.features import preprocess
     from unshuffle.evaluation.index import embed
@@ -32,11 +35,15 @@ if TYPE_CHECKING:
     from unshuffle.pretraining import pretrain
     from unshuffle.report.similarity_page import neighbours_page
     from unshuffle.runs.run import Run
+    from unshuffle.tasks import register_task
+    from unshuffle.tasks.classification import ClassificationTask
     from unshuffle.tasks.spatial import SpatialTask
     from unshuffle.tasks.temporal import TemporalTask
 
 _HOMES = {
     "Backbone": "unshuffle.models",  # the package: it registers all backbones
+    "ClassificationConfig": "unshuffle.config",
+    "ClassificationTask": "unshuffle.tasks.classification",
     "ItemSampler": "unshuffle.policy.items",
     "Run": "unshuffle.runs.run",
     "SpatialTask": "unshuffle.tasks.spatial",
@@ -50,6 +57,7 @@ _HOMES = {
     "preprocess": "unshuffle.evaluation.features",
     "preset_config": "unshuffle.config",
     "pretrain": "unshuffle.pretraining",
+    "register_task": "unshuffle.tasks",
 }
 
 

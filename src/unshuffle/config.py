@@ -1,8 +1,8 @@
 """One tree of dataclasses: the config of a run, its command line and its help.
 
 The field defaults are the preset `paper`: what the paper states, and choices of ours where it states nothing or where a
-task or the policy would not learn. The table in `docs/decisions.md` has the values of the presets beside the paper's
-statements, with reasons; `tests/test_decisions.py` compares it with this module.
+task or the policy would not learn. The table in `docs/explanation/decisions.md` has the values of the presets beside
+the paper's statements, with reasons; `tests/test_decisions.py` compares it with this module.
 """
 
 import itertools
@@ -25,11 +25,23 @@ TaskName = Literal["spatial", "temporal", "rotation", "instance"]
 TASK_SYMBOLS: dict[str, str] = {"S": "spatial", "T": "temporal", "R": "rotation", "I": "instance"}
 """What `--tasks` calls each task."""
 
+ENTRY_POINTS = "unshuffle.tasks"
+"""Group of the entry points by which an installed package names modules that register tasks."""
+
 AUTO_TASKS: dict[str, tuple[str, ...]] = {"small": ("spatial", "temporal", "instance"), "cpu": ("instance",)}
 """What `--tasks auto` means in a preset whose tasks are not the paper's S+T."""
 
 PRETRAINED = "pretrained"
 """Name of the weights that come with the package, wherever weights are given."""
+
+VIDEO_FRAMES = 10
+"""Evenly spaced frames whose mean stands for a video, wherever features are computed."""
+
+FEATURE_BATCH = 64
+"""Images in one forward pass that computes features."""
+
+NEAR_DUPLICATE = 0.9
+"""Similarity of features from which two items count as near-duplicates."""
 
 STATES = "evaluations"
 """Folder in the cache with the states of evaluations without --out, each of which is deleted at the end."""
@@ -272,15 +284,23 @@ class TemporalConfig(OrderingConfig):
 
 
 @dataclass(frozen=True)
-class RotationConfig(TaskConfig):
+class ClassificationConfig(TaskConfig):
+    """What every task has that classifies the crops of an image."""
+
+    crop_fraction: Fraction = 0.7
+    """Side of the random crop of an image, or of a cell of its grid, as a fraction of the short side."""
+    hidden: Count = 1024
+    """Width of the head's hidden layer."""
+
+
+@dataclass(frozen=True)
+class RotationConfig(ClassificationConfig):
     """Rotation prediction (R): tell which of four rotations an image has (Gidaris et al. 2018)."""
 
     crop_size: Count = 112
     """Side in pixels of a crop as the backbone sees it."""
     crop_fraction: Fraction = 0.7
     """Side of the random crop of an image, as a fraction of its short side."""
-    hidden: Count = 1024
-    """Width of the head's hidden layer."""
 
 
 @dataclass(frozen=True)
@@ -332,6 +352,10 @@ class InstanceConfig(TaskConfig):
     """Width of the projection head's hidden layer."""
     output: Count = 128
     """Dimensions of the projections that are compared."""
+
+
+REGISTERED: dict[str, TaskConfig] = {}
+"""Default sections of the tasks that are not part of the package, which `register_task` adds."""
 
 
 @dataclass(frozen=True)
@@ -524,6 +548,8 @@ class Config:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    registered: Mapping[str, TaskConfig] = field(default_factory=dict)
+    """Sections of tasks that are not part of the package, by name."""
 
     @property
     def stages(self) -> tuple[tuple[str, ...], ...]:
@@ -581,6 +607,8 @@ class Config:
 
     def section(self, task: str) -> TaskConfig:
         """The section of a task."""
+        if task in REGISTERED:
+            return self.registered.get(task, REGISTERED[task])
         section: TaskConfig = getattr(self, task)
         return section
 
@@ -591,9 +619,19 @@ class Config:
 
 def _task(symbol: str, tasks: str) -> str:
     if symbol not in TASK_SYMBOLS:
+        _load_registered_tasks()
+    if symbol not in TASK_SYMBOLS:
         known = ", ".join(f"{symbol} ({name})" for symbol, name in TASK_SYMBOLS.items())
         raise UserError(f"tasks is '{tasks}', but '{symbol}' is no task: join {known} by + or &, or use auto")
     return TASK_SYMBOLS[symbol]
+
+
+def _load_registered_tasks() -> None:
+    """Import the modules of installed packages that register tasks."""
+    from importlib.metadata import entry_points  # slow, and rarely needed
+
+    for entry in entry_points(group=ENTRY_POINTS):
+        entry.load()
 
 
 def paper() -> Config:
@@ -758,6 +796,8 @@ def check(config: Config) -> None:
         )
     if (config.monitor.gallery is None) != (config.monitor.queries is None):
         raise UserError("monitor.gallery and monitor.queries go together: give both or neither")
+    for name, section in config.registered.items():
+        check_bounds(section, f"{name}.")
     _check_data(config)
     _check_policy(config.policy, config.permutations.per_sample)
     for name in ("scale", "ratio", "sigma"):
@@ -847,7 +887,33 @@ def with_options(config: C, given: Mapping[str, Any]) -> C:
         fixed = [f"optim.{name}" for name in ("warmup", "milestones") if name in optim]
         if fixed and optim.get("epochs", config.optim.epochs) is not None:
             raise UserError(f"{fixed[0]} counts iterations: give iterations with it instead of epochs, or leave it out")
-    return merge(config, given)
+    return merge_sections(config, given)
+
+
+def merge_sections(config: C, values: Mapping[str, Any]) -> C:
+    """Return the config with the given values, as `merge` does, those of registered tasks' sections among them."""
+    given = dict(values)
+    sections = given.pop("registered", {})
+    if not isinstance(sections, Mapping):
+        raise UserError("registered must hold the sections of tasks")
+    if not sections.keys() <= REGISTERED.keys():
+        _load_registered_tasks()
+    sections = {**sections, **{name: given.pop(name) for name in REGISTERED if name in given}}
+    config = merge(config, given)
+    registered = dict(config.registered)
+    for name, changes in sections.items():
+        if name not in REGISTERED:
+            raise UserError(f"there is no task {name}: import the module that registers it first")
+        if not isinstance(changes, Mapping):
+            raise UserError(f"{name} must hold keys and values")
+        registered[name] = merge(config.section(name), dict(changes), f"{name}.")
+    return replace(config, registered=registered)
+
+
+def with_registered_sections(config: Config) -> Config:
+    """Return the config with the sections of all registered tasks that it uses, so that it is complete."""
+    used = {name: config.section(name) for name in config.task_names if name in REGISTERED}
+    return replace(config, registered={**config.registered, **used})
 
 
 def _foreign_backbone(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -916,7 +982,7 @@ def with_absolute_paths(config: Config) -> Config:
         top["init"] = _absolute(config.init)
     for name in TASK_SYMBOLS.values():
         section = config.section(name)
-        if isinstance(section, OrderingConfig):
+        if isinstance(section, OrderingConfig) and name not in REGISTERED:
             top[name] = replace(section, permutation_file=_absolute(section.permutation_file))
     gallery, queries = _absolute(config.monitor.gallery), _absolute(config.monitor.queries)
     return replace(
@@ -982,7 +1048,7 @@ def read_config(path: Path) -> Config:
     values = read_yaml(path, "config")
     try:
         preset = preset_config(values.get("preset", "demo"))
-        return merge(preset, {**_foreign_backbone(preset, values), **values})
+        return merge_sections(preset, {**_foreign_backbone(preset, values), **values})
     except UserError as error:
         hint = "; runs of older versions cannot be read: start a new one, CHANGELOG.md lists the new names"
         raise UserError(f"{path}: {error}{hint if path.name == 'config.yaml' else ''}") from None

@@ -5,6 +5,7 @@ import math
 import operator
 import types
 import typing
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -68,6 +69,8 @@ def _plain(value: Any) -> Any:
         return to_dict(value)
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(entry) for name, entry in value.items()}
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -166,6 +166,8 @@ class TaskView:
     """Samples shown in a report."""
     picture_side: int = 64
     """Side of a part in a report in pixels; a multiple of 16, so that no JPEG block spans two parts."""
+    hint: str = ""
+    """What to see in its examples in a report, in a sentence."""
 
     def columns(self, parts: int) -> int:
         """Return how many of so many parts are shown side by side."""

@@ -28,7 +28,12 @@ class InstanceTask(Task):
 
     name: ClassVar[str] = "instance"
     settings: InstanceConfig
-    view = TaskView("views", "images", "views")
+    view = TaskView(
+        "views",
+        "images",
+        "views",
+        hint="Among the views of all of them, the nearest to a view should be the other view of the same image.",
+    )
     parts = VIEWS
 
     def __init__(self, config: Config, device: torch.device | None = None) -> None:
