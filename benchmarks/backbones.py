@@ -1,7 +1,7 @@
 """Step times of several backbones: unshuffle's trainer against a plain timm loop that does the same work.
 
     python benchmarks/backbones.py [--backbones caffenet timm:resnet18 ...] [--batch 256] [--size 112]
-                                   [--images DATA] [--device cuda]
+                                   [--modes eager compiled] [--images DATA] [--device cuda]
 
 The work is a step of instance discrimination: two views of each image through the backbone, a projection head,
 NT-Xent, backward pass and AdamW. The plain loop is what a careful user writes around a timm model: bf16 autocast,
@@ -41,12 +41,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256, help="images of a step")
     parser.add_argument("--size", type=int, default=112, help="side of a view in pixels")
     parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--modes", nargs="+", choices=("eager", "compiled"), default=["eager", "compiled"])
     parser.add_argument("--images", help="images of unshuffle's steps; by default the synthetic world")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     rows = []
     for name in args.backbones:
-        for compiled in (False, True):
+        for compiled in (mode == "compiled" for mode in args.modes):
             rows.append(row(name, "plain loop", compiled, plain_ms(name, compiled, args), args))
             rows.append(row(name, "unshuffle", compiled, our_ms(name, compiled, args), args))
     write_table(f"backbones_{torch.device(args.device).type}", rows, args.device)

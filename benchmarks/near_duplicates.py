@@ -20,8 +20,9 @@ from rich.console import Console
 from table import write_table
 from torch import Tensor
 
-from unshuffle.evaluation.features import BATCH, Pool, find_backbone, pooled, preprocess
-from unshuffle.evaluation.index import NEAR_DUPLICATE, Index, build_index, open_unlabelled
+from unshuffle.config import FEATURE_BATCH, NEAR_DUPLICATE
+from unshuffle.evaluation.features import Pool, find_backbone, pooled, preprocess
+from unshuffle.evaluation.index import Index, build_index, open_unlabelled
 from unshuffle.runs.history import evenly_spaced
 
 
@@ -60,8 +61,8 @@ def similarities(index: Index, change: Callable[[Image.Image], Image.Image]) -> 
     """Return the similarity of each photograph to its copy, and the fraction whose original is the nearest."""
     paths, features = index.dataset.paths(), []
     with torch.inference_mode():
-        for start in range(0, len(paths), BATCH):
-            copies = [change(Image.open(path).convert("RGB")) for path in paths[start : start + BATCH]]
+        for start in range(0, len(paths), FEATURE_BATCH):
+            copies = [change(Image.open(path).convert("RGB")) for path in paths[start : start + FEATURE_BATCH]]
             inputs = [preprocess(copy, index.dataset.square.side, index.backbone.normalise) for copy in copies]
             features.append(pooled(index.backbone(torch.stack(inputs)), index.pool))
     near = index.search(torch.cat(features), len(index))

@@ -1,23 +1,23 @@
 """Rotation prediction and SimCLR against our arms: same backbone, same data, same GPU seconds, start included.
 
     python benchmarks/rivals.py train --images DATA [--videos DATA] [--sibling_pattern PATTERN] [--arms rotation SimCLR
-                                S+T I S+T+I S+T+I+P ... ARMS.yaml] [--seconds 120] [--seeds 3] [--jobs 1]
+                                S+T I S+T+I S+T+I+P ... ARMS.yaml] [--seconds 120] [--seeds 3]
                                 [--shared FILE.yaml] [--out runs/rivals] [--device cuda]
     python benchmarks/rivals.py evaluate --out runs/rivals --train CLASSES --test CLASSES
                                 [--frames_train CLASSES --frames_test CLASSES] [--inside]
 
-`train` starts each run as a process of its own and counts its seconds from the start of Python to the written weights;
-the folders are packed before. A short run of each arm, alone on the GPU, gives the time of its start and of an
-iteration with its part of the validations and rollouts, and from them the iterations that fit into --seconds. The runs
-then have so many iterations; with --jobs, several train at a time, and the seconds that they really take say nothing.
-Finished runs are not repeated; other --seconds need another --out. Run it alone on the GPU.
+`train` trains all runs one after another in this process, so that only the first one copies the data to the GPU. Each
+run has the iterations that fit into --seconds: the start of a run (a process of its own that trains two iterations,
+measured once with images and once with images and videos) and the iterations with their part of the validations and
+rollouts (a short run of each arm). The folders are packed before. Finished runs are not repeated; other --seconds need
+another --out. Run it alone on the GPU.
 
 All arms begin with the preset `small` with the changes in --shared. `rotation` is our task R alone. `SimCLR` has the
 loss and the projection head of the package `lightly`, and the parameters of its augmentations, which our batched code
 applies on the device; data, backbone, kernels and precision are those of our arms. Its loss reads from the GPU in every
-step, so it is not recorded as a CUDA graph. AdamW at 1e-3 with a cosine, 512 images of 112 px and a temperature of 0.2
-are the settings of our first measurement; `SimCLR, temperature 0.5` has the default of lightly. Others are our arms, as
-`unshuffle ablate` names them, or a file of them.
+step, so it is not recorded as a CUDA graph. It has AdamW at 1e-3 with a cosine, 512 images a step, views as large as
+ours, and a temperature of 0.2; `SimCLR, temperature 0.5` has the default of lightly. Others are our arms, as `unshuffle
+ablate` names them, or a file of them.
 
 `evaluate` measures the runs that are finished: top-1 retrieval and a linear probe on pool5 of --train and --test, top-1
 retrieval of frames on --frames_train and --frames_test. With --inside it opens the training sides only, and measures
@@ -27,29 +27,35 @@ the folder --results.
 """
 
 import argparse
+import gc
 import inspect
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
 import torch
-from comparison import ORDERING, TIMED, TIMED_INTERVAL, time_of
+from comparison import ORDERING, TIMED, time_of
 from rich.console import Console
 from table import RESULTS, write_table
 from torch import Tensor, nn
 
 from unshuffle.ablation.arms import build_evaluation, find_arms, plain
 from unshuffle.accelerator import choose_device, wait_for
-from unshuffle.config import Config, check, small
+from unshuffle.config import FEATURE_BATCH, Config, check, small
 from unshuffle.data.dataset import Square, open_dataset
-from unshuffle.evaluation.features import extract_features, find_backbone, merge_chunks, pool5
+from unshuffle.data.source import Source
+from unshuffle.data.squares import Resident, make_resident
+from unshuffle.evaluation.features import find_backbone, pool5
 from unshuffle.evaluation.probes import C_GRID, logistic_regression, standardised
 from unshuffle.evaluation.retrieval import top_k_accuracy
 from unshuffle.models.weights import save_backbone
@@ -60,6 +66,7 @@ from unshuffle.runs.run import WEIGHTS_NAME
 from unshuffle.tasks.base import Outcome
 from unshuffle.tasks.instance import InstanceTask
 from unshuffle.tasks.prepare import prepare
+from unshuffle.training import trainer as trainer_module
 from unshuffle.training.step import Step
 from unshuffle.training.trainer import Trainer, initial_backbone
 from unshuffle.wording import plus_minus
@@ -68,7 +75,6 @@ Values = dict[str, Any]
 SIMCLR = "SimCLR"
 ARMS = ("rotation", SIMCLR, f"{SIMCLR}, temperature 0.5", "S+T", "I", "S+T+I", "S+T+I+P")
 NEVER = 1_000_000_000
-TIMES = "times.json"
 WARMUP = 500
 FRAMES = 10  # of each video
 FOLDS = 4  # of the cross-validated probe
@@ -79,21 +85,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=("train", "evaluate", "job"))
     parser.add_argument("job_file", nargs="?", type=Path, help=argparse.SUPPRESS)  # what `train` starts
-    for name in ("--images", "--videos", "--train", "--test", "--frames_train", "--frames_test"):
+    for name in ("--images", "--videos"):
+        parser.add_argument(name, nargs="+")
+    for name in ("--train", "--test", "--frames_train", "--frames_test"):
         parser.add_argument(name)
     parser.add_argument("--sibling_pattern", default="")
     parser.add_argument("--shared", type=Path, help="changes of all arms")
     parser.add_argument("--arms", nargs="+", default=list(ARMS))
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, once all arms are timed")
     parser.add_argument("--inside", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("runs/rivals"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     if args.step == "job":
-        run_one(args.job_file)
+        job = json.loads(args.job_file.read_text())
+        train_one(job["arm"], merge(small(), job["config"]))
     else:
         {"train": train, "evaluate": evaluate}[args.step](args)
 
@@ -231,83 +239,87 @@ def time_of_simclr(config: Config) -> dict[str, float]:
 # ---- training
 
 
-def run_one(file: Path) -> None:
-    """Train the run that a file describes, or time its arm."""
-    job = json.loads(file.read_text())
-    config = merge(small(), job["config"])
-    check(config)
-    is_simclr = job["arm"].startswith(SIMCLR)
-    if job["timed"]:
-        assert config.out is not None
-        figures = time_of_simclr(config) if is_simclr else time_of(config, config.out)
-        file.with_name(TIMES).write_text(json.dumps(figures))
-    elif is_simclr:
+def train(args: argparse.Namespace) -> None:
+    """Time all arms, then train all arms and seeds: the first seed of all arms first."""
+    shared = shared_config(args)
+    share_resident_data()
+    configs = {arm: merge(shared, changes) for arm, changes in arms(args).items()}
+    for config in configs.values():
+        check(config)
+        prepare(config)  # packs folders, once
+    times = {arm: calibrate(arm, config, args.out) for arm, config in configs.items()}
+    for seed in range(args.seeds):
+        for arm, config in configs.items():
+            out, seconds = args.out / arm / f"seed-{seed}", times[arm]
+            if result_file(out).is_file():
+                continue
+            if out.exists():  # interrupted
+                shutil.rmtree(out)
+            iterations = max(2, int((args.seconds - seconds["start"]) / seconds["iteration"]))
+            begin = time.perf_counter()
+            train_one(arm, merge(config, {"out": str(out), "seed": seed, "optim": schedule(iterations)}))
+            figures = {
+                "arm": arm,
+                "seed": seed,
+                "samples": {task: config.batch_size(task) for task in config.task_names},
+                "iterations": iterations,
+                "allowed": args.seconds,
+                "start": seconds["start"],
+                "trained": time.perf_counter() - begin,
+            }
+            result_file(out).write_text(json.dumps(figures))
+            print(f"{arm}, seed {seed}: {iterations} iterations in {figures['trained']:.1f} s", flush=True)
+
+
+def train_one(arm: str, config: Config) -> None:
+    """Train one run."""
+    if arm.startswith(SIMCLR):
         train_simclr(config)
     else:
         run_pretraining(config, console=Console(quiet=True))
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # the graphs of this run have memory of their own
 
 
-def in_own_process(arm: str, config: Config, *, timed: bool = False) -> float:
-    """Train in a process of its own, or time an arm; return its seconds from the start of Python to the end."""
-    assert config.out is not None
-    config.out.parent.mkdir(parents=True, exist_ok=True)
-    file = config.out.with_suffix(".json")
-    file.write_text(json.dumps({"arm": arm, "config": plain(to_dict(config)), "timed": timed}))
-    begin = time.perf_counter()
-    subprocess.run([sys.executable, __file__, "job", str(file)], check=True)
-    return time.perf_counter() - begin
+def share_resident_data() -> None:
+    """Keep the data on the GPU from one run to the next."""
+    copies: dict[tuple[str, ...], Resident | None] = {}
+
+    def resident(source: Source, device: torch.device, memory_fraction: float) -> Resident | None:
+        names = tuple(source.names)
+        if names not in copies:
+            copies[names] = make_resident(source, device, memory_fraction)
+        return copies[names]
+
+    trainer_module.make_resident = resident  # type: ignore[attr-defined]
 
 
-def calibrate(arm: str, config: Config, folder: Path) -> dict[str, float]:
-    """Return the seconds of an arm's start and of an iteration, from a short run."""
-    file = folder / "calibration.json"
+def calibrate(arm: str, config: Config, out: Path) -> dict[str, float]:
+    """Return the seconds of an arm's start and of an iteration, from short runs."""
+    file = out / arm / "calibration.json"
     if not file.is_file():
-        out, (_, iterations) = folder / "timed", TIMED
-        seconds = in_own_process(arm, merge(config, {"out": str(out), "optim": schedule(iterations)}), timed=True)
-        times = json.loads((folder / TIMES).read_text())
-        validations = times.get("validation_and_rollouts", 0.0) * (iterations // TIMED_INTERVAL)
-        start = seconds - (times["step"] * iterations + validations) / 1e3
-        file.write_text(json.dumps({"start": start, "iteration": times["milliseconds"] / 1e3}))
+        timed = merge(config, {"out": str(out / arm / "timed"), "optim": schedule(TIMED[1])})
+        times = time_of_simclr(timed) if arm.startswith(SIMCLR) else time_of(timed, out / arm / "timed")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"start": start_of(config, out), "iteration": times["milliseconds"] / 1e3}))
     figures: dict[str, float] = json.loads(file.read_text())
+    print(f"{arm}: start {figures['start']:.1f} s, {1e3 * figures['iteration']:.2f} ms", flush=True)
     return figures
 
 
-def train(args: argparse.Namespace) -> None:
-    """Time all arms, then train all arms and seeds."""
-    shared = shared_config(args)
-    jobs = []
-    for arm, changes in arms(args).items():
-        config, folder = merge(shared, changes), args.out / arm
-        check(config)
-        prepare(config)  # packs folders, once
-        times = calibrate(arm, config, folder)
-        iterations = max(2, int((args.seconds - times["start"]) / times["iteration"]))
-        print(
-            f"{arm}: start {times['start']:.1f} s, {1e3 * times['iteration']:.2f} ms, {iterations} iterations",
-            flush=True,
-        )
-        for seed in range(args.seeds):
-            out = folder / f"seed-{seed}"
-            if not result_file(out).is_file():
-                options = {"out": str(out), "seed": seed, "optim": schedule(iterations)}
-                jobs.append((arm, merge(config, options), times))
-    jobs.sort(key=lambda job: job[1].seed)  # the first seed of all arms first
-    with ThreadPoolExecutor(args.jobs) as pool:
-        for done in [pool.submit(train_one, arm, config, times, args) for arm, config, times in jobs]:
-            done.result()
-
-
-def train_one(arm: str, config: Config, times: Mapping[str, float], args: argparse.Namespace) -> None:
-    """Train one run, and write what it took."""
-    assert config.out is not None
-    seconds, iterations = in_own_process(arm, config), config.optim.iterations
-    computed = times["start"] + iterations * times["iteration"]
-    figures = {"arm": arm, "seed": config.seed, "allowed": args.seconds, "seconds": computed, "iterations": iterations}
-    samples = {task: config.batch_size(task) for task in config.task_names}
-    result_file(config.out).write_text(
-        json.dumps({**figures, "samples": samples, "start": times["start"], "elapsed": seconds, "jobs": args.jobs})
-    )
-    print(f"{arm}, seed {config.seed}: {iterations} iterations in {seconds:.1f} s", flush=True)
+def start_of(config: Config, out: Path) -> float:
+    """Return the seconds of a process that trains two iterations of I, or of S+T+I if the arm uses videos."""
+    tasks = "S+T+I" if "temporal" in config.task_names else "I"
+    file = out / f"start-{tasks}.json"
+    if not file.is_file():
+        started = merge(config, {"tasks": tasks, "out": str(out / f"start-{tasks}"), "optim": schedule(2)})
+        job = out / "start.json"
+        job.write_text(json.dumps({"arm": tasks, "config": plain(to_dict(started))}))
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, __file__, "job", str(job)], check=True)
+        file.write_text(json.dumps(time.perf_counter() - begin))
+    return float(json.loads(file.read_text()))
 
 
 def result_file(out: Path) -> Path:
@@ -339,9 +351,9 @@ def evaluate(args: argparse.Namespace) -> None:
 
 
 def row(run: Values) -> Values:
-    """Return the columns about the training of a run; its seconds are computed from those of its arm alone."""
+    """Return the columns about the training of a run."""
     samples = " + ".join(f"{count} {task}" for task, count in run["samples"].items())
-    times = {name: round(run[name], 1) for name in ("allowed", "seconds", "start", "elapsed", "jobs")}
+    times = {name: round(run[name], 1) for name in ("allowed", "start", "trained")}
     return {"arm": run["arm"], "seed": run["seed"], "samples": samples, "iterations": run["iterations"], **times}
 
 
@@ -384,15 +396,22 @@ def inside(weights: str, args: argparse.Namespace) -> dict[str, float]:
 def labelled_features(weights: str, address: str, pattern: str, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Return pool5 of images or frames, their classes, and a number that files with the same match share."""
     backbone = find_backbone(weights).to(device)
-    size = backbone.eval_size
+    pixels, labels, families = labelled_pixels(address, pattern, backbone.eval_size)
+    chunks = [pool5(backbone, chunk.to(device), backbone.eval_size) for chunk in pixels.split(FEATURE_BATCH)]
+    return torch.cat(chunks), labels, families
+
+
+@cache
+def labelled_pixels(address: str, pattern: str, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return images or frames as bytes, their classes, and a number that files with the same match share."""
     dataset = open_dataset(address, square=Square(size), frames=FRAMES)
-    chunks = extract_features(dataset, lambda pixels: pool5(backbone, pixels, size), device, Console(quiet=True), "")
-    features = merge_chunks(list(chunks))
-    labels = torch.tensor([int(label) for label in dataset.labels])[features.items]
+    with ThreadPoolExecutor() as pool:
+        loaded = list(pool.map(dataset.load, range(len(dataset))))
+    items = np.repeat(np.arange(len(dataset)), [len(pixels) for pixels in loaded])
     names = [_family(str(path), pattern) for path in dataset.paths()]
     numbers = {name: number for number, name in enumerate(sorted(set(names)))}
-    families = torch.tensor([numbers[name] for name in names])[features.items]
-    return features.values.to(device), labels, families
+    labels = torch.tensor([int(label) for label in dataset.labels])[items]
+    return torch.from_numpy(np.concatenate(loaded)), labels, torch.tensor([numbers[name] for name in names])[items]
 
 
 def cross_validated(features: Tensor, labels: Tensor) -> float:
@@ -434,7 +453,7 @@ def summarise(rows: Sequence[Values]) -> None:
         for column in columns:
             values = [row[column] for row in own]
             figures.append(f"{column} {plus_minus(fmean(values), stdev(values) if len(values) > 1 else None, 2)}")
-        print(f"{arm} ({len(own)} seeds, {fmean(row['seconds'] for row in own):.1f} s): {', '.join(figures)}")
+        print(f"{arm} ({len(own)} seeds): {', '.join(figures)}")
 
 
 if __name__ == "__main__":
