@@ -1,4 +1,5 @@
 import os
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import unshuffle
 from unshuffle import pretraining
 from unshuffle.config import SyntheticConfig, demo, with_options
+from unshuffle.report.page import write_report
 from unshuffle.report.views import _read_skipped
+from unshuffle.runs.folders import find_runs
+from unshuffle.stopping import Stopped
 from unshuffle.training.trainer import Trainer
 
 TINY = {
@@ -65,6 +69,47 @@ def test_resume_from_python(tmp_path: Path) -> None:
     assert run.config.synthetic == SyntheticConfig(images=16, clips=12, gallery=12, queries=6)
     with pytest.raises(unshuffle.UserError, match="give out"):
         unshuffle.pretrain(resume=True)
+
+
+def test_the_weights_of_a_run_that_is_made_longer_are_said_to_be_older(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = unshuffle.pretrain(out=tmp_path / "my run", **TINY)
+
+    def interrupted(trainer: Trainer, *more: Any) -> None:
+        raise KeyboardInterrupt
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        unshuffle.load_backbone(run.folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "train", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            unshuffle.pretrain(out=run.folder, resume=True, iterations=4)
+    sentence = (
+        r"are those of iteration 2, and the run is being trained up to 4: continue it with .* --out '.*my run' --re"
+    )
+    with pytest.warns(UserWarning, match=sentence):
+        unshuffle.load_backbone(run.folder)
+
+
+def test_an_interruption_after_the_last_iteration_says_how_to_get_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pretraining, "save_backbone", interrupted)
+        with pytest.raises(Stopped, match=r"stopped after the last iteration.*pretrain --out .*run --resume") as stop:
+            unshuffle.pretrain(out=tmp_path / "run", **TINY)
+    assert stop.value.iteration == 2
+    with pytest.raises(unshuffle.UserError, match=r"the run is not finished, continue it with .* --resume"):
+        unshuffle.load_backbone(tmp_path / "run")
+    report = tmp_path / "report.html"
+    write_report(find_runs([tmp_path / "run"]), report)
+    assert "All iterations are done, but the run was stopped before its backbone was written" in report.read_text()
+    unshuffle.load_backbone(unshuffle.pretrain(out=tmp_path / "run", resume=True).folder)
 
 
 def test_a_run_that_has_no_checkpoint_yet_starts_again_from_its_init(tmp_path: Path) -> None:

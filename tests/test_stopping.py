@@ -30,6 +30,15 @@ def test_a_signal_leaves_a_wish_and_a_second_one_stops(signum: int) -> None:
     assert signal.getsignal(signum) == before
 
 
+def test_the_first_signal_is_announced() -> None:
+    announced: list[str] = []
+    with stop_requests(patient=True, announce=lambda: announced.append("stopping")):
+        assert not announced
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    assert announced == ["stopping"]
+
+
 def test_the_patient_take_any_number_of_signals() -> None:
     with stop_requests(patient=True) as request:
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from torch.utils.flop_counter import FlopCounterMode
 
 from unshuffle.accelerator import wait_for
-from unshuffle.config import Config, check, with_epochs
+from unshuffle.config import Config, check, merge_sections, with_epochs
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.batches import Batch, Prefetcher, on_device
 from unshuffle.errors import UserError
@@ -197,7 +197,8 @@ def _parts(trainer: Trainer, iterations: int) -> dict[str, float]:
 def _tflop_per_iteration(trainer: Trainer) -> float:
     """Count the FLOPs of one forward and backward pass, on the plain network with a few samples of each task."""
     few = {name: {"batch_size": FLOP_SAMPLES} for name in trainer.tasks}
-    small = build_trainer(merge(trainer.config, {"device": "cpu", "optim": {"precision": "fp32"}, **few}), trainer.data)
+    config = merge_sections(trainer.config, {"device": "cpu", "optim": {"precision": "fp32"}, **few})
+    small = build_trainer(config, trainer.data)
     flops = 0.0
     for name, batch in small.load(trainer.iteration).items():
         with _without_onednn(), FlopCounterMode(display=False) as counter:

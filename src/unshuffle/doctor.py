@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from unshuffle.config import Config, check
+from unshuffle.config import Config, check, merge_sections
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.inventory import write_skipped
 from unshuffle.data.sources import Concatenation
@@ -159,7 +159,7 @@ def _small_trainer(config: Config, data: Data, task: str, samples: int, choices:
         raise UserError(f"the {task} task has only {available} sample to train on, but doctor needs 2 or more")
     few = replace(data.training[task], items=data.training[task].items[:samples])
     small = replace(
-        merge(config, {task: {"batch_size": 0, **TASKS[task].easier(choices)}}),
+        merge_sections(config, {task: {"batch_size": 0, **TASKS[task].easier(choices)}}),
         policy=replace(config.policy, sampler="uniform", inverse=False),
         optim=replace(config.optim, batch_size=samples, warmup=0, schedule="steps", milestones=()),
     )

@@ -5,6 +5,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -31,6 +32,7 @@ from unshuffle.config import (
     with_absolute_paths,
     with_epochs,
     with_options,
+    with_registered_sections,
 )
 from unshuffle.console import ResilientConsole, say
 from unshuffle.data.dataset import address_exists
@@ -60,6 +62,7 @@ from unshuffle.runs.checkpoints import (
 from unshuffle.runs.folders import find_runs
 from unshuffle.runs.history import stored_permutations
 from unshuffle.runs.run import Run
+from unshuffle.stopping import Stopped
 from unshuffle.tasks import TASKS, build_tasks
 from unshuffle.tasks.base import Inputs, Network
 from unshuffle.tasks.prepare import Data, prepare
@@ -149,7 +152,7 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
         if resumed is not None:
             config = with_stored_length(config, resumed.config)
         check(config)
-        config, remarks = fit_crop_sizes(config)
+        config, remarks = fit_crop_sizes(with_registered_sections(config))
         _check_divisible(config, config.data.val_size)
         if is_main():
             check_loggers(config.log.to)
@@ -211,7 +214,14 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
         trainer.train(run, log, Display(trainer.statuses(), config.optim.iterations, trainer.iteration, console))
         with together():
             if is_main():
-                _finish(trainer, run, log, console)
+                try:
+                    _finish(trainer, run, log, console)
+                except KeyboardInterrupt:
+                    again = f"unshuffle pretrain --out {shlex.quote(str(run.folder))} --resume"
+                    text = (
+                        f"stopped after the last iteration, before all results were written. Write them with: {again}"
+                    )
+                    raise Stopped(signal.SIGINT, text, trainer.iteration) from None
     return run
 
 
@@ -532,6 +542,7 @@ def _finish(trainer: Trainer, run: Run, log: RunLog, console: Console) -> None:
         run.weights,
         crop_sizes={name: task.settings.crop_size for name, task in trainer.tasks.items()},
         permutations={name: rows.cpu().numpy() for name, rows in trainer.permutations.items()},
+        iterations=trainer.iteration,
     )
     pages = _draw(trainer, run, log, console) if config.log.pictures else []
     console.print(error_table(run))

@@ -34,13 +34,18 @@ class StopRequest:
 
 
 @contextmanager
-def stop_requests(*, patient: bool = False) -> Iterator[StopRequest]:
-    """Record the signal; the training loop checks it between steps. A second signal stops at once, unless patient."""
+def stop_requests(*, patient: bool = False, announce: Callable[[], None] | None = None) -> Iterator[StopRequest]:
+    """Record the signal; the training loop checks it between steps. A second signal stops at once, unless patient.
+
+    `announce` is called at the first signal, as the current step may take long.
+    """
     request = StopRequest()
 
     def record(signum: int, frame: FrameType | None) -> None:
         if request.signum is not None and not patient:
             raise KeyboardInterrupt
+        if request.signum is None and announce is not None:
+            announce()
         request.signum = signum
 
     with _handling(record):

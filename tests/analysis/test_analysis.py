@@ -10,16 +10,17 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 from rich.console import Console
+from rich.table import Table
 
 from unshuffle import cli
 from unshuffle.analysis.analysis import (
     ANALYSES,
-    MAX_PRINTED,
     Analysis,
     AnalysisResult,
     chosen_names,
     find_analysis,
     flat_numbers,
+    metrics_table,
 )
 from unshuffle.analysis.figures import panels, styled
 from unshuffle.errors import UserError
@@ -161,7 +162,7 @@ def drawing() -> Figure:
 def test_a_result_is_written_to_four_files(tmp_path: Path) -> None:
     rows = [{"a": 1, "b": 2.5}, {"a": 2, "c": "x, y"}]
     result = AnalysisResult(
-        "line", "a line", {"slope": 1.0, "none": float("nan"), "all": [float("inf"), 2]}, rows, drawing
+        "line", "a line", {"slope": 1.0, "none": float("nan"), "all": [float("inf"), 2]}, rows, drawing, Table()
     )
     paths = result.write(tmp_path / "new" / "folder", {"run": "runs/a"})
     assert [path.name for path in paths] == ["line.json", "line.csv", "line.svg", "line.png"]
@@ -178,7 +179,7 @@ def test_a_result_is_written_to_four_files(tmp_path: Path) -> None:
 
 
 def test_the_same_numbers_give_the_same_files(tmp_path: Path) -> None:
-    result = AnalysisResult("line", "a line", {}, [], drawing)
+    result = AnalysisResult("line", "a line", {}, [], drawing, Table())
     first, second = (result.write(tmp_path / name) for name in ("first", "second"))
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
@@ -191,20 +192,17 @@ def test_the_style_stays_inside() -> None:
     assert dict(rcParams) == before
 
 
-def printed(result: AnalysisResult) -> list[list[str]]:
+def test_figures_are_printed_under_readable_names() -> None:
     console = Console(width=80, file=io.StringIO())
-    console.print(result.summary or "nothing")
-    return [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
-
-
-def test_a_few_numbers_are_printed() -> None:
-    metrics = {"spatial": {"mean_error": 0.123456, "name": "x", "list": [1, 2]}, "[odd]": 3}
-    assert printed(AnalysisResult("line", "", metrics, [], drawing)) == [
-        ["spatial", "mean", "error", "0.1235"],
-        ["[odd]", "3"],
+    columns = {"a [run]": {"mean_error": 0.123456, "count": 1200, "std": None}, "b": {"mean_error": "0 of 3"}}
+    names = {"mean_error": "mean error", "count": "[b]samples", "std": "std"}
+    console.print(metrics_table("error [%]", columns, names))
+    assert [line.split() for line in console.file.getvalue().splitlines()] == [  # type: ignore[attr-defined]
+        ["error", "[%]", "a", "[run]", "b"],
+        ["mean", "error", "0.1235", "0", "of", "3"],
+        ["[b]samples", "1,200", "–"],
+        ["std", "–", "–"],
     ]
-    many = {str(number): number for number in range(MAX_PRINTED + 1)}
-    assert printed(AnalysisResult("line", "", many, [], drawing)) == [["nothing"]]
 
 
 def test_names_that_the_user_chose() -> None:

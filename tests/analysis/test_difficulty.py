@@ -103,6 +103,20 @@ def test_difficulty_of_a_run(run: Run, analyse: Callable[..., AnalysisResult]) -
     assert len(analysis.figure().axes) == 2
 
 
+def test_a_policy_that_has_not_started_is_said(
+    run: Run, analyse: Callable[..., AnalysisResult], tiny_run: Callable[..., Run], tmp_path: Path
+) -> None:
+    assert "started" not in analyse("difficulty", run=run.folder).statement
+    idle = tiny_run(tmp_path / "idle", policy={"start_below": 0.01}, optim={"iterations": 4})
+    for name in ("difficulty", "hamming", "baseline"):
+        assert analyse(name, run=idle.folder).statement.endswith(
+            "; the policy never started for the spatial and temporal tasks, so sampling is uniform"
+        )
+    write_config(merge(idle.config, {"optim": {"iterations": 40}}), idle.config_file)
+    statement = analyse("difficulty", run=idle.folder, task="spatial").statement
+    assert "the policy has not started yet for the spatial task, so" in statement
+
+
 def test_a_new_policy_on_a_checkpoint(run: Run, analyse: Callable[..., AnalysisResult], tmp_path: Path) -> None:
     analysis = analyse(
         "difficulty", run=run.folder, checkpoint=4, episodes=3, out=tmp_path, device="cpu", task="spatial"

@@ -372,7 +372,7 @@ def test_the_surface_of_the_command_line_is_a_contract() -> None:
     sections = {"data", "synthetic", "augmentation", "model", "optim", "permutations", "policy", "monitor", "log"}
     tasks = {"spatial", "temporal", "rotation", "instance"}
     top = {"preset", "images", "videos", "out", "init", "tasks", "seed", "device"}
-    assert set(Config.__dataclass_fields__) == sections | tasks | top
+    assert set(Config.__dataclass_fields__) == sections | tasks | top | {"registered"}  # which is no option
 
 
 @pytest.mark.slow

@@ -208,7 +208,7 @@ def option_words(options: Any, where: str = "") -> Iterator[str]:
             yield f"--{name}" if value else f"--{where}no_{entry.name}"
         elif isinstance(value, tuple):
             yield from (f"--{name}", *map(str, value))
-        else:
+        elif name != "registered":
             yield from (f"--{name}", "none" if value is None else str(value))
 
 

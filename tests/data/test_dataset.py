@@ -1,4 +1,5 @@
 import io
+import shutil
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -120,6 +121,15 @@ def test_bad_class_folders(make: Callable[[Path], object], sentence: str, tmp_pa
     make(tmp_path)
     with pytest.raises(UserError, match=sentence):
         open_dataset(tmp_path)
+
+
+def test_test_data_may_have_a_single_class(classes: tuple[Path, Path], tmp_path: Path) -> None:
+    training = open_dataset(classes[0])
+    shutil.copytree(classes[0] / training.classes[1], tmp_path / "test" / training.classes[1])
+    testing = open_dataset(tmp_path / "test", classes=training.classes)
+    assert testing.classes == training.classes and set(testing.labels) == {1}
+    with pytest.raises(UserError, match="two or more classes"):
+        open_dataset(tmp_path / "test")
 
 
 def test_unknown_classes_are_refused(classes: tuple[Path, Path]) -> None:

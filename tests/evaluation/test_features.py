@@ -123,7 +123,7 @@ def test_extract_takes_squares_of_any_size(side: int) -> None:
 def test_extract_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, pixels = build_backbone("tiny"), smooth(5, 96)
     whole = extract(backbone, pixels, CPU)
-    monkeypatch.setattr(features, "BATCH", 2)
+    monkeypatch.setattr(features, "FEATURE_BATCH", 2)
     np.testing.assert_allclose(extract(backbone, pixels, CPU), whole, atol=1e-5)
 
 
@@ -334,6 +334,20 @@ def test_a_part_without_a_readable_item(tmp_path: Path, monkeypatch: pytest.Monk
     for _ in range(2):
         dataset = images_of(tmp_path, ["a.png", "b.png"])
         assert run(dataset, cache=FeatureCache(tmp_path / "cache", "job")).items.tolist() == [1]
+    assert FeatureCache(tmp_path / "cache", "job").join().items.tolist() == [1]
+
+
+def test_joined_parts_are_mapped_from_one_file(dataset: LabelledDataset, tmp_path: Path) -> None:
+    cache = FeatureCache(tmp_path, "job")
+    whole, skipped = run(dataset, cache=cache), list(dataset.skipped)
+    for _ in range(2):
+        joined = cache.join()
+        assert torch.equal(joined.values, whole.values) and torch.equal(joined.items, whole.items)
+        assert joined.skipped == skipped != []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.txt", "joined.npz", "values.npy"]
+    again = replace(dataset, skipped=[])
+    read = run(again, lambda _: pytest.fail("it is computed again"), cache=FeatureCache(tmp_path, "job"))
+    assert torch.equal(read.values, whole.values) and again.skipped == skipped
 
 
 def test_the_digest_follows_every_weight() -> None:

@@ -46,7 +46,7 @@ def test_an_export_loads_as_the_same_backbone(name: str, form: Format, fold: boo
 
 
 def docs_caffenet() -> nn.Sequential:
-    """The module of docs/weights.md."""
+    """The module of docs/how-to/weights.md."""
     return nn.Sequential(
         nn.Conv2d(3, 96, 11, stride=4), nn.BatchNorm2d(96), nn.ReLU(), nn.MaxPool2d(3, 2),
         nn.Conv2d(96, 256, 5, padding=2, groups=2), nn.BatchNorm2d(256), nn.ReLU(), nn.MaxPool2d(3, 2),

@@ -439,3 +439,15 @@ def test_embedding_takes_the_pretrained_weights(pretrained: Backbone, labelled: 
     line = ["embed", str(labelled), "--weights", "pretrained", "--out", str(tmp_path / "f.npy"), "--device", "cpu"]
     assert cli.run(line) == 0
     assert np.load(tmp_path / "f.npy").shape[0] == 6
+
+
+def test_what_keeps_a_file_from_being_recognised_is_named(tmp_path: Path) -> None:
+    torch.save({**torchvision.models.resnet18().state_dict(), "extra.weight": torch.zeros(3)}, tmp_path / "w.pth")
+    with pytest.raises(UserError, match=r"nearest are resnet18 \(100 % of the shapes, but also extra\.weight\)"):
+        load_backbone(tmp_path / "w.pth")
+    assert load_backbone(tmp_path / "w.pth", "resnet18").architecture == "resnet18"
+    state = torchvision.models.resnet18().state_dict()
+    del state["layer1.0.conv1.weight"]
+    torch.save(state, tmp_path / "w.pth")
+    with pytest.raises(UserError, match=r"does not fit resnet18: it lacks layer1\.0\.conv1\.weight"):
+        load_backbone(tmp_path / "w.pth", "resnet18")

@@ -167,6 +167,26 @@ def text_of(run: Run) -> str:
     return " ".join(" ".join(Seen(run.report.read_text(encoding="utf-8")).texts).split())
 
 
+def test_chance_stands_beside_figures_that_differ_in_it(run: Run, uniform_run: Run, tmp_path: Path) -> None:
+    hint = "compare each with its own chance level"
+    assert hint in run.report.read_text(), "two tasks and the retrieval"
+    other = Run(shutil.copytree(uniform_run.folder, tmp_path / "other"))
+    lines = [json.loads(line) for line in other.metrics_file.read_text().splitlines()]
+    for line in lines:
+        if "crops_chance" in line:
+            line["crops_chance"] = 12.5
+    other.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_report(find_runs([run.folder, other.folder]), tmp_path / "two.html")
+    page = tmp_path.joinpath("two.html").read_text()
+    (chance,) = re.findall(r'<tr class="chance">(.*)</tr>', page)
+    (level,) = {entry["crops_chance"] for entry in run.metrics("monitor")}
+    assert "<td>0.800</td><td>0.800</td>" in chance, "of 5 permutations each"
+    assert f"<td>{min(level, 12.5):.1f} to {max(level, 12.5):.1f}</td>" in chance
+    assert "Where chance is a range" in page and "The runs have different chance levels" in page
+    write_report(find_runs([run.folder, uniform_run.folder]), tmp_path / "same.html")
+    assert "different chance levels" not in tmp_path.joinpath("same.html").read_text()
+
+
 def test_results_come_first_then_examples_then_the_policy(run: Run) -> None:
     sections = [attributes["id"] for tag, attributes in Seen(run.report.read_text()).tags if tag == "section"]
     assert sections == ["results", "curves", "examples", "neighbours", "policy", "errors", "settings"]

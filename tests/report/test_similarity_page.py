@@ -88,6 +88,17 @@ def test_the_page_has_the_neighbours_of_every_image(index: Index, tmp_path: Path
         assert sheet.width > 900 and np.asarray(sheet.convert("L")).std() > 20
 
 
+def test_an_earlier_page_is_replaced_only_by_its_name(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "neighbours-2.png").write_text("mine")
+    first, second = (unshuffle.neighbours_page(index).files[0] for _ in range(2))
+    assert [first.name, second.name] == ["neighbours.html", "neighbours-3.html"]
+    assert unshuffle.neighbours_page(index, first).files[0] == first
+    assert (tmp_path / "neighbours-2.png").read_text() == "mine"
+
+
 def test_of_a_large_folder_some_images_are_shown(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"MAX_SHOWN": 10, "SOME": 3, "OUTLIERS": 2}.items():
         monkeypatch.setattr(similarity_page, name, value)

@@ -56,7 +56,7 @@ def test_a_change_within_the_noise_is_none(written: Callable[..., Run]) -> None:
     assert verdict is not None and verdict.change == "level"
     first, noise, advice = verdict.sentences
     assert first.startswith("The features did not get measurably better: two crops")
-    assert noise == "Differences of up to 5.9 percentage points are within the noise."
+    assert noise == "Differences of up to 5.9 percentage points for crops are within the noise."
     assert "The pretext tasks were learned" in advice and "--tasks S+T+I" in advice and "--init" in advice
 
 
@@ -96,6 +96,18 @@ def test_labels_decide_where_there_are_some(written: Callable[..., Run]) -> None
         "(30.0 % before training, chance 10.0 %)."
     ]
     assert [measure.key for measure in feature_measures(run)] == ["top1", "crops_top1", "own_rankme"]
+
+
+def test_images_and_clips_have_each_their_own_noise(written: Callable[..., Run]) -> None:
+    clips = {"frames_chance": 2.1, "frames_queries": 96}
+    before, after = ({**own(crops), "frames_top1": frames, **clips} for crops, frames in ((20, 12), (25, 8)))
+    verdict = judge_features(written(before, after))
+    assert verdict is not None and verdict.change == "level"
+    remark = "Differences of up to 5.9 percentage points for crops and 8.6 for frames are within the noise."
+    assert verdict.sentences[1] == remark
+    verdict = judge_features(written(before, {**after, **own(60)}))
+    assert verdict is not None and verdict.change == "better"
+    assert verdict.sentences[1] == "Differences of up to 8.6 percentage points for frames are within the noise."
 
 
 def test_checks_that_disagree(written: Callable[..., Run]) -> None:

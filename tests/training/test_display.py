@@ -1,4 +1,6 @@
 import io
+import time
+from collections.abc import Callable
 
 import pytest
 from rich.console import Console
@@ -14,9 +16,10 @@ def make(terminal: bool, width: int = 120) -> tuple[Display, io.StringIO]:
     return Display({"spatial": TaskStatus(chance=0.01)}, total=20, console=screen), text
 
 
-def test_plain_lines_come_now_and_then_and_once_at_the_end(monkeypatch: object) -> None:
+def test_plain_lines_come_now_and_then_and_once_at_the_end() -> None:
     display, text = make(terminal=False)
     with display:
+        display._last_line -= module.SECONDS_BETWEEN_LINES
         for iteration in range(1, 21):
             display.tasks["spatial"].loss = 4.0
             display.tasks["spatial"].error = 0.5
@@ -41,6 +44,7 @@ def test_the_time_left_is_in_hours_and_minutes(monkeypatch: pytest.MonkeyPatch) 
     display, text = make(terminal=False)
     with display:
         display._begin -= 10 * 3600 + 20 * 60
+        display._last_line = display._begin
         display.update(10)
     first, last = text.getvalue().splitlines()
     assert first.endswith("| 10 h 20 min left") and last.endswith("| 10 h 20 min left")
@@ -54,6 +58,7 @@ def test_the_live_display_shows_figures_speed_and_chance() -> None:
         display.samples_per_second, display.crops_per_second = 12, 108
         display.waiting, display.monitor = 0.07, {"top1": 33.3, "crops_top1": 21.5, "own_rankme": 9.0}
         display.update(10)
+        display._live.refresh()
         shown = text.getvalue()
     for part in (
         "10/20",
@@ -65,6 +70,35 @@ def test_the_live_display_shows_figures_speed_and_chance() -> None:
         "own crops top-1 21.5 %",
     ):
         assert part in shown
+
+
+def test_the_live_display_is_redrawn_while_a_step_takes_long() -> None:
+    display, text = make(terminal=True)
+    with display:
+        display.update(7)
+        assert _wait_for(lambda: "7/20" in text.getvalue())
+        display.announce("stopping after the current step")
+        assert _wait_for(lambda: "stopping after" in text.getvalue())
+
+
+def _wait_for(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_an_announcement_is_printed_at_once_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    display, _ = make(terminal=False)
+    display.announce("stopping after the current step")
+    display.console.quiet = True
+    display.announce("of another process")
+    assert capfd.readouterr().err == "stopping after the current step\n"
+
+
+def test_a_line_before_the_first_figures_states_no_speed() -> None:
+    display, _ = make(terminal=False)
+    assert "samples/s" not in display._line() and "| |" not in display._line()
 
 
 @pytest.mark.parametrize(
@@ -79,6 +113,7 @@ def test_every_number_is_whole_on_a_narrow_terminal(preference: Preference) -> N
     display.monitor = {"top1": 33.3, "crops_top1": 21.5, "frames_top1": 9.5}
     with display:
         display.update(10)
+        display._live.refresh()
         lines = [line.rstrip() for line in text.getvalue().splitlines()]
     assert "12345 samples/s (111105 crops/s) · waiting for data 7 %" in lines
     assert "retrieval top-1 33.3 %" in lines

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from unshuffle.evaluation.protocol import published
 from unshuffle.pretraining import try_backbone
 from unshuffle.runs.folders import PUBLISHED
 from unshuffle.runs.history import error_kind, error_label, has_acted, tasks_of
-from unshuffle.tasks import TASKS
 from unshuffle.tasks.prepare import prepare
 
 __all__ = ["PAPER_ARMS", "Ablation", "ablate", "make_plan", "run_ablation"]
@@ -170,10 +168,9 @@ def _check_arms(config: Config, jobs: Sequence[Job], *, on_this_machine: bool) -
     """Raise a UserError for a mistake in an arm before the first job; pack folders once, before many jobs need them."""
     if jobs and on_this_machine and config.device != "auto":
         choose_device(config.device)
-    data_options = attrgetter("images", "videos", "tasks", "data", *TASKS)
     prepared: list[Any] = []
     for arm, job in {job.arm: job for job in jobs}.items():
-        arm_config, data = job.config, data_options(job.config)
+        arm_config, data = job.config, _data_options(job.config)
         try:
             try_backbone(arm_config)
             reads_files = arm_config.images is not None or arm_config.videos is not None
@@ -182,6 +179,12 @@ def _check_arms(config: Config, jobs: Sequence[Job], *, on_this_machine: bool) -
                 prepared.append(data)
         except UserError as error:
             raise UserError(f"arm {arm}: {error}") from None
+
+
+def _data_options(config: Config) -> tuple[Any, ...]:
+    """Return the options that decide which files are read, and how."""
+    sections = [config.section(name) for name in TASK_SYMBOLS.values()]
+    return config.images, config.videos, config.tasks, config.data, sections
 
 
 def _launch(

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from unshuffle.ablation.arms import KIND, Values, build_evaluation, check_data, plain
-from unshuffle.config import Config, check, preset_config
+from unshuffle.config import Config, check, merge_sections, preset_config
 from unshuffle.errors import UserError
 from unshuffle.evaluation.protocol import Evaluation, Result
 from unshuffle.files import atomic_write, check_folder, write_measurement
-from unshuffle.options import merge, read_yaml, to_dict, write_yaml
+from unshuffle.options import read_yaml, to_dict, write_yaml
 from unshuffle.pretraining import changed_options
 from unshuffle.runs.checkpoints import checkpoint_iterations
 from unshuffle.runs.folders import PLAN_NAME, folder_name
@@ -58,7 +58,7 @@ class Plan:
     def read(cls, out: Path) -> "Plan":
         """Return the plan in an ablation's folder."""
         values = read_yaml(out / PLAN_NAME, "ablation")
-        config = merge(preset_config(values["config"]["preset"]), values["config"])
+        config = merge_sections(preset_config(values["config"]["preset"]), values["config"])
         return cls(out, config, values["arms"], tuple(values["seeds"]), values["evaluations"])
 
     def check(self) -> None:
@@ -121,7 +121,7 @@ class Job:
             if key in changes:
                 raise UserError(f"arm {self.arm}: {key} cannot be changed by an arm")
         try:
-            config = replace(merge(self.plan.config, changes), seed=self.seed, out=self.folder)
+            config = replace(merge_sections(self.plan.config, changes), seed=self.seed, out=self.folder)
             check(config)
         except UserError as error:
             raise UserError(f"arm {self.arm}: {error}") from None

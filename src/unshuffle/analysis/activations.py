@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unshuffle.accelerator import choose_device
-from unshuffle.analysis.analysis import Analysis, AnalysisResult, chosen_names
+from unshuffle.analysis.analysis import Analysis, AnalysisResult, chosen_names, metrics_table
 from unshuffle.analysis.figures import INK, Sheet, shortened, title_width
 from unshuffle.data.dataset import LabelledDataset, Square, open_dataset
 from unshuffle.data.source import Pixels
@@ -202,7 +202,9 @@ class Activations(Analysis):
             for entry in top
             for rank, (file, activation) in enumerate(zip(entry.files, entry.activations, strict=True), start=1)
         ]
-        return AnalysisResult("activations", statement, metrics, rows, lambda: draw(top, list(sizes)))
+        highest = {name: {entry.unit: entry.activations[0] for entry in top if entry.dataset == name} for name in sizes}
+        table = metrics_table("highest activation", highest, {entry.unit: f"unit {entry.unit}" for entry in top})
+        return AnalysisResult("activations", statement, metrics, rows, lambda: draw(top, list(sizes)), table)
 
 
 def top_images(backbone: Backbone, dataset: DatasetActivations, unit: int, top: int, device: torch.device) -> TopImages:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from unshuffle.config import TaskName
+from unshuffle.console import plain_table
 from unshuffle.errors import UserError
 from unshuffle.files import csv_cell, write_measurement
 from unshuffle.lazy import LazyClass, find_entry
@@ -20,9 +21,6 @@ from unshuffle.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-MAX_PRINTED = 24
-"""Metrics that are printed; if there are more, they are only written to the files."""
 
 Row = Mapping[str, Any]
 """One line of a CSV: plain values by column."""
@@ -42,21 +40,8 @@ class AnalysisResult:
     """The numbers behind the figure; columns that a row lacks stay empty."""
     figure: Callable[[], "Figure"]
     """Draws the figure."""
-    table: Table | None = None
-    """Table to print below the statement; without it the metrics are printed, if they are few."""
-
-    @property
-    def summary(self) -> Table | None:
-        """The table to print below the statement."""
-        numbers = flat_numbers(self.metrics)
-        if self.table is not None or not 0 < len(numbers) <= MAX_PRINTED:
-            return self.table
-        table = Table(box=None, show_header=False, pad_edge=False)
-        table.add_column()
-        table.add_column(justify="right")
-        for name, value in numbers.items():
-            table.add_row(Text(name.replace(".", " ").replace("_", " ")), f"{value:.4g}")
-        return table
+    table: Table
+    """The main numbers, to print below the statement."""
 
     def write(self, folder: Path, config: Mapping[str, Any] | None = None) -> list[Path]:
         """Write NAME.json, NAME.csv, NAME.svg and NAME.png; `config` holds the options of the analysis."""
@@ -69,6 +54,20 @@ class AnalysisResult:
         write_rows(paths[1], self.rows)
         save_figure(self.figure(), paths[2:])
         return paths
+
+
+def metrics_table(title: str, columns: Mapping[str, Mapping[Any, Any]], rows: Mapping[Any, str]) -> Table:
+    """Return a table of figures: a column for each mapping, a row for each of its keys under a readable name."""
+    table = plain_table(title, *map(escape, columns))
+    for key, name in rows.items():
+        table.add_row(escape(name), *(_cell(figures.get(key)) for figures in columns.values()))
+    return table
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else escape(str(value))
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:

@@ -9,13 +9,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from unshuffle.analysis.analysis import AnalysisResult, TaskAnalysis
+from unshuffle.analysis.analysis import AnalysisResult, TaskAnalysis, metrics_table
 from unshuffle.analysis.figures import COLOURS, INK, QUIET, name_axes, panels, styled, thousands
 from unshuffle.policy.reinforce import ErrorHistory
-from unshuffle.runs.history import choose_tasks, open_run
+from unshuffle.runs.history import choose_tasks, idle_note, open_run
 from unshuffle.runs.run import Run
 
 GOOD, BAD = COLOURS[0], COLOURS[1]
+ROWS = {
+    "episodes": "episodes of the policy",
+    "rewards": "rewards",
+    "mean": "mean",
+    "std": "std",
+    "positive_percent": "positive rewards [%]",
+}
 LEARNS_FROM_ROLLOUTS = ", which learns from the advantages of rollouts and not from these rewards"
 
 
@@ -35,10 +42,11 @@ class Baseline(TaskAnalysis):
         statement = (
             f"errors of {run.folder} beside those extrapolated from the two before, E_BL = 2 E_t − E_(t−1), "
             f"and the rewards r = E_BL − E; "
-            f"sampler {policy.name}{LEARNS_FROM_ROLLOUTS if policy.sampler == 'rollouts' else ''}"
+            f"sampler {policy.name}{LEARNS_FROM_ROLLOUTS if policy.sampler == 'rollouts' else ''}{idle_note(run, rows)}"
         )
         all_rows = [row for task_rows in rows.values() for row in task_rows]
-        return AnalysisResult("baseline", statement, metrics, all_rows, lambda: draw(rows))
+        table = metrics_table("reward", metrics, ROWS)
+        return AnalysisResult("baseline", statement, metrics, all_rows, lambda: draw(rows), table)
 
 
 def extrapolate(errors: Iterable[tuple[int, float]], lr_changes: Sequence[int]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from unshuffle.analysis.analysis import Analysis, AnalysisResult
+from unshuffle.analysis.analysis import Analysis, AnalysisResult, metrics_table
 from unshuffle.analysis.cost import total_passes
 from unshuffle.analysis.figures import COLOURS, LEVELS, QUIET, name_axes, panels, styled, thousands
 from unshuffle.config import Config
@@ -66,7 +66,11 @@ class Convergence(Analysis):
             f"those of the policy's validations and rollouts: {', '.join(labels)}"
         )
         all_rows = [row for curve in rows.values() for row in curve]
-        return AnalysisResult("convergence", statement, speed(rows), all_rows, lambda: draw(rows, levels))
+        speeds = speed(rows)
+        level = next(iter(speeds.values()))["level"]
+        names = {**ROWS, **{f"{name}_to_level": title.format(level=level) for name, title in REACHED.items()}}
+        table = metrics_table("retrieval, top 1 [%]", speeds, names)
+        return AnalysisResult("convergence", statement, speeds, all_rows, lambda: draw(rows, levels), table)
 
     def _checkpoint_scores(self, run: Run, console: Console) -> list[Scores]:
         """Return the retrieval of every checkpoint on the given folders, as the monitor would have logged it."""
@@ -147,6 +151,12 @@ def speed(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str
     return speeds
 
 
+ROWS = {"first_top1": "first", "last_top1": "last", "best_top1": "best", "mean_top1": "mean over the training"}
+REACHED = {
+    "iteration": "iterations up to {level:.1f} %",
+    "forward_passes": "forward passes up to there, every permutation [batches]",
+    "forward_passes_shared_backbone": "forward passes up to there, shared backbone [batches]",
+}
 AXES = {
     "iteration": "iteration",
     "forward_passes": "forward passes, every validation sample in every permutation [batches]",

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, StrMethodFormatter
 from rich.console import Console
 
-from unshuffle.analysis.analysis import Analysis, AnalysisResult
+from unshuffle.analysis.analysis import Analysis, AnalysisResult, metrics_table
 from unshuffle.analysis.figures import COLOURS, INK, panels, styled
 from unshuffle.config import Config
 from unshuffle.runs.history import (
@@ -76,7 +76,8 @@ class Cost(Analysis):
             },
             "measured": rows[-1] if rows else None,
         }
-        return AnalysisResult("cost", statement, metrics, rows, lambda: draw(costs, activities))
+        table = metrics_table("cost of the policy", {"% of training": costs}, {name: NAMES[name] for name in costs})
+        return AnalysisResult("cost", statement, metrics, rows, lambda: draw(costs, activities), table)
 
 
 # ---- forward passes

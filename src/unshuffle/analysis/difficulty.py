@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from unshuffle.analysis.analysis import AnalysisResult, Row, TaskAnalysis
+from unshuffle.analysis.analysis import AnalysisResult, Row, TaskAnalysis, metrics_table
 from unshuffle.analysis.branch import BranchTrainer
 from unshuffle.analysis.figures import MAP, name_axes, panels, styled
 from unshuffle.errors import UserError
-from unshuffle.runs.history import Floats, History, choose_tasks, groups_pairs, open_run, read_history
+from unshuffle.runs.history import Floats, History, choose_tasks, groups_pairs, idle_note, open_run, read_history
 from unshuffle.runs.run import Run
 
 CLASSES = ("hardest quarter", "second quarter", "third quarter", "easiest quarter")
@@ -133,7 +133,7 @@ class Difficulty(TaskAnalysis):
         divisions = {task: division for task, division in divisions.items() if division.rows}
         if not divisions:
             raise UserError(f"{run.folder} has sampled nothing {PERIODS[first.kind]} yet: wait for the next validation")
-        metrics = {
+        metrics: dict[str, dict[str, Any]] = {
             task: {
                 "periods": len(division.rows),
                 "percent": division.mean_percent(len(division.rows)),
@@ -144,9 +144,16 @@ class Difficulty(TaskAnalysis):
         statement = (
             f"{first.noun} sampled by {run.folder} (sampler {run.config.policy.name}) {PERIODS[first.kind]}, "
             f"{DIVISIONS[first.kind]}; uniform sampling gives {100 / len(first.classes):.3g} % each"
+            f"{idle_note(run, tasks)}"
         )
         rows = [row for division in divisions.values() for row in division.rows]
-        return AnalysisResult("difficulty", statement, metrics, rows, lambda: draw(divisions))
+        columns = {
+            f"{task}, {period}": metrics[task][key]
+            for task in divisions
+            for key, period in (("percent", "all"), ("percent_in_last_third", "last third"))
+        }
+        table = metrics_table(f"{first.noun} sampled [%]", columns, {name: name for name in first.classes})
+        return AnalysisResult("difficulty", statement, metrics, rows, lambda: draw(divisions), table)
 
     def _train_new_policy(self, run: Run, console: Console) -> Run:
         if self.episodes < 1:

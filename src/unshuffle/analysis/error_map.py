@@ -9,12 +9,21 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from unshuffle.analysis.analysis import Analysis, AnalysisResult
+from unshuffle.analysis.analysis import Analysis, AnalysisResult, metrics_table
 from unshuffle.analysis.figures import MAP, name_axes, panels, styled, thousands
 from unshuffle.config import TaskName
 from unshuffle.errors import UserError
 from unshuffle.runs.folders import run_labels
 from unshuffle.runs.history import Floats, History, choose_tasks, open_run, read_history
+
+ENDS = ("first", "last")
+ROWS = {
+    "iteration": "iteration",
+    "mean": "mean",
+    "std": "std",
+    "percentile_5": "5th percentile",
+    "percentile_95": "95th percentile",
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,17 @@ def analyse_errors(histories: Mapping[str, History], task: str) -> AnalysisResul
         f"{task} validation error of every permutation at every validation, sorted by mean error: "
         f"{', '.join(histories)}"
     )
-    return AnalysisResult("error-map", statement, metrics, rows, lambda: draw(histories, task))
+    ends = {
+        label: {
+            f"{when}_{name}": value
+            for when, entry in zip(ENDS, (figures[0], figures[-1]), strict=True)
+            for name, value in entry.items()
+        }
+        for label, figures in metrics.items()
+    }
+    names = {f"{when}_{name}": f"{title}, {when} validation" for when in ENDS for name, title in ROWS.items()}
+    table = metrics_table("error of the permutations", ends, names)
+    return AnalysisResult("error-map", statement, metrics, rows, lambda: draw(histories, task), table)
 
 
 def column_edges(values: Floats) -> Floats:

@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from scipy.stats import ks_2samp
 
-from unshuffle.analysis.analysis import Analysis, AnalysisResult, Row
+from unshuffle.analysis.analysis import Analysis, AnalysisResult, Row, metrics_table
 from unshuffle.analysis.figures import COLOURS, QUIET, name_axes, styled
 from unshuffle.config import TaskName
 from unshuffle.errors import UserError
@@ -168,7 +168,16 @@ class GroupCount(Analysis):
             f"{advice(best, max(counts))}{PAIRS_NOTE if groups_pairs(run.config) else ''}"
         )
         figure = partial(draw, comparisons, counts, best, states[max(states)], max(states))
-        return AnalysisResult("groups", statement, metrics, rows(comparisons, counts), figure)
+        equal = {
+            f"iteration {iteration:,}": {
+                division.count: f"{division.equal_pairs} of {division.pairs}" for division in divisions
+            }
+            for iteration, divisions in comparisons.items()
+        }
+        table = metrics_table(
+            "pairs of groups that do not differ", equal, {count: f"{count} groups" for count in counts}
+        )
+        return AnalysisResult("groups", statement, metrics, rows(comparisons, counts), figure, table)
 
 
 def advice(best: int | None, largest: int) -> str:

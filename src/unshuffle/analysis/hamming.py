@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from unshuffle.analysis.analysis import AnalysisResult, TaskAnalysis
+from unshuffle.analysis.analysis import AnalysisResult, TaskAnalysis, metrics_table
 from unshuffle.analysis.figures import INK, MAP, name_axes, styled
 from unshuffle.data.dataset import centre_square
 from unshuffle.data.media import read_image
@@ -27,6 +27,7 @@ from unshuffle.runs.history import (
     choose_tasks,
     evenly_spaced,
     groups_pairs,
+    idle_note,
     open_run,
     read_history,
     read_sampling_states,
@@ -40,6 +41,13 @@ Ints = npt.NDArray[np.int64]
 SHOWN_STATES = 3
 """Validations after which likely and unlikely permutations are shown."""
 PAIRS_NOTE = "; it grouped (sample, permutation) pairs, so that there are no likely and unlikely permutations to show"
+ROWS = {
+    "mean_distance_of_all": "mean of all permutations",
+    "mean_distance_of_samples": "mean of the samples",
+    "mean_distance_first": "mean in the first period",
+    "mean_distance_last": "mean in the last period",
+    "correlation_with_iteration": "correlation with the iteration",
+}
 SIDE, GAP = 48, 2
 """Side of a part and width of the white border around it, in pixels."""
 
@@ -66,11 +74,12 @@ class Hamming(TaskAnalysis):
         ]
         statement = (
             f"permutations sampled by {run.folder} (sampler {run.config.policy.name}) by their Hamming distance to the "
-            f"identity, between two validations{PAIRS_NOTE if groups_pairs(run.config) else ''}"
+            f"identity, between two validations{PAIRS_NOTE if groups_pairs(run.config) else ''}{idle_note(run, tasks)}"
         )
 
         all_rows = [row for task_rows in rows.values() for row in task_rows]
-        return AnalysisResult("hamming", statement, metrics, all_rows, lambda: draw(panels))
+        table = metrics_table("Hamming distance", metrics, ROWS)
+        return AnalysisResult("hamming", statement, metrics, all_rows, lambda: draw(panels), table)
 
 
 def distances(permutations: Ints) -> Ints:

@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from unshuffle.analysis.analysis import Analysis, AnalysisResult, Row, chosen_names
+from unshuffle.analysis.analysis import Analysis, AnalysisResult, Row, chosen_names, metrics_table
 from unshuffle.analysis.figures import INK, RIGHT, WRONG, Sheet, shortened, title_width
 from unshuffle.data.dataset import LabelledImages
 from unshuffle.errors import UserError
@@ -68,12 +68,15 @@ class NearestNeighbours(Analysis):
         }
         neighbours = {name: result.neighbours for name, result in results.items() if result.neighbours is not None}
         first = next(iter(results.values()))
+        metrics = {name: result.metrics for name, result in results.items()}
+        top = {key: key.replace("top", "top ") for key in first.metrics if key.startswith("top")}
         return AnalysisResult(
             "neighbours",
             f"{len(next(iter(neighbours.values())).queries)} of {first.statement}",
-            {name: result.metrics for name, result in results.items()},
+            metrics,
             rows(neighbours),
             lambda: draw(neighbours),
+            metrics_table("retrieval [%]", {**metrics, "chance": first.metrics["chance"]}, top),
         )
 
     def _retrieve(self, weights: str, architecture: str | None, console: Console) -> Result:

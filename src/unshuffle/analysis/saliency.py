@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor
 
 from unshuffle.accelerator import choose_device
-from unshuffle.analysis.analysis import Analysis, AnalysisResult, chosen_names
+from unshuffle.analysis.analysis import Analysis, AnalysisResult, chosen_names, metrics_table
 from unshuffle.analysis.figures import INK, QUIET, RIGHT, WRONG, Picture, Sheet, shortened, title_width
 from unshuffle.data.dataset import FileSource, LabelledDataset, Square, one_per_class, open_dataset
 from unshuffle.data.media import BadMedia
@@ -134,7 +134,9 @@ class Saliency(Analysis):
         )
         columns = ("model", "file", "label", "predicted", "score", "half_area")
         rows = [{column: getattr(image, column) for column in columns} for image in maps]
-        return AnalysisResult("saliency", statement, metrics, rows, lambda: draw(maps, names))
+        titles = {"accuracy": "images classified correctly [%]", "half_area": "pixels with half of the map [%]"}
+        table = metrics_table("saliency", metrics, titles)
+        return AnalysisResult("saliency", statement, metrics, rows, lambda: draw(maps, names), table)
 
 
 def voc_images(images: ImageSet) -> LabelledDataset:

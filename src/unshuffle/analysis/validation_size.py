@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor
 
 from unshuffle.accelerator import choose_device
-from unshuffle.analysis.analysis import Analysis, AnalysisResult
+from unshuffle.analysis.analysis import Analysis, AnalysisResult, metrics_table
 from unshuffle.analysis.figures import COLOURS, QUIET, name_axes, panels, styled, thousands
 from unshuffle.console import progress
 from unshuffle.data.squares import Squares
@@ -168,11 +168,13 @@ class ValidationSize(Analysis):
             f"validation error at {len(next(iter(spreads.values())))} checkpoints of {self.run}: mean and std over "
             f"{self.sets} sets of each size, sampled from data {origin} ({sizes})"
         )
+        needed = {
+            task: {iteration: samples_needed(by_size[0]) for iteration, by_size in by_iteration.items()}
+            for task, by_iteration in spreads.items()
+        }
         metrics = {
             task: {
-                f"samples_for_{TARGET_STD}": {
-                    iteration: samples_needed(by_size[0]) for iteration, by_size in by_iteration.items()
-                },
+                f"samples_for_{TARGET_STD}": needed[task],
                 "spreads": {
                     iteration: [asdict(spread) for spread in by_size] for iteration, by_size in by_iteration.items()
                 },
@@ -185,7 +187,10 @@ class ValidationSize(Analysis):
             for iteration, by_size in by_iteration.items()
             for spread in by_size
         ]
-        return AnalysisResult("valset", statement, metrics, rows, lambda: draw(spreads))
+        iterations = sorted({iteration for by_iteration in needed.values() for iteration in by_iteration})
+        names = {iteration: f"iteration {iteration:,}" for iteration in iterations}
+        table = metrics_table(f"samples for a std of {TARGET_STD}", needed, names)
+        return AnalysisResult("valset", statement, metrics, rows, lambda: draw(spreads), table)
 
 
 @styled

@@ -27,8 +27,7 @@ def main(args: Sequence[str]) -> int:
     console = Console()
     result = command.analyse(console)
     say(console, result.statement)
-    if result.summary is not None:
-        console.print(result.summary)
+    console.print(result.table)
     for warning in run_warnings(command):
         print(f"warning: {warning}", file=sys.stderr)
     for path in result.write(command.folder, to_dict(command)):

@@ -19,12 +19,14 @@ class CompletionCommand:
 
 
 @dataclass(frozen=True)
-class _Context:
+class Context:
     """What can follow a command, or the name that follows it, such as an evaluation."""
 
     path: tuple[str, ...]
     names: dict[str, str]
     """Names that follow, with their summaries."""
+    options: type | None = None
+    """The dataclass whose fields are the options."""
     words: Sequence[Word] = ()
 
     @property
@@ -36,27 +38,29 @@ class _Context:
 def main(args: Sequence[str]) -> int:
     """Print the script."""
     command = parse(CompletionCommand, "completion", args)
-    contexts = list(_contexts())
+    contexts = list(all_contexts())
     print({"bash": _bash, "zsh": _zsh, "fish": _fish}[command.shell](contexts))
     return 0
 
 
-def _contexts() -> Iterable[_Context]:
+def all_contexts() -> Iterable[Context]:
+    """Return every command, and every evaluation and analysis, with its options."""
     from unshuffle.cli import COMMANDS
 
     nested = {"evaluate": EVALUATIONS, "analyze": ANALYSES}
-    yield _Context((), {name: summary or "" for name, (_, summary) in COMMANDS.items()})
+    yield Context((), {name: summary or "" for name, (_, summary) in COMMANDS.items()})
     for name in COMMANDS:
         if name not in nested:
             options = getattr(import_module(f"unshuffle.cli.{name}"), f"{name.capitalize()}Command")
-            yield _Context((name,), {}, words(options))
+            yield Context((name,), {}, options, words(options))
             continue
-        yield _Context((name,), {each: entry.summary for each, entry in nested[name].items()})
+        yield Context((name,), {each: entry.summary for each, entry in nested[name].items()})
         for each, entry in nested[name].items():
-            yield _Context((name, each), {}, words(entry.load(), positional=name == "analyze"))
+            options = entry.load()
+            yield Context((name, each), {}, options, words(options, positional=name == "analyze"))
 
 
-def _bash(contexts: Sequence[_Context]) -> str:
+def _bash(contexts: Sequence[Context]) -> str:
     nested = "|".join(dict.fromkeys(context.path[0] for context in contexts if len(context.path) == 2))
     lines = [
         "# completion of unshuffle for bash: source this file",
@@ -93,11 +97,11 @@ def _bash(contexts: Sequence[_Context]) -> str:
     )
 
 
-def _zsh(contexts: Sequence[_Context]) -> str:
+def _zsh(contexts: Sequence[Context]) -> str:
     return f"autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n{_bash(contexts)}"
 
 
-def _fish(contexts: Sequence[_Context]) -> str:
+def _fish(contexts: Sequence[Context]) -> str:
     lines = ["# completion of unshuffle for fish"]
     for context in contexts:
         seen = " && ".join(f"__fish_seen_subcommand_from {name}" for name in context.path)

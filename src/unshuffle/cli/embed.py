@@ -9,7 +9,7 @@ from annotated_types import Ge
 
 from unshuffle.cli.pack import print_left_out
 from unshuffle.cli.parsing import POSITIONAL, parse, write_json
-from unshuffle.config import LimitsConfig
+from unshuffle.config import FEATURE_BATCH, PRETRAINED, VIDEO_FRAMES, LimitsConfig
 from unshuffle.options import to_dict
 from unshuffle.wording import counted, features_sentence
 
@@ -26,7 +26,7 @@ class FeatureOptions:
     """An image or video file, a folder, flat or nested, a packed store, tar shards, a split list such as
     ucfTrainTestlist/trainlist01.txt, VOC2007/ImageSets/Main/trainval.txt for the objects of VOC, or
     synthetic:images:COUNT:SEED (synthetic:videos:…)."""
-    weights: str = "pretrained"
+    weights: str = PRETRAINED
     """A run folder, a weights file, pretrained (the weights that come with the package), hf:OWNER/NAME (of the Hugging
     Face hub), alexnet, torchvision:NAME, timm:NAME, random or random:NAME."""
     architecture: str | None = None
@@ -40,9 +40,9 @@ class FeatureOptions:
     """What to read; auto works if there are only images or only videos."""
     size: Annotated[int, Ge(1)] | None = None
     """Side in pixels of the square input of the backbone; by default the size that it is evaluated at."""
-    frames: Annotated[int, Ge(1)] = 10
+    frames: Annotated[int, Ge(1)] = VIDEO_FRAMES
     """Evenly spaced frames of each video; the video's features are the mean of theirs."""
-    batch: Annotated[int, Ge(1)] = 64
+    batch: Annotated[int, Ge(1)] = FEATURE_BATCH
     """Images in one forward pass; lower it if memory runs out."""
     workers: Annotated[int, Ge(1)] | None = None
     """Files read in parallel; by default one per CPU core."""

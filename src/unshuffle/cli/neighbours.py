@@ -10,6 +10,7 @@ from annotated_types import Interval
 from unshuffle.cli.embed import FeatureOptions
 from unshuffle.cli.pack import print_left_out
 from unshuffle.cli.parsing import parse, write_json
+from unshuffle.config import NEAR_DUPLICATE
 from unshuffle.options import to_dict
 from unshuffle.wording import counted, listed, printable
 
@@ -18,12 +19,13 @@ from unshuffle.wording import counted, listed, printable
 class NeighboursCommand(FeatureOptions):
     """Show the nearest neighbours, near-duplicates and outliers of a folder: an HTML page and a contact sheet."""
 
-    out: Path = Path("neighbours.html")
-    """HTML file to write; the contact sheet is the .png beside it."""
+    out: Path | None = None
+    """HTML file to write, which replaces an earlier page; the contact sheet is the .png beside it. By default
+    neighbours.html, or the next free of neighbours-2.html, …"""
     pool: Literal["avg", "max", "flat"] = "flat"
     """How the last map (pool5) becomes a vector: avg is the mean of each channel, max its maximum, flat all numbers,
     which finds the best neighbours."""
-    threshold: Annotated[float, Interval(ge=-1, le=1)] = 0.9
+    threshold: Annotated[float, Interval(ge=-1, le=1)] = NEAR_DUPLICATE
     """Similarity from which two items are near-duplicates; 1 is the same picture, 0 an unrelated one."""
 
 
@@ -36,10 +38,9 @@ def main(args: Sequence[str]) -> int:
     from unshuffle.data.inventory import write_skipped
     from unshuffle.evaluation.embed import skipped_file
     from unshuffle.evaluation.index import build_index
-    from unshuffle.report.similarity_page import check_pages, neighbours_page
+    from unshuffle.report.similarity_page import neighbours_page, page_file
 
-    out, device = command.out.expanduser(), choose_device(command.device)
-    check_pages(out)
+    out, device = page_file(command.out), choose_device(command.device)
     backbone, data = command.open()
     options = {name: getattr(command, name) for name in ("pool", "batch", "workers")}
     index = build_index(backbone, data, command.weights, device=device, console=Console(stderr=True), **options)

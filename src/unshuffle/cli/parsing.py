@@ -241,27 +241,29 @@ def _named_arguments(command: type, positional: bool) -> dict[str, _Argument]:
 
 
 class Word(NamedTuple):
-    """A word that a shell can complete: an option, or a positional argument with a choice of values."""
+    """A word of a command line, as shells complete it and the documentation lists it."""
 
     option: str
     """With its dashes; empty for a positional argument."""
     meaning: str
     takes_value: bool
     choices: tuple[str, ...]
+    metavar: str = ""
+    """What stands for the value in the help."""
 
 
 def words(command: type, *, positional: bool = False) -> list[Word]:
-    """Return what a shell can complete after a command."""
+    """Return the options and positional arguments of a command."""
     result = [Word("--help", "Print the options.", False, ())]
     if issubclass(command, Config):
         result.append(Word(HELP_ALL[0], "Print all options.", False, ()))
     for argument in _named_arguments(command, positional).values():
         section, dot, field = argument.name.rpartition(".")
-        meaning = argument.meaning
+        meaning, value = argument.meaning, "" if argument.is_flag else argument.metavar
         if argument.positional:
-            result.append(Word("", meaning, True, argument.choices))
+            result.append(Word("", meaning, True, argument.choices, argument.metavar))
             continue
-        result.append(Word(argument.shown, meaning, not argument.is_flag, argument.choices))
+        result.append(Word(argument.shown, meaning, not argument.is_flag, argument.choices, value))
         if argument.is_flag:
             result.append(Word(f"--{section}{dot}no_{field}", f"Not: {meaning}", False, ()))
     return result
@@ -274,7 +276,7 @@ def _arguments(options: type, positional: bool, where: str = "") -> Iterator[_Ar
         section, _ = plain_type(hint)
         if dataclasses.is_dataclass(section):
             yield from _arguments(section, False, f"{where}{name}.")  # type: ignore[arg-type]
-        elif HIDDEN not in marks:
+        elif HIDDEN not in marks and get_origin(section) is not Mapping:
             factory, default = fields[name].default_factory, fields[name].default
             has_default = factory is not dataclasses.MISSING or default is not dataclasses.MISSING
             is_positional = POSITIONAL in marks or (positional and not has_default)

@@ -26,7 +26,10 @@ _LOOSE_FILES = {  # folder, what its files are named, and what they are
 _STATE_NAME = re.compile(r"[a-z-]+-[0-9a-f]{12}")
 INDEX_FOLDER = "indexes"
 """Folder of the cache with a folder of features for each dataset that the live page searches."""
-_INDEX = re.compile(r"[0-9a-f]{32}"), (re.compile(r"job\.txt|[0-9]{9}\.npz"), "parts of a search index")
+_INDEX = (
+    re.compile(r"[0-9a-f]{32}"),
+    (re.compile(r"job\.txt|([0-9]{9}|joined)\.npz|values\.npy"), "parts of a search index"),
+)
 
 
 def _loose_kinds(cache: Path) -> dict[str, tuple[re.Pattern[str], str]]:

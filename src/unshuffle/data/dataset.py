@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from unshuffle.config import LimitsConfig
+from unshuffle.config import VIDEO_FRAMES, DataConfig, LimitsConfig
 from unshuffle.data.batches import spaced_frames
 from unshuffle.data.inventory import Inventory, kinds_of_file, skipped_file, take_inventory, write_skipped
 from unshuffle.data.media import (
@@ -45,9 +45,10 @@ from unshuffle.data.voc import CLASSES, MIN_PIXELS, Box, Devkit, find_image_set,
 from unshuffle.errors import UserError
 from unshuffle.wording import ignored_words
 
-CACHE = Path("~/.cache/unshuffle")
+CACHE = DataConfig.cache
 LABEL_SUFFIXES = (".cls", ".txt")
 """Members of a shard that hold a label; the first one counts if an item has both."""
+TOO_FEW_CLASSES = "{} needs a subfolder for each of two or more classes (test data may have a single one)"
 SYNTHETIC = "synthetic:"
 SYNTHETIC_IMAGE_SIZE, SYNTHETIC_FRAME_SIZE, SYNTHETIC_FRAMES = 96, 64, 16
 
@@ -171,7 +172,7 @@ class LabelledDataset:
     """Names of the classes; empty without labels."""
     kind: Kind
     square: Square = Square()
-    frames: int = 10
+    frames: int = VIDEO_FRAMES
     """Frames of a video, evenly spaced from the first to the last."""
     skipped: list[Skipped] = field(default_factory=list)
     """Items that turned out to be unusable."""
@@ -335,7 +336,7 @@ def open_dataset(
     labelled: bool = True,
     classes: Sequence[str] | None = None,
     square: Square | None = None,
-    frames: int = 10,
+    frames: int = VIDEO_FRAMES,
     cache: Path = CACHE,
     limits: LimitsConfig = DEFAULT_LIMITS,
 ) -> LabelledDataset:
@@ -413,8 +414,8 @@ def _as_dataset(
         raise UserError(
             f"{address} needs a class for every item, and {unlabelled[0]} has none: put it into the folder of its class"
         )
-    if len(opened.classes) < 2:
-        raise UserError(f"{address} needs a subfolder for each of two or more classes")
+    if len(opened.classes) < 2 and training_classes is None:
+        raise UserError(TOO_FEW_CLASSES.format(address))
     classes = opened.classes if training_classes is None else training_classes
     if unknown := [name for name in opened.classes if name not in classes]:
         raise UserError(f"{address} has classes that the training data lacks: {', '.join(unknown[:5])}")
@@ -434,8 +435,8 @@ def _open_folder(folder: Path, kind: Literal["auto", "images", "videos"], labell
         paths = list(inventory.files.values())
         return _Opened(FileSource(folder, paths, media), media, [None] * len(paths), (), ignored=inventory.ignored)
     classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if len(classes) < 2:
-        raise UserError(f"{folder} needs a subfolder for each of two or more classes")
+    if not classes:
+        raise UserError(TOO_FEW_CLASSES.format(folder))
     media, inventory = _find(folder, kind)
     files: dict[str, list[Path]] = {name: [] for name in classes}
     skipped: list[Skipped] = []

@@ -1,12 +1,14 @@
 """Augmented views of a batch: torchvision's transforms as batched tensor code, with other random numbers for each view.
 
 Random resized crop, horizontal flip, colour jitter, grayscale and Gaussian blur mean what they mean in torchvision,
-whose functions are the reference of the tests. No shape depends on a random number and nothing is read back, so a GPU
-runs the code without waiting for the host, and a CUDA graph can record it. `kernels.views` does the same in fewer
-passes over the pixels. Axes: B samples, N = B · 2 views, H side of a square in pixels, S side of a view.
+whose functions are the reference of the tests. On a GPU no shape depends on a random number and nothing is read back:
+it does not wait for the host, and a CUDA graph can record the code. A CPU leaves out what changes nothing.
+`kernels.views` does the same in fewer passes over the pixels. Axes: B samples, N = B · 2 views, H side of a square in
+pixels, S side of a view.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -67,7 +69,7 @@ class ViewPlan:
         views = resized_crop(squares, changes.boxes, changes.flip, crop_size)
         views = colour_jitter(views, changes.factors, changes.order)
         views = torch.where(changes.grayscale[:, None, None, None], grayscale(views), views)
-        return gaussian_blur(views, changes.sigma)
+        return _where(changes.sigma > 0, gaussian_blur, views, changes.sigma)
 
     def fixed(self, squares: Tensor) -> "ViewPlan":
         """Return the plan with random numbers that the pixels of a sample choose, so that its batch does not matter."""
@@ -187,18 +189,30 @@ def colour_jitter(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
     the hue is changed once: after the blends that precede it and before those that follow.
     """
     hue_position = (order == HUE).int().argmax(dim=1)
+    chosen = factors.gather(1, order)
     for position in range(3):
-        images = _blend(images, factors, order[:, position], position < hue_position)
-    images = adjust_hue(images, factors[:, HUE])
+        rows = (position < hue_position) & (chosen[:, position] != 1)
+        images = _where(rows, _blend, images, chosen[:, position], order[:, position])
+    images = _where(factors[:, HUE] != 0, adjust_hue, images, factors[:, HUE])
     for position in range(1, 4):
-        images = _blend(images, factors, order[:, position], position > hue_position)
+        rows = (position > hue_position) & (chosen[:, position] != 1)
+        images = _where(rows, _blend, images, chosen[:, position], order[:, position])
     return images
 
 
-def _blend(images: Tensor, factors: Tensor, kind: Tensor, applies: Tensor) -> Tensor:
-    """Change brightness, contrast or saturation of the images to which it applies: blend with black or grey."""
-    factor = factors.gather(1, kind[:, None])[:, 0].where(applies, 1.0)[:, None, None, None]
-    grey, kind = grayscale(images), kind[:, None, None, None]
+def _where(rows: Tensor, change: Callable[..., Tensor], images: Tensor, *arguments: Tensor) -> Tensor:
+    """Return the images, changed where `rows`."""
+    if images.device.type != "cpu":
+        return torch.where(rows[:, None, None, None], change(images, *arguments), images)
+    indices = rows.nonzero()[:, 0]
+    if not len(indices):
+        return images
+    return images.index_copy(0, indices, change(images[indices], *(argument[indices] for argument in arguments)))
+
+
+def _blend(images: Tensor, factor: Tensor, kind: Tensor) -> Tensor:
+    """Change brightness, contrast or saturation: blend with black or grey."""
+    grey, kind, factor = grayscale(images), kind[:, None, None, None], factor[:, None, None, None]
     mean = grey.mean(dim=(2, 3), keepdim=True)
     base = torch.where(kind == SATURATION, grey, mean * (kind == CONTRAST))
     return (factor * images + (1 - factor) * base).clamp(0, 1)

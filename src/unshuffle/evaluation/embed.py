@@ -16,12 +16,13 @@ import numpy.typing as npt
 import torch
 from rich.console import Console
 
+from unshuffle.config import FEATURE_BATCH
 from unshuffle.data.dataset import LabelledDataset, digest
 from unshuffle.data.inventory import write_skipped
 from unshuffle.data.media import check_short_side
 from unshuffle.data.source import Skipped
 from unshuffle.errors import UserError
-from unshuffle.evaluation.features import BATCH, FeatureCache, Pool, item_features, weights_digest
+from unshuffle.evaluation.features import FeatureCache, Pool, item_features, weights_digest
 from unshuffle.files import check_new_file, csv_cell
 from unshuffle.models import Backbone
 from unshuffle.models.registry import backbone_features
@@ -51,7 +52,7 @@ def embed_to_file(
     *,
     pool: Pool,
     device: torch.device,
-    batch: int = BATCH,
+    batch: int = FEATURE_BATCH,
     workers: int | None = None,
     bar: bool = True,
 ) -> Embedded:

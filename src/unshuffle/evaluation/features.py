@@ -3,21 +3,22 @@
 import copy
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from rich.console import Console
 from torch import Tensor
 from torch.nn import functional as F
 
-from unshuffle.config import PRETRAINED
+from unshuffle.config import FEATURE_BATCH, PRETRAINED, VIDEO_FRAMES
 from unshuffle.console import progress, say
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.dataset import (
@@ -44,7 +45,6 @@ from unshuffle.wording import counted, did_you_mean
 T = TypeVar("T")
 Pool = Literal["avg", "max", "flat"]
 """How the pool5 map becomes a vector: the mean of each channel, its maximum, or all numbers."""
-BATCH = 64
 WORKERS = os.cpu_count() or 1
 PART = 256
 """Frames in a part of the features: what an interruption can cost."""
@@ -145,7 +145,7 @@ def extract(backbone: Backbone, pixels: Pixels, device: torch.device) -> Tensor:
     The backbone itself is not changed; a copy takes the form for evaluation.
     """
     evaluated = copy.deepcopy(backbone).for_evaluation().to(device)
-    chunks = torch.from_numpy(pixels).split(BATCH)
+    chunks = torch.from_numpy(pixels).split(FEATURE_BATCH)
     return torch.cat([pool5(evaluated, chunk.to(device), backbone.eval_size).cpu() for chunk in chunks])
 
 
@@ -181,7 +181,12 @@ def colour_histograms(pixels: Pixels, bins: int = 4) -> Tensor:
 
 
 def open_pair(
-    train: str | Path, test: str | Path, *, square: Square | None = None, frames: int = 10, cache: Path = CACHE
+    train: str | Path,
+    test: str | Path,
+    *,
+    square: Square | None = None,
+    frames: int = VIDEO_FRAMES,
+    cache: Path = CACHE,
 ) -> tuple[LabelledDataset, LabelledDataset]:
     """Open a training and a test dataset of one kind, the second with the classes of the first."""
     training = open_dataset(train, square=square, frames=frames, cache=cache)
@@ -239,22 +244,80 @@ class FeatureCache:
         return None if folder is None else cls(folder, digest(job))
 
     def __contains__(self, part: range) -> bool:
-        return self._file(part).exists()
+        return self._file(part).exists() or self._joined.exists()
 
     def save(self, part: range, chunk: FeatureChunk) -> None:
         """Write the features of a part."""
-        with atomic_write(self._file(part)) as draft, draft.open("wb") as file:
-            skipped = np.array(chunk.skipped, str).reshape(-1, 2)
-            np.savez(file, values=chunk.values.numpy(), items=chunk.items.numpy(), skipped=skipped)
+        _save_arrays(self._file(part), values=chunk.values.numpy(), **_item_arrays(chunk.items, chunk.skipped))
 
     def load(self, part: range) -> FeatureChunk:
         """Read the features of a part."""
+        if self._joined.exists():
+            whole = self.join()
+            first, last = np.searchsorted(whole.items.numpy(), [part.start, part.stop])
+            skipped = whole.skipped if part.start == 0 else []
+            return FeatureChunk(whole.values[first:last], whole.items[first:last], skipped)
         with np.load(self._file(part)) as stored:
-            skipped = [(str(file), str(reason)) for file, reason in stored["skipped"]]
-            return FeatureChunk(torch.from_numpy(stored["values"]), torch.from_numpy(stored["items"]), skipped)
+            return FeatureChunk(torch.from_numpy(stored["values"]), *_load_items(stored))
+
+    def join(self) -> FeatureChunk:
+        """Return the features of all parts, which must be there, mapped from one file that takes their place.
+
+        Mapped features may be larger than the memory.
+        """
+        if not self._joined.exists():
+            files = sorted(self.folder.glob("[0-9]*.npz"))
+            chunks = []
+            for file in files:
+                with np.load(file) as stored:
+                    items, skipped = _load_items(stored)
+                    shape = stored["values"].shape[1:] if len(items) else None
+                chunks.append((file, items, skipped, shape))
+            shape = next(shape for _, _, _, shape in chunks if shape is not None)
+            items = torch.cat([items for _, items, _, _ in chunks])
+            with atomic_write(self._values) as draft:
+                table = np.lib.format.open_memmap(draft, mode="w+", dtype=np.float32, shape=(len(items), *shape))
+                begin = 0
+                for file, own, _, _ in chunks:
+                    if len(own):
+                        with np.load(file) as stored:
+                            table[begin : begin + len(own)] = stored["values"]
+                    begin += len(own)
+                table.flush()
+            skipped = [entry for _, _, entries, _ in chunks for entry in entries]
+            _save_arrays(self._joined, **_item_arrays(items, skipped))
+            for file in files:
+                file.unlink()
+        with np.load(self._joined) as stored:
+            items, skipped = _load_items(stored)
+        # copy on write: torch warns of arrays that cannot be written to
+        return FeatureChunk(torch.from_numpy(np.load(self._values, mmap_mode="c")), items, skipped)
 
     def _file(self, part: range) -> Path:
         return self.folder / f"{part.start:09}.npz"
+
+    @property
+    def _values(self) -> Path:
+        return self.folder / "values.npy"
+
+    @property
+    def _joined(self) -> Path:
+        """File of the items and the skipped files, written after the values."""
+        return self.folder / "joined.npz"
+
+
+def _save_arrays(path: Path, **arrays: Any) -> None:
+    with atomic_write(path) as draft, draft.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+def _item_arrays(items: Tensor, skipped: Sequence[Skipped]) -> dict[str, npt.NDArray[Any]]:
+    return {"items": items.numpy(), "skipped": np.array(skipped, str).reshape(-1, 2)}
+
+
+def _load_items(stored: Mapping[str, npt.NDArray[Any]]) -> tuple[Tensor, list[Skipped]]:
+    skipped = [(str(file), str(reason)) for file, reason in stored["skipped"]]
+    return torch.from_numpy(stored["items"]), skipped
 
 
 def extract_features(
@@ -264,7 +327,7 @@ def extract_features(
     console: Console,
     title: str,
     *,
-    batch: int = BATCH,
+    batch: int = FEATURE_BATCH,
     workers: int = WORKERS,
     cache: FeatureCache | None = None,
     item_means: bool = False,
@@ -317,7 +380,7 @@ def item_features(
     title: str,
     *,
     pool: Pool,
-    batch: int = BATCH,
+    batch: int = FEATURE_BATCH,
     workers: int | None = None,
     cache: FeatureCache | None = None,
 ) -> Iterator[FeatureChunk]:

@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from unshuffle.accelerator import choose_device
-from unshuffle.config import Count
+from unshuffle.config import VIDEO_FRAMES, Count
 from unshuffle.data.dataset import (
     LabelledDataset,
     LabelledImages,
@@ -124,7 +124,7 @@ class Retrieval(Evaluation):
     """Leave out objects of VOC whose box has fewer pixels; the paper's limit is 10,000."""
     difficult: bool = True
     """Include objects of VOC that are marked as difficult; the paper does not say."""
-    frames: Count = 10
+    frames: Count = VIDEO_FRAMES
     """Frames of each video, evenly spaced."""
     per_video: bool = False
     """Compare videos by the mean vector of their frames; otherwise every frame is a query of its own."""

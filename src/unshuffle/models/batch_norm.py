@@ -11,7 +11,7 @@ from unshuffle.models.all_gather import all_gather, world_size
 from unshuffle.models.registry import Backbone
 
 TOLERANCE = 1e-4
-"""Largest difference between a backbone and its folded copy, as a fraction of the largest value."""
+"""Largest difference between two forms of a backbone (folded, exported), as a fraction of the largest value."""
 
 
 class _Synchronised(nn.modules.batchnorm._BatchNorm):

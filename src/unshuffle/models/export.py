@@ -15,7 +15,7 @@ import torch
 
 from unshuffle.errors import UserError
 from unshuffle.files import DRAFT_SUFFIX, atomic_write, check_folder, check_new_file
-from unshuffle.models.batch_norm import fold_batch_norm
+from unshuffle.models.batch_norm import TOLERANCE, fold_batch_norm
 from unshuffle.models.hub import CARD, CONFIG, WEIGHTS, hub_config
 from unshuffle.models.registry import Backbone
 from unshuffle.models.weights import METADATA, describe, write_weights
@@ -23,8 +23,6 @@ from unshuffle.runs.run import WEIGHTS_NAME
 
 Format = Literal["safetensors", "torchvision", "onnx"]
 SUFFIXES: dict[Format, str] = {"safetensors": ".safetensors", "torchvision": ".pth", "onnx": ".onnx"}
-TOLERANCE = 1e-4
-"""Largest difference between torch and onnxruntime, as a fraction of the largest value."""
 
 
 def export(backbone: Backbone, out: Path, form: Format, *, fold: bool = False, half: bool = False) -> dict[str, Any]:

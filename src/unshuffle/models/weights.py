@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import warnings
 import zlib
 from collections import Counter
@@ -26,13 +27,15 @@ from unshuffle.models.hub import WEIGHTS as HUB_WEIGHTS
 from unshuffle.models.hub import hub_weights, is_on_hub
 from unshuffle.models.registry import Backbone, Normalisation, build_backbone
 from unshuffle.models.torchvision_timm import candidates, config_beside, full_name, same_architecture
-from unshuffle.runs.run import WEIGHTS_NAME
+from unshuffle.runs.run import WEIGHTS_NAME, Run
 from unshuffle.wording import listed
 
 METADATA = "unshuffle"
 """Key under which a state dict written by `unshuffle export` carries its metadata."""
 CHECKSUM = "crc32"
 """Key of the metadata for the checksum over the rest of the header and the tensors."""
+ITERATIONS = "iterations"
+"""Key of the metadata for the number of training steps behind the weights of a run."""
 PRETRAINED_FILE = Path(__file__).parents[1] / "weights" / "pretrained.safetensors"
 _PICKLED = (".pth", ".pt", ".tar", ".bin")
 
@@ -45,10 +48,13 @@ def save_backbone(
     *,
     crop_sizes: Mapping[str, int],
     permutations: Mapping[str, npt.NDArray[np.int64]],
+    iterations: int = 0,
 ) -> None:
-    """Write a backbone with its registered name, and the crop sizes and permutation sets of its tasks."""
+    """Write a backbone with its registered name, the crop sizes and permutation sets of its tasks, and for how many
+    iterations it was trained."""
     metadata = {
         **describe(backbone),
+        **({ITERATIONS: str(iterations)} if iterations else {}),
         **{f"{task}_crop_size": str(size) for task, size in crop_sizes.items()},
         **{f"{task}_permutations": json.dumps(rows.tolist()) for task, rows in permutations.items()},
     }
@@ -138,9 +144,9 @@ def read_weights(path: str | Path) -> tuple[Weights, dict[str, str]]:
     """Return the tensors and the metadata of the weights that `weights_file` finds."""
     file = weights_file(path)
     if not file.is_file():
-        unfinished = Path(path).expanduser().is_dir() and (Path(path).expanduser() / "config.yaml").is_file()
-        hint = ": the run is not finished, continue it with unshuffle pretrain --resume --out" if unfinished else ""
-        raise UserError(f"there are no weights at {file}{f'{hint} {path}' if hint else ''}")
+        unfinished = Run(file.parent).config_file.is_file()
+        hint = f": the run is not finished, continue it with {_resume(file.parent)}" if unfinished else ""
+        raise UserError(f"there are no weights at {file}{hint}")
     if file.suffix in _PICKLED:
         return _read_pickled(file)
     try:
@@ -153,6 +159,24 @@ def read_weights(path: str | Path) -> tuple[Weights, dict[str, str]]:
     except (SafetensorError, ValueError):
         hint = f" (files saved by torch must end with {', '.join(_PICKLED)})" if file.suffix != ".safetensors" else ""
         raise UserError(f"{file} is not a complete safetensors file{hint}") from None
+
+
+def _resume(folder: Path) -> str:
+    return f"unshuffle pretrain --out {shlex.quote(str(folder))} --resume"
+
+
+def _warn_of_older(folder: Path, metadata: Mapping[str, str]) -> None:
+    """Warn if the weights of a run are those of its earlier end, because it was made longer and is not finished."""
+    run = Run(folder)
+    if not (run.config_file.is_file() and metadata.get(ITERATIONS, "").isdecimal()):
+        return
+    trained, planned = int(metadata[ITERATIONS]), run.config.optim.iterations
+    if trained < planned:
+        warnings.warn(
+            f"the weights in {folder} are those of iteration {trained}, and the run is being trained up to {planned}: "
+            f"continue it with {_resume(folder)}",
+            stacklevel=3,
+        )
 
 
 def _read_pickled(file: Path) -> tuple[Weights, dict[str, str]]:
@@ -211,7 +235,9 @@ def _mismatch(weights: Weights, backbone: Backbone, path: str | Path) -> str:
         fit = _fit(weights, form.state_dict(), path)
         if fit is not None:
             return f"it also holds {listed(fit.unknown, 1)}, which {backbone.architecture} lacks"
-    wanted = {key: value for key, value in backbone.state_dict().items() if not key.endswith(_CONSTANTS)}
+    states = [form.state_dict() for form in backbone.forms().values()]
+    nearest = max(states, key=lambda state: len(state.keys() & weights.keys()))
+    wanted = {key: value for key, value in nearest.items() if not key.endswith(_CONSTANTS)}
     if missing := [key for key in wanted if key not in weights]:
         return f"it lacks {listed(missing, 1)}"
     key = next(key for key in wanted if weights[key].shape != wanted[key].shape)
@@ -227,6 +253,8 @@ def load_backbone(path: str | Path, architecture: str | None = None) -> Backbone
     where a file does not name its architecture and is not recognised.
     """
     weights, metadata = read_weights(path)
+    if weights_file(path).name == WEIGHTS_NAME:
+        _warn_of_older(weights_file(path).parent, metadata)
     if architecture is None and "architecture" not in metadata:
         metadata = {**metadata, **config_beside(weights_file(path))}
     name = (architecture and full_name(architecture)) or metadata.get("architecture") or _recognise(weights, path)
@@ -349,5 +377,12 @@ def _nearest(weights: Weights, path: str | Path, count: int = 3, least: float = 
         theirs = shapes(_meta(name, weights).state_dict())
         scores[name] = (own & theirs).total() / max(1, (own | theirs).total())
     best = [name for name in sorted(scores, key=lambda name: -scores[name])[:count] if scores[name] >= least]
-    near = ", ".join(f"{name} ({100 * scores[name]:.0f} % of the shapes)" for name in best)
+    near = ", ".join(f"{name} ({100 * scores[name]:.0f} % of the shapes{_rest(name, weights, path)})" for name in best)
     return f"; nearest {'are' if len(best) > 1 else 'is'} {near}" if best else ""
+
+
+def _rest(name: str, weights: Weights, path: str | Path) -> str:
+    """Return what a file holds beside a network that it contains in full, in words; nothing if it does not."""
+    fits = (_fit(weights, form.state_dict(), path) for form in _meta(name, weights).forms().values())
+    rest = next((fit.unknown + fit.others for fit in fits if fit is not None), [])
+    return f", but also {listed(rest, 1)}" if rest else ""

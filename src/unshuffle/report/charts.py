@@ -17,7 +17,9 @@ if TYPE_CHECKING:  # it imports torch, and curves are drawn without
     from unshuffle.analysis.difficulty import Division
 
 MAX_POINTS = 400  # of a curve; more cannot be distinguished on a screen
-RUN_COLOURS = 8  # in the style of the page
+RUN_COLOURS, TASK_COLOURS = 8, 4  # in the style of the page
+TEST = ", test"
+"""What names and groups of curves on the pretext test set end with."""
 LOSS_NOTE = "Lower is better. Training samples, so it also falls where the network memorises them."
 
 Point = tuple[float, float]
@@ -88,11 +90,12 @@ def _own_charts(runs: Sequence[NamedRun]) -> list[Chart]:
             "Own data" if len(runs) == 1 else f"Own data, {' and '.join(kinds.values())}",
             "views that find each other [%]",
             _monitor_series(runs, {f"{kind}_top1": name for kind, name in kinds.items()}),
-            _common(_own_chances(named.run, kinds) for named in runs),
+            _common(chances),
             1,
-            note,
+            f"{note}{_differing(chances)}",
         )
         for kinds in shown
+        for chances in [[levels for levels in (_own_chances(named.run, kinds) for named in runs) if levels]]
     ]
 
 
@@ -119,7 +122,7 @@ def run_colours(runs: Sequence[NamedRun]) -> list[str]:
 
 def task_colour_name(task: str) -> str:
     """Return the name of a task's colour in the page's style."""
-    return f"t{list(TASK_SYMBOLS.values()).index(task)}"
+    return f"t{list(TASK_SYMBOLS.values()).index(task) % TASK_COLOURS}"
 
 
 def difficulty_chart(division: "Division") -> Chart:
@@ -146,10 +149,10 @@ def _error_charts(runs: Sequence[NamedRun], tasks: Sequence[str]) -> list[Chart]
     """Return the errors on X_val, and dashed in the same charts those on the pretext test sets."""
     has_test = any(any(named.run.metrics("test")) for named in runs)
     title = "Validation and test error" if has_test else "Validation error"
-    dashes = "; dashed: the pretext test set, which the policy does not see" if has_test else ""
+    dashes = "; dashed: the pretext test set, on which nothing in the training depends" if has_test else ""
     note = f"Lower is better. Held-out samples{dashes}. At chance nothing has been learned."
     validation, test = (
-        _task_charts(title, "[fraction]", runs, tasks, partial(_errors, kind=kind), _chances, note)
+        _task_charts(title, "[fraction]", runs, tasks, partial(_errors, kind=kind), _error_chances, note)
         for kind in ("validation", "test")
     )
     return [
@@ -159,7 +162,7 @@ def _error_charts(runs: Sequence[NamedRun], tasks: Sequence[str]) -> list[Chart]
 
 
 def _as_test(series: Series) -> Series:
-    return replace(series, name=f"{series.name}, test", group=f"{series.group}, test", dashed=True)
+    return replace(series, name=f"{series.name}{TEST}", group=f"{series.group}{TEST}", dashed=True)
 
 
 def _task_charts(
@@ -178,8 +181,17 @@ def _task_charts(
     task_charts = []
     for task in tasks:
         series = _run_series(runs, partial(curve, task=task))
-        level = _common({"chance": levels(named.run)[task]} for named in runs if task in levels(named.run))
-        task_charts.append(Chart(f"{title}, {task}", unit, series, level, note=note))
+        by_run = [
+            {
+                f"chance{name.removeprefix(task)}": level
+                for name, level in levels(named.run).items()
+                if name in (task, f"{task}{TEST}")
+            }
+            for named in runs
+        ]
+        chance = [levels for levels in by_run if levels]
+        chart = Chart(f"{title}, {task}", unit, series, _common(chance), note=f"{note}{_differing(chance)}")
+        task_charts.append(chart)
     return task_charts
 
 
@@ -206,11 +218,12 @@ def _run_series(runs: Sequence[NamedRun], curve: Callable[[Run], list[Point]]) -
 
 def _thinned(series: Iterable[Series]) -> list[Series]:
     """Return the series that have points, with at most MAX_POINTS of them."""
-    return [replace(curve, points=thin(curve.points)) for curve in series if curve.points]
+    return [replace(curve, points=points) for curve in series if (points := thin(curve.points))]
 
 
 def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
-    """Return at most `limit` points: the means of neighbours if there are more; the first and the last are kept."""
+    """Return at most `limit` finite points: the means of neighbours if there are more; both ends are kept."""
+    points = [point for point in points if math.isfinite(point[1])]
     if len(points) > limit:
         middle = [np.mean(bunch, axis=0) for bunch in np.array_split(np.array(points[1:-1]), limit - 2)]
         points = [points[0], *((round(float(x)), float(y)) for x, y in middle), points[-1]]
@@ -227,6 +240,13 @@ def _losses(run: Run, task: str) -> list[Point]:
 
 def _chances(run: Run) -> dict[str, float]:
     return {entry["task"]: entry["chance"] for entry in run.metrics("validation")}
+
+
+def _error_chances(run: Run) -> dict[str, float]:
+    """Return the chance levels on X_val, and on the test sets where they differ, as the number of samples does."""
+    chances = _chances(run)
+    tests = {entry["task"]: entry["chance"] for entry in run.metrics("test")}
+    return chances | {f"{task}{TEST}": level for task, level in tests.items() if level != chances.get(task)}
 
 
 def _chance_losses(run: Run) -> dict[str, float]:
@@ -247,6 +267,14 @@ def _chance_levels(chances: Mapping[str, float]) -> dict[str, float]:
     if len(by_level) == 1:
         return {"chance": next(iter(by_level))}
     return {f"chance, {' and '.join(tasks)}": level for level, tasks in by_level.items()}
+
+
+def _differing(levels: Sequence[Mapping[str, float]]) -> str:
+    """Return a sentence if runs have different chance levels, so that none can be drawn for all of them."""
+    if not levels or _common(levels):
+        return ""
+    values = sorted({value for by_run in levels for value in by_run.values()})
+    return f" The runs have different chance levels ({values[0]:.3g} to {values[-1]:.3g}): compare each with its own."
 
 
 def _common(levels: Iterable[Mapping[str, float]]) -> Mapping[str, float]:

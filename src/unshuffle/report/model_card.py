@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from unshuffle.models import Backbone
 from unshuffle.report.results import retrieval_scores, task_errors
 from unshuffle.report.verdict import feature_measures, judge_features
-from unshuffle.runs.history import last_iteration
 from unshuffle.runs.run import Run
 from unshuffle.wording import counted
 
@@ -98,7 +97,7 @@ def _training(run: Run) -> Iterable[str]:
     rows = [
         ("tasks", ", ".join(config.task_names)),
         *([("data", data)] if data else []),
-        ("iterations", f"{last_iteration(run):,}, each with {config.optim.batch_size} samples per task"),
+        ("iterations", f"{run.last_iteration:,}, each with {config.optim.batch_size} samples per task"),
         ("sampler", config.policy.sampler),
         ("preset and seed", f"{config.preset}, {config.seed}"),
         *([("versions", ", ".join(f"{name} {number}" for name, number in start["versions"].items()))] if start else []),

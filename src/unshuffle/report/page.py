@@ -77,6 +77,18 @@ def _newest_snapshot(run: Run) -> tuple[Snapshot | None, str | None]:
     return snapshot, None if snapshot is None else snapshot.warning
 
 
+def chance_cells(views: Sequence[View]) -> dict[str, str]:
+    """Return the chance level of each column of the table of several runs; a range where they differ."""
+    levels: dict[str, set[str]] = {}
+    for view in views:
+        for row in view["errors"]:
+            levels.setdefault(row.task, set()).add(f"{row.chance:.3f}")
+        for measure in view["measures"]:
+            levels.setdefault(measure.key, set()).update([] if measure.chance is None else [f"{measure.chance:.1f}"])
+    ordered = {name: sorted(texts, key=float) for name, texts in levels.items()}
+    return {name: " to ".join(dict.fromkeys([texts[0], texts[-1]])) for name, texts in ordered.items() if texts}
+
+
 def _render(views: Sequence[View], page_charts: Sequence[Chart], tables: Sequence[Table]) -> str:
     scripts = [d3(), template_source("drawing.js"), template_source("report.js")]
     return (
@@ -89,6 +101,7 @@ def _render(views: Sequence[View], page_charts: Sequence[Chart], tables: Sequenc
             tasks={task: facts for view in views for task, facts in view["tasks"].items()},
             error_label=error_label(row.kind for view in views for row in view["errors"]),
             measures={measure.key: measure.title for view in views for measure in view["measures"]},
+            chances=chance_cells(views),
             charts=page_charts,
             data={"charts": [asdict(chart) for chart in page_charts], "runs": [view["data"] for view in views]},
             tables=tables,

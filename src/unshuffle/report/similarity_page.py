@@ -1,5 +1,6 @@
 """`unshuffle neighbours`: a self-contained HTML page and a contact sheet of the nearest neighbours in a dataset."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,9 +12,10 @@ from matplotlib.figure import Figure
 
 import unshuffle
 from unshuffle.analysis.figures import INK, SHEET_DPI, Sheet, shortened
+from unshuffle.config import NEAR_DUPLICATE
 from unshuffle.data.source import Pixels
 from unshuffle.errors import UserError
-from unshuffle.evaluation.index import NEAR_DUPLICATE, USUAL, Index
+from unshuffle.evaluation.index import OUTLIER_NEIGHBOURS, USUAL, Index
 from unshuffle.files import atomic_write, check_file
 from unshuffle.report.page import check_page
 from unshuffle.report.puzzles import thumbnails
@@ -38,11 +40,20 @@ class SimilarityPage(NamedTuple):
     """The page and the contact sheet."""
     near_duplicates: list[list[str]]
     outliers: list[tuple[str, float]]
-    """Names, and the mean similarity to the five nearest."""
+    """Names, and the mean similarity to the nearest few."""
 
 
-def check_pages(out: Path) -> None:
-    """Raise a UserError if the page or the sheet cannot be written, or would overwrite another file."""
+def page_file(out: str | Path | None = None) -> Path:
+    """Return the file for a page, by default the next free neighbours.html, neighbours-2.html, ...
+
+    Raise a UserError if the page or the sheet beside it cannot be written, or would overwrite another kind of file.
+    """
+    if out is None:
+        numbers = itertools.count(2)
+        out = Path("neighbours.html")
+        while out.exists() or out.with_suffix(".png").exists():
+            out = Path(f"neighbours-{next(numbers)}.html")
+    out = Path(out).expanduser()
     if out.suffix != ".html":
         raise UserError(f"--out {out} must end with .html")
     was_ours = out.is_file()
@@ -51,14 +62,17 @@ def check_pages(out: Path) -> None:
     check_file(sheet, "--out")
     if sheet.exists() and not was_ours:
         raise UserError(f"{sheet} exists, where the contact sheet would go: choose another --out")
+    return out
 
 
 def neighbours_page(
-    index: Index, out: str | Path = "neighbours.html", *, threshold: float = NEAR_DUPLICATE
+    index: Index, out: str | Path | None = None, *, threshold: float = NEAR_DUPLICATE
 ) -> SimilarityPage:
-    """Write a page of the nearest neighbours, near-duplicates and outliers of an index, and a contact sheet."""
-    out = Path(out).expanduser()
-    check_pages(out)
+    """Write a page of the nearest neighbours, near-duplicates and outliers of an index, and a contact sheet.
+
+    By default it is neighbours.html, or the next free of neighbours-2.html, ...; a page that is named is replaced.
+    """
+    out = page_file(out)
     if len(index) < 2:
         raise UserError(f"{index.dataset.address} has {counted(len(index), index.dataset.kind)}: give 2 or more")
     names, groups, outliers = index.names, index.near_duplicates(threshold), index.outliers(OUTLIERS)
@@ -119,6 +133,7 @@ def _render(
             index=index,
             skipped=index.dataset.skipped,
             neighbours=min(USUAL, len(index) - 1),
+            outlier_neighbours=min(OUTLIER_NEIGHBOURS, len(index) - 1),
             queries=queries,
             first=evenly_spaced(queries, 3)[1 if len(queries) > 2 else 0],
             groups=groups,
@@ -127,7 +142,7 @@ def _render(
             threshold=threshold,
             data=data,
             script=Markup(script),  # noqa: S704 (our own file)
-            hash=script_hash(script),
+            hashes=[script_hash(script)],
         )
     )
 
@@ -166,7 +181,7 @@ def _draw(
             [[(item, shortened(names[item], 15)) for item in group[: NEIGHBOURS + 1]] for group in groups],
         ),
         (
-            "Outliers, with their mean similarity to the five nearest",
+            f"Outliers, with their mean similarity to the {OUTLIER_NEIGHBOURS} nearest",
             [[(item, f"{value:.2f}") for item, value in outliers[: NEIGHBOURS + 1]]],
         ),
     ]

@@ -11,7 +11,6 @@ from unshuffle.console import plain_table
 from unshuffle.report.results import TaskErrors, task_errors
 from unshuffle.runs.history import is_finished
 from unshuffle.runs.run import Run
-from unshuffle.wording import listed
 
 Change = Literal["better", "worse", "level"]
 NEAR_CHANCE = 0.9
@@ -27,6 +26,7 @@ class _Kind:
     key: str
     title: str
     sentence: str
+    noun: str = ""
     unit: str = " %"
     chance: str = ""
     queries: str = ""
@@ -44,6 +44,7 @@ _KINDS = (
         "crops_top1",
         "two crops of an image find each other [%]",
         "two crops of one held-out image find each other in {trained} of the cases",
+        noun="crops",
         chance="crops_chance",
         queries="crops_queries",
     ),
@@ -51,6 +52,7 @@ _KINDS = (
         "frames_top1",
         "two frames of a clip find each other [%]",
         "two frames of one held-out clip find each other in {trained} of the cases",
+        noun="frames",
         chance="frames_chance",
         queries="frames_queries",
     ),
@@ -157,10 +159,21 @@ def judge_features(run: Run) -> Verdict | None:
         "mixed": "the checks disagree on whether the features got better",
     }[change]
     text = f"{so_far}{headline}: {'; '.join(measure.sentence for measure in stated)}."
-    noise = max(measure.noise for measure in deciding)
-    remark = [f"Differences of up to {noise:.1f} percentage points are within the noise."] if change == "level" else []
+    remark = _noise_remark([measure for measure in deciding if measure.change == "level"])
     advice = [] if change == "better" else _advice(run)
     return Verdict(change, [text[0].upper() + text[1:], *remark, *_collapse(rank), *advice])
+
+
+def _noise_remark(level: Sequence[Measure]) -> list[str]:
+    """Return how large a difference must be to count, for each measure that has not changed by as much."""
+    if not level:
+        return []
+    nouns = {kind.key: kind.noun for kind in _KINDS}
+    first, *others = (
+        f"{measure.noise:.1f}{{}}{f' for {noun}' if (noun := nouns[measure.key]) else ''}" for measure in level
+    )
+    limits = " and ".join([first.format(" percentage points"), *(text.format("") for text in others)])
+    return [f"Differences of up to {limits} are within the noise."]
 
 
 def _collapse(rank: Measure | None) -> list[str]:
@@ -177,7 +190,7 @@ def _advice(run: Run) -> list[str]:
     config = run.config
     slow = [row.task for row in task_errors(run) if _learned_little(row)]
     if slow:
-        name, verb = listed(slow), "task has" if len(slow) == 1 else "tasks have"
+        name, verb = " and ".join(slow), "task has" if len(slow) == 1 else "tasks have"
         return [
             f"The {name} {verb} learned little so far: train longer (--resume --iterations, now "
             f"{config.optim.iterations}), and check with unshuffle doctor that the data can be learned."

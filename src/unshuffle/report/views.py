@@ -25,7 +25,7 @@ from unshuffle.report.results import retrieval_scores, task_errors
 from unshuffle.report.snapshot import Snapshot
 from unshuffle.report.verdict import feature_measures, judge_features
 from unshuffle.runs.folders import NamedRun
-from unshuffle.runs.history import evenly_spaced, last_iteration, ordering_tasks, read_sampling_states, tasks_of
+from unshuffle.runs.history import evenly_spaced, ordering_tasks, read_sampling_states, tasks_of
 from unshuffle.runs.run import Run
 from unshuffle.tasks import TASKS
 from unshuffle.wording import duration, skipped_sentence, source_sentence, split_sentence
@@ -52,6 +52,7 @@ def describe_run(named: NamedRun, colour: str) -> View:
         "folder": str(run.folder),
         "status": _status(run, entries),
         "backbone": config.model.backbone,
+        "init": None if config.init is None else str(config.init),
         "sampler": config.policy.name,
         "tasks": {task: _describe_task(run, task) for task in tasks_of(run)},
         "errors": task_errors(run),
@@ -88,10 +89,14 @@ def _describe_task(run: Run, task: str) -> dict[str, Any]:
 
 
 def _status(run: Run, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    last, planned = last_iteration(run), run.config.optim.iterations
+    last, planned = run.last_iteration, run.config.optim.iterations
     file = run.metrics_file if entries else run.config_file
     written = datetime.fromtimestamp(file.stat().st_mtime).astimezone().strftime("%Y-%m-%d %H:%M")
-    return {"iteration": last, "planned": planned, "finished": last >= planned, "written": written}
+    unwritten = last >= planned and not run.weights.exists()
+    return {
+        **{"iteration": last, "planned": planned, "finished": last >= planned},
+        **{"unwritten": unwritten, "written": written},
+    }
 
 
 def _time(run: Run) -> str | None:
@@ -184,7 +189,8 @@ def _examples(snapshot: Snapshot, task: str) -> dict[str, Any] | None:
         for index in chosen
     ]
     right = sum(answer.right for answer in answers)
-    return {"media_noun": view.media_noun, "right": right, "total": len(answers), "samples": shown}
+    facts = {"media_noun": view.media_noun, "hint": view.hint}
+    return {**facts, "right": right, "total": len(answers), "samples": shown}
 
 
 def puzzles_view(snapshot: Snapshot, task: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What a person sees while a run goes: a live display on a terminal, plain lines elsewhere."""
 
 import math
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ from rich.table import Table
 from unshuffle.console import SECONDS_BETWEEN_LINES, ElapsedColumn, LeftColumn, ResilientConsole, say
 from unshuffle.policy.sampler import Preference
 from unshuffle.wording import counted, time_left
+
+REFRESHES = 2
+"""Redraws of the live display in a second, whatever the training is doing."""
 
 
 @dataclass
@@ -45,6 +49,8 @@ class Display:
     """The latest figures of the monitor."""
     skipped_steps: int = 0
     """Steps that were skipped because their loss or gradients were not finite."""
+    notice: str = ""
+    """What the live display says below everything else."""
 
     def __post_init__(self) -> None:
         self.iteration = self.start
@@ -57,9 +63,10 @@ class Display:
             console=self.console,
         )
         self._bar = self._progress.add_task("pretraining", total=self.total, completed=self.start)
-        self._live = Live(self._render(), console=self.console, auto_refresh=False, transient=True)
-        self._last_line = 0.0
-        self._begin = time.monotonic()
+        self._live = Live(
+            get_renderable=self._render, console=self.console, refresh_per_second=REFRESHES, transient=True
+        )
+        self._begin = self._last_line = time.monotonic()
 
     def __enter__(self) -> "Display":
         if self.console.is_terminal:
@@ -72,13 +79,21 @@ class Display:
             self._print_line()
 
     def update(self, iteration: int) -> None:
-        """Show the figures as they now are."""
+        """Tell which iteration is done: called after every step, so drawing is left to the thread of `Live`."""
+        if iteration == self.start:  # the first validation is no measure of the speed
+            self._begin = self._last_line = time.monotonic()
         self.iteration = iteration
         self._progress.update(self._bar, completed=iteration)
         if self.console.is_terminal:
-            self._live.update(self._render(), refresh=True)
-        elif self.start < iteration < self.total and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
+            return
+        if self.start < iteration < self.total and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._print_line()
+
+    def announce(self, notice: str) -> None:
+        """Show a sentence at once; safe to call from a signal handler."""
+        self.notice = notice
+        if not (self.console.is_terminal or self.console.quiet):
+            os.write(2, f"{notice}\n".encode())  # the handler may have interrupted a write to sys.stderr
 
     def _print_line(self) -> None:
         self._last_line = time.monotonic()
@@ -90,7 +105,8 @@ class Display:
         names = {"top1": "retrieval", "crops_top1": "own crops", "frames_top1": "own frames"}
         monitor = [f"{name} top-1 {self.monitor[key]:.1f} %" for key, name in names.items() if key in self.monitor]
         skipped = [] if not self.skipped_steps else [f"{counted(self.skipped_steps, 'steps')} skipped (not finite)"]
-        return [f"{speed} · waiting for data {100 * self.waiting:.0f} %", *monitor, *skipped]
+        known = [f"{speed} · waiting for data {100 * self.waiting:.0f} %"] if self.samples_per_second else []
+        return [*known, *monitor, *skipped]
 
     def _line(self) -> str:
         left = time_left(time.monotonic() - self._begin, self.iteration - self.start, self.total - self.iteration)
@@ -100,7 +116,8 @@ class Display:
             + (f", sampling {_bars(task.preference)}" if task.preference else "")
             for name, task in self.tasks.items()
         ]
-        return " | ".join([f"{self.iteration}/{self.total}", *tasks, " · ".join(self._state()), left])
+        state = [" · ".join(self._state())] if self._state() else []
+        return " | ".join([f"{self.iteration}/{self.total}", *tasks, *state, left])
 
     def _render(self) -> Group:
         table = Table(box=None, padding=(0, 1), pad_edge=False)
@@ -117,7 +134,7 @@ class Display:
                 f"{1 - task.chance:.3f}",
                 _bars(task.preference) if task.has_sampler else "-",
             )
-        return Group(self._progress, table, *self._state())
+        return Group(self._progress, table, *self._state(), *([self.notice] if self.notice else []))
 
 
 def _number(value: float | None) -> str:

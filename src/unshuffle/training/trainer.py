@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unshuffle.accelerator import choose_device, choose_precision, has_kernels, prefer_speed, wait_for
-from unshuffle.config import Config
+from unshuffle.config import Config, merge_sections
 from unshuffle.console import say
 from unshuffle.data.batches import Batch, BatchStream, Prefetcher, WaitingStopped, on_device
 from unshuffle.data.squares import RankSlice, Squares, make_resident
@@ -23,7 +23,6 @@ from unshuffle.models import Backbone, build_backbone
 from unshuffle.models.batch_norm import check_synchronised, synchronise
 from unshuffle.models.registry import fitting_crop_size
 from unshuffle.models.weights import load_into
-from unshuffle.options import merge
 from unshuffle.policy.rollouts import run_rollouts
 from unshuffle.randomness import seed_everything, stream_seed, torch_generator
 from unshuffle.runs.checkpoints import checkpoint_iterations
@@ -160,7 +159,10 @@ class Trainer:
         """Train from the current iteration to the last, saving into the run folder."""
         batches = Prefetcher(self.load, self.iteration, self.last, self.config.data.workers, self._stops)
         # with several processes, the system and torchrun may each send the signal
-        requests = stop_requests(patient=self.part.world_size > 1)
+        patient = self.part.world_size > 1
+        notice = "stopping after the current step or validation, with a checkpoint"
+        again = "" if patient else "; Ctrl-C again stops at once, without one"
+        requests = stop_requests(patient=patient, announce=lambda: display.announce(notice + again))
         with display, requests as self._request, closing(on_device(batches, self.device)) as upcoming:
             if self.iteration == self.first:
                 self._monitor(log, display)
@@ -182,9 +184,7 @@ class Trainer:
                 if self._due(self.config.log.train_every):
                     tally = self._log_training(run, log, display, tally, batches.seconds_waited)
                 self._between_steps(run, log, display, tally, stopping=stop > 0)
-                if self._due(self.config.log.train_every):
-                    with tally.paused():
-                        display.update(self.iteration)  # with the validation of this iteration
+                display.update(self.iteration)  # with the validation of this iteration
                 if stop:
                     raise self._stopped(run.folder, stop)
 
@@ -523,6 +523,6 @@ def fit_crop_sizes(config: Config) -> tuple[Config, list[str]]:
         asked = config.section(name).crop_size
         fitting = fitting_crop_size(backbone, asked)
         if fitting != asked:
-            config = merge(config, {name: {"crop_size": fitting}})
+            config = merge_sections(config, {name: {"crop_size": fitting}})
             sentences.append(f"{name}.crop_size is {fitting}, as {asked} does not suit {config.model.backbone}")
     return config, sentences

@@ -349,8 +349,9 @@ const drawing = (() => {
 
     function show(column, row) {
       const permutation = task.permutations[task.ranking[row]];
-      const caption = make("p", {}, `Permutation ${written(permutation)}: error ${error(column, row).toFixed(2)} at iteration ${number.format(task.iterations[column])}, ` +
-        `${error(columns - 1, row).toFixed(2)} at the last validation. Rank ${row + 1} of ${rows}, the hardest first.`);
+      const last = column < columns - 1 ? `, ${error(columns - 1, row).toFixed(2)} at the last validation` : "";
+      const caption = make("p", {}, `Permutation ${written(permutation)}: error ${error(column, row).toFixed(2)} at iteration ${number.format(task.iterations[column])}${last}. ` +
+        `Rank ${row + 1} of ${rows}, the hardest first.`);
       below.replaceChildren(mosaic(task, permutation), caption);
     }
 
