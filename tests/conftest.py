@@ -5,7 +5,8 @@ Without a GPU the Triton kernels are interpreted, which is slow but the same ari
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from fractions import Fraction
 from pathlib import Path
@@ -30,13 +31,14 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A home folder of the tests' own, so that nothing is written into the cache of the person who runs them."""
-    folder = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOME", str(folder))
-        yield folder
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the tests a home folder of their own, so that the user's cache is neither written nor read.
+
+    Before anything is collected: huggingface_hub and trackio look up the home folder when they are imported.
+    """
+    home = tempfile.TemporaryDirectory(prefix="unshuffle-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(home.cleanup)
+    os.environ["HOME"] = home.name
 
 
 @pytest.fixture

@@ -201,6 +201,8 @@ def test_only_what_is_public_is_there() -> None:
         _ = unshuffle.nothing  # type: ignore[attr-defined]
     assert sorted(unshuffle.__all__) == [
         "Backbone",
+        "ClassificationConfig",
+        "ClassificationTask",
         "ItemSampler",
         "Run",
         "SpatialTask",
@@ -214,6 +216,7 @@ def test_only_what_is_public_is_there() -> None:
         "preprocess",
         "preset_config",
         "pretrain",
+        "register_task",
     ]
 
 
