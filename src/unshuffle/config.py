@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Interval
 
-from unshuffle.errors import UserError
+from unshuffle.errors import UnknownTaskError, UserError
 from unshuffle.options import check_bounds, merge, read_yaml, typed
 from unshuffle.permutations import Criterion
 from unshuffle.wording import counted
@@ -619,19 +619,25 @@ class Config:
 
 def _task(symbol: str, tasks: str) -> str:
     if symbol not in TASK_SYMBOLS:
-        _load_registered_tasks()
+        load_registered_tasks()
     if symbol not in TASK_SYMBOLS:
         known = ", ".join(f"{symbol} ({name})" for symbol, name in TASK_SYMBOLS.items())
         raise UserError(f"tasks is '{tasks}', but '{symbol}' is no task: join {known} by + or &, or use auto")
     return TASK_SYMBOLS[symbol]
 
 
-def _load_registered_tasks() -> None:
+def load_registered_tasks() -> None:
     """Import the modules of installed packages that register tasks."""
     from importlib.metadata import entry_points  # slow, and rarely needed
 
     for entry in entry_points(group=ENTRY_POINTS):
-        entry.load()
+        try:
+            entry.load()
+        except Exception as error:  # of any kind: it is the code of another package
+            raise UserError(
+                f"the module {entry.value}, which registers tasks, cannot be imported "
+                f"({type(error).__name__}: {error}): repair or uninstall its package"
+            ) from error
 
 
 def paper() -> Config:
@@ -896,14 +902,14 @@ def merge_sections(config: C, values: Mapping[str, Any]) -> C:
     sections = given.pop("registered", {})
     if not isinstance(sections, Mapping):
         raise UserError("registered must hold the sections of tasks")
-    if not sections.keys() <= REGISTERED.keys():
-        _load_registered_tasks()
+    if not {*sections, *given} <= {*Config.__dataclass_fields__, *REGISTERED}:
+        load_registered_tasks()
     sections = {**sections, **{name: given.pop(name) for name in REGISTERED if name in given}}
     config = merge(config, given)
     registered = dict(config.registered)
     for name, changes in sections.items():
         if name not in REGISTERED:
-            raise UserError(f"there is no task {name}: import the module that registers it first")
+            raise UnknownTaskError(f"there is no task {name}: import the module that registers it first")
         if not isinstance(changes, Mapping):
             raise UserError(f"{name} must hold keys and values")
         registered[name] = merge(config.section(name), dict(changes), f"{name}.")
@@ -984,6 +990,12 @@ def with_absolute_paths(config: Config) -> Config:
         section = config.section(name)
         if isinstance(section, OrderingConfig) and name not in REGISTERED:
             top[name] = replace(section, permutation_file=_absolute(section.permutation_file))
+    top["registered"] = {
+        name: replace(section, permutation_file=_absolute(section.permutation_file))
+        if isinstance(section, OrderingConfig)
+        else section
+        for name, section in config.registered.items()
+    }
     gallery, queries = _absolute(config.monitor.gallery), _absolute(config.monitor.queries)
     return replace(
         config,
@@ -1049,6 +1061,8 @@ def read_config(path: Path) -> Config:
     try:
         preset = preset_config(values.get("preset", "demo"))
         return merge_sections(preset, {**_foreign_backbone(preset, values), **values})
+    except UnknownTaskError as error:
+        raise UnknownTaskError(f"{path}: {error}") from None
     except UserError as error:
         hint = "; runs of older versions cannot be read: start a new one, CHANGELOG.md lists the new names"
         raise UserError(f"{path}: {error}{hint if path.name == 'config.yaml' else ''}") from None

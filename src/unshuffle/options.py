@@ -75,12 +75,19 @@ def _plain(value: Any) -> Any:
 
 
 def differences(before: Any, after: Any, where: str = "") -> list[str]:
-    """Return the dotted names of the fields in which two trees of the same class differ."""
+    """Return the dotted names of the fields in which two trees of the same class differ.
+
+    A mapping holds sections that are options under their own names, without that of its field.
+    """
     names = []
     for field in dataclasses.fields(before):
         old, new = getattr(before, field.name), getattr(after, field.name)
         if dataclasses.is_dataclass(old):
             names += differences(old, new, f"{where}{field.name}.")
+        elif isinstance(old, Mapping) and isinstance(new, Mapping):
+            names += sorted(f"{where}{name}" for name in old.keys() ^ new.keys())
+            for name in sorted(old.keys() & new.keys()):
+                names += differences(old[name], new[name], f"{where}{name}.")
         elif _plain(old) != _plain(new):
             names.append(f"{where}{field.name}")
     return names

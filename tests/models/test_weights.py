@@ -156,6 +156,23 @@ def test_a_file_without_architecture_is_recognised(tmp_path: Path) -> None:
         load_backbone(tmp_path / "w.safetensors", architecture="caffenet")
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        "preset: demo\nno_such_key: 1\n",
+        "preset: demo\ntasks: X\nregistered: {other: {hidden: 8}}\n",
+        "preset: demo\noptim: [1]\n",
+    ],
+    ids=["of another version", "with a task of another package", "damaged"],
+)
+def test_weights_do_not_need_the_config_beside_them(config: str, tmp_path: Path) -> None:
+    backbone = build_backbone("tiny")
+    save_backbone(backbone, tmp_path / "backbone.safetensors", crop_sizes={}, permutations={}, iterations=3)
+    (tmp_path / "config.yaml").write_text(config)
+    for path in (tmp_path, tmp_path / "backbone.safetensors"):
+        assert load_backbone(path).architecture == "tiny"
+
+
 def test_a_file_that_fits_no_backbone_raises(tmp_path: Path) -> None:
     save_file({"a.weight": torch.zeros(3)}, tmp_path / "w.safetensors")
     with pytest.raises(UserError, match=r"does not state its architecture and fits none that is recognised; say which"):

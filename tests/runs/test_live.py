@@ -1,5 +1,7 @@
 import json
 import shutil
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -87,3 +89,71 @@ def test_a_line_without_end_is_waited_for(copied: Run, monkeypatch: pytest.Monke
     read = LiveRun(copied.folder)
     read.refresh()
     assert read.fraction_read == 1 and not read.refresh() and list(read.metrics()) == []
+
+
+def test_a_log_that_grows_while_it_is_read_is_read_on(copied: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [json.dumps(train_line(n, n)) + "\n" for n in range(1, 41)]
+    copied.metrics_file.write_text("".join(lines[:20]))
+    monkeypatch.setattr(live, "PIECE", copied.metrics_file.stat().st_size + 10)
+
+    class Growing:
+        """A file to which lines are added after its size was looked up."""
+
+        def __init__(self, file: BinaryIO) -> None:
+            self.file = file
+
+        def fileno(self) -> int:
+            return self.file.fileno()
+
+        def seek(self, offset: int, whence: int = 0) -> int:
+            position = self.file.seek(offset, whence)
+            if whence == 2:
+                appended.write("".join(lines[20:]))
+                appended.flush()
+            return position
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+        def __enter__(self) -> "Growing":
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            self.file.close()
+
+    appended, plain_open = copied.metrics_file.open("a"), Path.open
+    read = LiveRun(copied.folder)
+    with monkeypatch.context() as growing:
+        growing.setattr(Path, "open", lambda path, mode: Growing(plain_open(path, mode)))
+        assert read.refresh()
+    appended.close()
+    assert 0 < read.fraction_read <= 1
+    while read.refresh():
+        pass
+    assert [entry["iteration"] for entry in read.metrics("train")] == list(range(1, 41))
+
+
+def test_a_damaged_line_of_any_length_is_passed_over(copied: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "PIECE", 1000)
+    monkeypatch.setattr(live, "LONGEST_LINE", 2000)
+    lines = [json.dumps(train_line(n, n)) for n in range(1, 5)]
+    copied.metrics_file.write_text("\n".join([*lines[:2], "\0" * 9000, *lines[2:]]) + "\n")
+    read = LiveRun(copied.folder)
+    for _ in range(20):
+        read.refresh()
+    assert read.fraction_read == 1
+    assert [entry["iteration"] for entry in read.metrics("train")] == [1, 2, 3, 4]
+    assert read.metrics_warning is not None and read.metrics_warning.startswith("1 ")
+    with copied.metrics_file.open("a") as file:
+        file.write("\0" * 4000)  # without an end yet
+    for _ in range(20):
+        read.refresh()
+    assert read.fraction_read == 1
+    with copied.metrics_file.open("a") as file:
+        file.write("\n" + json.dumps(train_line(5, 5)) + "\n")
+    for _ in range(20):
+        read.refresh()
+    assert [entry["iteration"] for entry in read.metrics("train")] == [1, 2, 3, 4, 5]
+    assert [entry["iteration"] for entry in read.metrics("train")] == [
+        entry["iteration"] for entry in copied.metrics("train")
+    ]

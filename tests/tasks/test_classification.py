@@ -6,11 +6,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import unshuffle
 from unshuffle.config import REGISTERED, TASK_SYMBOLS, Config, read_config
@@ -29,11 +32,11 @@ import unshuffle
 
 
 class LocationTask(unshuffle.ClassificationTask):
-    name, grid, classes = "location", 3, 8
+    name, grid, classes, answers = "location", 3, 8, range(8)
 
     def questions(self, features):
-        centre = features[:, [4]].expand(-1, 8, -1)
-        return torch.cat([centre, features[:, [0, 1, 2, 3, 5, 6, 7, 8]]], dim=2), torch.arange(8)
+        centre, others = features[:, 4:5], torch.cat([features[:, :4], features[:, 5:]], dim=1)
+        return torch.cat([centre.expand_as(others), others], dim=2)
 
 
 unshuffle.register_task("L", LocationTask, unshuffle.ClassificationConfig(crop_size=24, hidden=16))
@@ -170,9 +173,47 @@ def test_an_installed_package_brings_its_task_to_the_command_line(tmp_path: Path
     assert unshuffle.Run(tmp_path / "run").metrics_file.read_text().count('"task": "location"') > 2
 
 
+def test_a_step_copies_nothing_to_a_gpu_once_it_is_warm(location: type[ClassificationTask], config: Config) -> None:
+    """A captured step refuses such copies. Tensors without data stand for those of a GPU."""
+    copies: list[str] = []
+
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            given = [value for value in args if isinstance(value, Tensor)]
+            if given and isinstance(result, Tensor) and result.is_cuda and not any(value.is_cuda for value in given):
+                copies.append(str(function))
+            return result
+
+    for task, width in ((RotationTask(config), 6), (location(config), 12)):
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            head = torch.nn.Linear(width, task.classes, device="cuda")
+            features = torch.empty(2, task.parts, 6, device="cuda")
+            with Copies():
+                task.outcome(head, features, {})
+                assert copies, "the labels of the first step"
+                copies.clear()
+                task.outcome(head, features, {})
+        assert not copies
+
+
+def test_variants_may_depend_on_what_a_subclass_sets_and_on_the_crop_size(config: Config) -> None:
+    class Halves(RotationTask):
+        answers = (0, 1)
+
+        def __init__(self, config: Config) -> None:
+            super().__init__(config)
+            self.halves = 2
+
+        def variants(self, crops: Tensor) -> Tensor:
+            return torch.cat(crops.chunk(self.halves, dim=-1), dim=1)
+
+    assert Halves(config).parts == 2
+
+
 def test_variants_are_what_the_backbone_sees(config: Config) -> None:
     class Mirror(RotationTask):
-        classes = 2
+        classes, answers = 2, (0, 1)
 
         def variants(self, crops: Tensor) -> Tensor:
             return torch.cat([crops, crops.flip(4)], dim=1)

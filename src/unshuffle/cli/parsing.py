@@ -18,7 +18,16 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 
-from unshuffle.config import SHORT_NAMES, Config, data_preset, preset_config, read_config, with_options
+from unshuffle.config import (
+    REGISTERED,
+    SHORT_NAMES,
+    Config,
+    data_preset,
+    load_registered_tasks,
+    preset_config,
+    read_config,
+    with_options,
+)
 from unshuffle.errors import UserError
 from unshuffle.files import check_file, check_folder, write_measurement
 from unshuffle.options import check_bounds, field_types, merge, plain_type, takes_one_or_several, typed
@@ -72,6 +81,8 @@ def parse(
     defaults, such as a preset; `REQUIRED` in it marks what must be given. By default the class itself has the
     defaults. `positional`: fields without a default are given without their name.
     """
+    if issubclass(command, Config) and not _sections(args) <= Config.__dataclass_fields__.keys():
+        load_registered_tasks()
     arguments = _named_arguments(command, positional)
     if {*HELP, *HELP_ALL} & set(args):
         default = defaults(_values_for_help(arguments, args)) if defaults is not None else None
@@ -235,6 +246,8 @@ def _named_arguments(command: type, positional: bool) -> dict[str, _Argument]:
     """Return the arguments of a command by name, short names too."""
     arguments = {argument.name: argument for argument in _arguments(command, positional)}
     if issubclass(command, Config):
+        for section, settings in REGISTERED.items():
+            arguments |= {argument.name: argument for argument in _arguments(type(settings), False, f"{section}.")}
         short = {name: replace(arguments[full], name=name, short_for=full) for name, (full, _) in SHORT_NAMES.items()}
         arguments |= {name: argument for name, argument in short.items() if name not in arguments}
     return arguments
@@ -281,6 +294,12 @@ def _arguments(options: type, positional: bool, where: str = "") -> Iterator[_Ar
             has_default = factory is not dataclasses.MISSING or default is not dataclasses.MISSING
             is_positional = POSITIONAL in marks or (positional and not has_default)
             yield _Argument(f"{where}{name}", hint, has_default, is_positional, options)
+
+
+def _sections(args: Sequence[str]) -> set[str]:
+    """Return the sections of the options among the words, such as `optim` of --optim.iterations."""
+    options = (word.removeprefix("--").partition("=")[0] for word in args if word.startswith("--"))
+    return {option.partition(".")[0].replace("-", "_") for option in options if "." in option}
 
 
 def _read(arguments: dict[str, _Argument], args: Sequence[str]) -> dict[str, Any]:
@@ -391,7 +410,11 @@ def _field_help(owner: type) -> dict[str, str]:
     for kind in reversed(owner.__mro__):
         if not dataclasses.is_dataclass(kind):
             continue
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        try:
+            source = inspect.getsource(kind)
+        except OSError:  # the settings of a task that was defined in a prompt
+            continue
+        (definition,) = ast.parse(textwrap.dedent(source)).body
         assert isinstance(definition, ast.ClassDef)
         for field, below in pairwise(definition.body):
             match field, below:

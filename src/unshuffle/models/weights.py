@@ -170,7 +170,11 @@ def _warn_of_older(folder: Path, metadata: Mapping[str, str]) -> None:
     run = Run(folder)
     if not (run.config_file.is_file() and metadata.get(ITERATIONS, "").isdecimal()):
         return
-    trained, planned = int(metadata[ITERATIONS]), run.config.optim.iterations
+    trained = int(metadata[ITERATIONS])
+    try:
+        planned = run.config.optim.iterations
+    except UserError:  # a config of another version, or with tasks of another package: the weights do not need it
+        return
     if trained < planned:
         warnings.warn(
             f"the weights in {folder} are those of iteration {trained}, and the run is being trained up to {planned}: "

@@ -3,6 +3,7 @@
 import csv
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
@@ -13,7 +14,7 @@ import yaml
 
 from unshuffle.analysis.analysis import flat_values
 from unshuffle.analysis.cost import training_seconds
-from unshuffle.config import Config, preset_config
+from unshuffle.config import REGISTERED, Config, preset_config
 from unshuffle.files import csv_text
 from unshuffle.options import differences, to_dict
 from unshuffle.randomness import torch_generator
@@ -137,8 +138,16 @@ def repeat_command(config: Config) -> str:
 
 def preset_changes(config: Config) -> dict[str, Any]:
     """Return the values that differ from the config's preset, by dotted name, except for the run folder."""
-    names = differences(preset_config(config.preset), config)
-    return {name: attrgetter(name)(config) for name in names if name not in ("preset", "out")}
+    registered = {name: REGISTERED[name] for name in config.registered}
+    names = differences(replace(preset_config(config.preset), registered=registered), config)
+    sections = vars(config) | dict(config.registered)
+    values = {name: _value(sections, name) for name in names}
+    return {name: value for name, value in values.items() if name not in ("preset", "out")}
+
+
+def _value(sections: Mapping[str, Any], name: str) -> Any:
+    top, dot, rest = name.partition(".")
+    return attrgetter(rest)(sections[top]) if dot else sections[top]
 
 
 def _option(name: str, value: Any) -> list[str]:

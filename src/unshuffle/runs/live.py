@@ -1,20 +1,22 @@
 """A run that may be training: its metrics are read as they grow, a piece at a time, and `train` lines are thinned."""
 
 import json
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, BinaryIO
 
 from unshuffle.runs.run import Run, check_entry, parse_line
+from unshuffle.wording import counted
 
 MAX_TRAIN_LINES = 4096
-"""So many `train` lines of a run are kept; of more, the means of two and two."""
+"""Number of `train` lines of a run that are kept; of more, the means of neighbouring ones."""
 TAIL = 40
-"""So many of the latest lines are kept as they are."""
+"""Number of the latest lines that are kept as they were written."""
 PIECE, LONGEST_LINE = 256_000, 10_000_000
 """Bytes that are read at a time, some 600 lines or 10 ms, and at most of one line."""
 
@@ -68,6 +70,8 @@ class _Read:
     """Bytes of the file when it was last looked at."""
     complete: bool = True
     """Whether it had no further line."""
+    inside_damaged: bool = False
+    """Whether the position is inside a line that is too long to be one of ours."""
     damaged: int = 0
     tail: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=TAIL))
     last_iteration: int = 0
@@ -89,7 +93,7 @@ class LiveRun(Run):
             read = self._state[0]
             try:
                 with self.metrics_file.open("rb") as file:
-                    identity, size = _identity(self.metrics_file), file.seek(0, 2)
+                    identity, size = _identity(file), file.seek(0, 2)
                     if identity != read.identity or size < read.position:
                         read = _Read(identity)
                     file.seek(read.position)
@@ -99,12 +103,11 @@ class LiveRun(Run):
             except OSError:
                 self._state[0] = _Read()
                 return read.identity is not None
-            whole = piece[: piece.rfind(b"\n") + 1]
-            for entry in _parse(whole.splitlines()):
-                _take(read, entry)
-            read.position += len(whole)
-            read.size, read.complete = size, len(piece) < PIECE or not whole
-            changed = bool(whole) or read is not self._state[0]
+            taken = _take_lines(read, piece)
+            read.position += taken
+            read.size = max(size, read.position)  # lines may have been added since it was looked up
+            read.complete = len(piece) < PIECE or not taken
+            changed = taken > 0 or read is not self._state[0]
             self._state[0] = read
             return changed
 
@@ -147,12 +150,30 @@ class LiveRun(Run):
     def metrics_warning(self) -> str | None:
         """One sentence if metrics.jsonl has damaged lines."""
         damaged = self._state[0].damaged
-        return f"{damaged} lines of {self.metrics_file} are damaged and left out" if damaged else None
+        if not damaged:
+            return None
+        return f"{counted(damaged, 'lines')} of {self.metrics_file} {'is' if damaged == 1 else 'are'} damaged and left out"
 
 
-def _identity(file: Path) -> tuple[int, int]:
-    status = file.stat()
+def _identity(file: BinaryIO) -> tuple[int, int]:
+    status = os.fstat(file.fileno())
     return status.st_dev, status.st_ino
+
+
+def _take_lines(read: _Read, piece: bytes) -> int:
+    """Add the whole lines of a piece; return how many bytes need not be read again."""
+    whole = piece[: piece.rfind(b"\n") + 1]
+    if not whole and len(piece) >= LONGEST_LINE:  # such as zeros after a power failure
+        read.inside_damaged = True
+        return len(piece)
+    lines = whole.splitlines()
+    if read.inside_damaged and lines:
+        read.inside_damaged = False
+        read.damaged += 1
+        lines = lines[1:]
+    for entry in _parse(lines):
+        _take(read, entry)
+    return len(whole)
 
 
 def _parse(lines: Sequence[bytes]) -> list[dict[str, Any] | None]:

@@ -84,10 +84,7 @@ class Library:
                 continue
             try:
                 below = runs_below(folder)
-            except (
-                UserError,
-                OSError,
-            ):  # the list of an ablation's arms is damaged: its runs keep their folders' names
+            except (UserError, OSError):  # an ablation's list of arms is damaged: its runs keep their folders' names
                 paths = sorted([*folder.glob("*/config.yaml"), *folder.glob("*/*/config.yaml")])
                 below = {str(path.parent.relative_to(folder)): path.parent for path in paths}
             found |= {f"{prefix}/{name}" if prefix else name: path for name, path in below.items()}

@@ -3,8 +3,8 @@
 A new task of this kind names its `classes` and says what it asks; `tasks/rotation.py` is an example.
 """
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -22,8 +22,9 @@ from unshuffle.tasks.base import Network, Outcome, SampleErrors, Task, TaskView
 class ClassificationTask(Task):
     """Crops an image, or each cell of a grid over it, and classifies questions about the features of the crops.
 
-    A subclass has a `name`, the number of `classes`, and `questions`; `variants` changes what the backbone sees, for
-    example to all rotations of a crop. Crops, head, loss, validation and chance level follow from these.
+    A subclass has a `name`, the number of `classes`, and the `answers` to its `questions`; `variants` changes what the
+    backbone sees, for example to all rotations of a crop. Crops, head, loss, validation and chance level follow from
+    these.
     """
 
     settings: ClassificationConfig
@@ -31,11 +32,19 @@ class ClassificationTask(Task):
     grid: ClassVar[int] = 1
     """Crops lie in the cells of a grid x grid over the image, row by row."""
     classes: ClassVar[int]
-    """Answers to choose from."""
+    """Number of answers to choose from."""
+    answers: ClassVar[Sequence[int]]
+    """The class that answers each question, the same for every sample."""
 
     def __init__(self, config: Config, device: torch.device | None = None) -> None:
         super().__init__(config, device)
-        self.parts = self.variants(torch.zeros(1, self.grid**2, 3, 1, 1)).shape[1]
+        self._labels: dict[torch.device, Tensor] = {}
+
+    @cached_property
+    def parts(self) -> int:  # type: ignore[override]  # not in __init__: `variants` may need what a subclass sets later
+        """Crops of a sample that the backbone sees."""
+        side = self.settings.crop_size
+        return self.variants(torch.zeros(1, self.grid**2, 3, side, side)).shape[1]
 
     @property
     def chance(self) -> float:
@@ -46,14 +55,20 @@ class ClassificationTask(Task):
         """Return the (B, P, 3, S, S) crops that the backbone sees, made from those of the grid's cells."""
         return crops
 
-    @abstractmethod
-    def questions(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return questions (B, Q, F') about the (B, P, F) features of a batch, and the class (Q,) that answers each."""
+    def questions(self, features: Tensor) -> Tensor:
+        """Return the inputs (B, Q, F') of the head, made from the (B, P, F) features; by default one of each crop.
+
+        On a GPU this is part of a CUDA graph, so it must not copy from the CPU: select with slices, not with lists.
+        """
+        return features
 
     def classify(self, head: nn.Module, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits (B, Q, classes) of all questions, and their labels (B, Q)."""
-        questions, labels = self.questions(features)
-        return head(questions), labels.to(features.device).expand(questions.shape[:2])
+        device = features.device
+        if device not in self._labels:  # once, before a step is captured
+            self._labels[device] = torch.tensor(self.answers, device=device)
+        logits = head(self.questions(features))
+        return logits, self._labels[device].expand(logits.shape[:2])
 
     def samples_of(self, source: Source, items: Items) -> Samples:
         """Return the whole short side of images, or of frames of videos."""
@@ -90,7 +105,7 @@ class ClassificationTask(Task):
 
     def build_head(self, features: int) -> nn.Module:
         """Return a classifier with one hidden layer."""
-        width = self.questions(torch.zeros(1, self.parts, features))[0].shape[-1]
+        width = self.questions(torch.zeros(1, self.parts, features)).shape[-1]
         hidden = self.settings.hidden
         return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, self.classes))
 

@@ -24,15 +24,11 @@ class RotationTask(ClassificationTask):
         "rotations",
         hint="Each was rotated by a multiple of 90° and is turned back by the one that the network recognises.",
     )
-    classes = ROTATIONS
+    classes, answers = ROTATIONS, range(ROTATIONS)
 
     def variants(self, crops: Tensor) -> Tensor:
         """Return the crops in all rotations."""
         return torch.cat([crops.rot90(turns, (3, 4)) for turns in range(ROTATIONS)], dim=1)
-
-    def questions(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Ask for the rotation of each crop."""
-        return features, torch.arange(ROTATIONS)
 
     def examples(self, network: Network, pixels: Tensor, side: int, generator: torch.Generator) -> list[Example]:
         """Return each image in one random rotation, and turned back by the one that the network recognises."""
