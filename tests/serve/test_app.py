@@ -6,7 +6,9 @@ import math
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -118,14 +120,48 @@ def test_puzzles_of_images_and_clips_that_are_sent(client: Any, uploads: dict[st
         asked = {"task": task, "sample": puzzle["sample"], "arrangement": puzzle["arrangement"]}
         answer = client("/api/answer/first", "POST", json.dumps(asked).encode()).json
         assert answer["in_set"] and sorted(answer["restored"]) == list(range(parts))
+        again = client(f"/api/puzzle/first?task={task}&permutation=2&sample={puzzle['sample']}").json
+        assert again["strip"] == puzzle["strip"] and again["arrangement"] != puzzle["arrangement"]
     other = {**asked, "task": "spatial", "arrangement": list(range(9))}
     for wrong in (other, {**asked, "sample": "0"}, {**asked, "sample": 0.5}):
         assert client("/api/answer/first", "POST", json.dumps(wrong).encode()).status == 400
+    forgotten = client("/api/puzzle/first?task=temporal&sample=upload-0123456789abcdef")
+    assert forgotten.status == 400 and "choose it again" in forgotten.json["error"]
     refused = client("/api/puzzle/first?task=temporal", "POST", picture)
     assert refused.status == 400 and "choose a video" in refused.json["error"]
     state = ready(client)
     path = f"/api/search/image?data={state['data']}&weights={state['weights'][0]}"
     assert len(client(path, "POST", clip).json["found"]) == 10, "by its middle frame"
+
+
+def test_a_clip_is_decoded_while_others_are_answered(
+    client: Any, uploads: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from unshuffle.serve import network
+
+    decoding, answered, plain = threading.Event(), threading.Event(), network.decode_squares
+
+    def slow(*args: Any) -> Any:
+        decoding.set()
+        assert answered.wait(30), "the others waited for the clip"
+        return plain(*args)
+
+    monkeypatch.setattr(network, "decode_squares", slow)
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(client, "/api/puzzle/first?task=spatial", "POST", uploads["clip"])
+        assert decoding.wait(30)
+        assert client("/api/puzzle/first").status == 200
+        answered.set()
+        assert sent.result().status == 200
+
+
+def test_an_upload_must_end_in_time(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unshuffle.serve.app.SECONDS_FOR_UPLOAD", 0.3)
+    with socket.create_connection(("127.0.0.1", client.port), timeout=30) as connection:
+        head = f"POST /api/puzzle/first HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nContent-Length: 1000\r\n"
+        connection.sendall(f"{head}Connection: close\r\n\r\nthe rest never comes".encode())
+        answer = connection.makefile("rb").read()
+    assert answer.split(maxsplit=2)[1] == b"408" and b"the upload took more than" in answer
 
 
 def test_uploads_are_forgotten_in_the_end(client: Any, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:

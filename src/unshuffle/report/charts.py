@@ -85,18 +85,20 @@ def _own_charts(runs: Sequence[NamedRun]) -> list[Chart]:
     names = {"crops": "two crops of an image", "frames": "two frames of a clip"}
     shown = [{kind: name} for kind, name in names.items()] if len(runs) > 1 else [names]
     note = "Higher is better. Held-out samples of the run, without labels; each view looks for its partner."
-    return [
-        Chart(
-            "Own data" if len(runs) == 1 else f"Own data, {' and '.join(kinds.values())}",
-            "views that find each other [%]",
-            _monitor_series(runs, {f"{kind}_top1": name for kind, name in kinds.items()}),
-            _common(chances),
-            1,
-            f"{note}{_differing(chances)}",
+    found = []
+    for kinds in shown:
+        chances = [levels for named in runs if (levels := _own_chances(named.run, kinds))]
+        found.append(
+            Chart(
+                "Own data" if len(runs) == 1 else f"Own data, {' and '.join(kinds.values())}",
+                "views that find each other [%]",
+                _monitor_series(runs, {f"{kind}_top1": name for kind, name in kinds.items()}),
+                _common(chances),
+                1,
+                f"{note}{_differing(chances)}",
+            )
         )
-        for kinds in shown
-        for chances in [[levels for levels in (_own_chances(named.run, kinds) for named in runs) if levels]]
-    ]
+    return found
 
 
 def _own_chances(run: Run, names: Mapping[str, str]) -> dict[str, float]:

@@ -169,11 +169,12 @@ def _noise_remark(level: Sequence[Measure]) -> list[str]:
     if not level:
         return []
     nouns = {kind.key: kind.noun for kind in _KINDS}
-    first, *others = (
-        f"{measure.noise:.1f}{{}}{f' for {noun}' if (noun := nouns[measure.key]) else ''}" for measure in level
-    )
-    limits = " and ".join([first.format(" percentage points"), *(text.format("") for text in others)])
-    return [f"Differences of up to {limits} are within the noise."]
+    limits, unit = [], " percentage points"
+    for measure in level:
+        of = f" for {nouns[measure.key]}" if nouns[measure.key] else ""
+        limits.append(f"{measure.noise:.1f}{unit}{of}")
+        unit = ""  # named once
+    return [f"Differences of up to {' and '.join(limits)} are within the noise."]
 
 
 def _collapse(rank: Measure | None) -> list[str]:

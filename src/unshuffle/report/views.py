@@ -95,8 +95,11 @@ def _status(run: Run, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     written = datetime.fromtimestamp(file.stat().st_mtime).astimezone().strftime("%Y-%m-%d %H:%M")
     unwritten = last >= planned and not run.weights.exists()
     return {
-        **{"iteration": last, "planned": planned, "finished": last >= planned},
-        **{"unwritten": unwritten, "written": written},
+        "iteration": last,
+        "planned": planned,
+        "finished": last >= planned,
+        "unwritten": unwritten,
+        "written": written,
     }
 
 

@@ -251,10 +251,9 @@ def idle_note(run: Run, tasks: Iterable[str]) -> str:
     idle = [] if run.config.policy.sampler == "uniform" else [task for task in tasks if not has_acted(run, task)]
     if not idle:
         return ""
-    verb = "never started" if is_finished(run) else "has not started yet"
-    return (
-        f"; the policy {verb} for the {' and '.join(idle)} task{'s' if len(idle) > 1 else ''}, so sampling is uniform"
-    )
+    started, sampled = ("never started", "was") if is_finished(run) else ("has not started yet", "is")
+    tasks_named = f"{' and '.join(idle)} task{'s' if len(idle) > 1 else ''}"
+    return f"; the policy {started} for the {tasks_named}, so sampling {sampled} uniform"
 
 
 def pair_fractions(probabilities: Floats, candidates: int) -> Floats:

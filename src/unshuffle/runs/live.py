@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
@@ -152,7 +151,9 @@ class LiveRun(Run):
         damaged = self._state[0].damaged
         if not damaged:
             return None
-        return f"{counted(damaged, 'lines')} of {self.metrics_file} {'is' if damaged == 1 else 'are'} damaged and left out"
+        return (
+            f"{counted(damaged, 'lines')} of {self.metrics_file} {'is' if damaged == 1 else 'are'} damaged and left out"
+        )
 
 
 def _identity(file: BinaryIO) -> tuple[int, int]:

@@ -39,6 +39,7 @@ MAX_ARRANGEMENT = 10_000
 MAX_COMPARED = 40
 MAX_STREAMS = 200
 SECONDS_BETWEEN_EVENTS, SECONDS_BETWEEN_SIGNS = 1.0, 15.0
+SECONDS_FOR_UPLOAD = 120.0
 
 
 def build_app(folders: Sequence[Path], *, host: str, token: str | None, data: Sequence[str] = ()) -> Starlette:
@@ -155,7 +156,7 @@ class _Server:
             return JSONResponse({"problem": _text(str(problem))})
         except OSError as problem:
             return JSONResponse({"problem": _text(os_error_sentence(problem, "read"))})
-        except Exception:  # files that disappear one by one fail in any way
+        except Exception:  # reading a folder while it is being deleted can raise any error
             if watched.run.config_file.exists():
                 raise
             return JSONResponse({"problem": "its folder was deleted"})
@@ -250,21 +251,19 @@ class _Server:
         return await self._answer_or_problem(watched, ("solved", watched.name, until), make)
 
     async def puzzle(self, request: Request) -> Response:
-        """A sample, or the image or clip that is sent, and a permutation."""
-        if request.method != "POST":
-            return await self._puzzle(request, None)
-        async with self._uploads:
-            return await self._puzzle(request, await _read(request, MAX_UPLOAD))
-
-    async def _puzzle(self, request: Request, upload: bytes | None) -> Response:
+        """A sample, by its number or by the name that it was given when it was sent, or one that is sent now."""
         watched, snapshots = await self._run_of(request), await self._networks()
-        from unshuffle.serve.network import new_puzzle
+        from unshuffle.serve.network import is_upload, new_puzzle, send_sample
 
         _refuse_damaged(watched)
-        task = request.query_params.get("task") or None
-        sample, permutation = (_whole(request, name, 0) or 0 for name in ("sample", "permutation"))
-        puzzle = partial(new_puzzle, snapshots, watched.run, task, sample, permutation, upload)
-        return JSONResponse(await run_in_threadpool(puzzle))
+        task, permutation = request.query_params.get("task") or None, _whole(request, "permutation", 0) or 0
+        given = request.query_params.get("sample", "")
+        if request.method == "POST":
+            async with self._uploads:
+                upload = await _read(request, MAX_UPLOAD)
+                given = await run_in_threadpool(send_sample, snapshots, watched.run, task, upload)
+        sample = given if is_upload(given) else _whole(request, "sample", 0) or 0
+        return JSONResponse(await run_in_threadpool(new_puzzle, snapshots, watched.run, task, sample, permutation))
 
     async def answer(self, request: Request) -> Response:
         """How the network orders an arrangement."""
@@ -280,7 +279,7 @@ class _Server:
             or type(sample) not in (int, str)
             or any(type(part) is not int for part in numbers)
         ):
-            raise HTTPException(400, "the sample and the arrangement are whole numbers")
+            raise HTTPException(400, "the arrangement is a list of whole numbers, the sample a number or a name")
         snapshots = await self._networks()
         from unshuffle.serve.network import network_answer
 
@@ -370,10 +369,14 @@ def _whole(request: Request, name: str, default: int | None) -> int | None:
 async def _read(request: Request, limit: int) -> bytes:
     """Return the body of a request, of which no more than the limit is ever in memory."""
     chunks, size = [], 0
-    with suppress(ClientDisconnect):
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                raise HTTPException(413, f"at most {limit:,} bytes are accepted")
-            chunks.append(chunk)
+    try:
+        async with asyncio.timeout(SECONDS_FOR_UPLOAD):  # others wait for it
+            with suppress(ClientDisconnect):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > limit:
+                        raise HTTPException(413, f"at most {limit:,} bytes are accepted")
+                    chunks.append(chunk)
+    except TimeoutError:
+        raise HTTPException(408, f"the upload took more than {SECONDS_FOR_UPLOAD:.0f} s") from None
     return b"".join(chunks)

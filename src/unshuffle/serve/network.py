@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unshuffle.data.held_out import HeldOut
 from unshuffle.data.squares import Squares
 from unshuffle.errors import UserError
 from unshuffle.report.policy_summary import policy_data, summarise_policy
@@ -23,6 +24,8 @@ from unshuffle.tasks import TASKS
 
 MAX_SNAPSHOTS, MAX_UPLOADS = 3, 16
 """Networks, and images and clips for puzzles, that are kept in memory."""
+UPLOAD = "upload-"
+"""What the names of images and clips that were sent begin with."""
 NO_NETWORK = "the run has no checkpoint yet: wait for the first one"
 NO_SAMPLES = "the run keeps no samples of that task (log.pictures is off)"
 
@@ -56,7 +59,7 @@ class Snapshots:
         """Keep an image or a clip for questions about it, and return its name."""
         while len(self._uploads) >= MAX_UPLOADS:
             self._uploads.pop(next(iter(self._uploads)))
-        name = secrets.token_hex(8)
+        name = f"{UPLOAD}{secrets.token_hex(8)}"
         self._uploads[name] = pixels
         return name
 
@@ -105,35 +108,39 @@ def solved_view(snapshots: Snapshots, run: Run, until: int | None) -> dict[str, 
 # ---- one puzzle
 
 
-def new_puzzle(
-    snapshots: Snapshots, run: Run, task: str | None, sample: int, permutation: int, upload: bytes | None = None
-) -> dict[str, Any]:
-    """Return a held-out sample or an image or clip that was sent, and a permutation of Ψ.
+def is_upload(sample: str) -> bool:
+    """Return whether a sample is named as one that was sent."""
+    return sample.startswith(UPLOAD)
 
-    Numbers beyond their end begin again.
-    """
+
+def send_sample(snapshots: Snapshots, run: Run, task: str | None, upload: bytes) -> str:
+    """Return the name of an image or a clip that was sent, decoded as a sample of a task."""
     with snapshots.lock:
         snapshot = snapshots.at(run)
-        tasks = [name for name in snapshot.ordering_tasks if name in snapshot.held_out]
-        if not tasks:
-            raise UserError(NO_SAMPLES)
-        task = tasks[0] if task is None else task
-        if task not in tasks:
-            raise UserError(f"the run has no samples of the task {task}: choose one of {', '.join(tasks)}")
+        task = _task(snapshot, task)
+        frames, side = snapshot.held_out[task].pixels.shape[1:3]
+        span = snapshot.ordering_tasks[task].frame_span
+    pixels = decode_squares(upload, frames, side, span)  # may take seconds
+    with snapshots.lock:
+        return snapshots.keep_upload(pixels)
+
+
+def new_puzzle(snapshots: Snapshots, run: Run, task: str | None, sample: int | str, permutation: int) -> dict[str, Any]:
+    """Return a held-out sample or one that was sent, and a permutation of Ψ. Numbers beyond their end begin again."""
+    with snapshots.lock:
+        snapshot = snapshots.at(run)
+        task = _task(snapshot, task)
         held_out, ordering, view = snapshot.held_out[task], snapshot.ordering_tasks[task], TASKS[task].view
-        sample %= len(held_out)
-        pixels = held_out.pixels[[sample]]
-        if upload is not None:
-            frames, side = pixels.shape[1:3]
-            pixels = decode_squares(upload, frames, side, getattr(ordering.settings, "frame_span", 0))
+        if isinstance(sample, int):
+            sample %= len(held_out)
         number = permutation % len(ordering.permutations)
-        parts = ordering.pictures(pixels, 2 * view.picture_side)[0]
+        parts = ordering.pictures(_pixels(snapshots, held_out, sample), 2 * view.picture_side)[0]
         return {
-            "tasks": tasks,
+            "tasks": _puzzle_tasks(snapshot),
             "task": task,
-            "sample": sample if upload is None else snapshots.keep_upload(pixels),
+            "sample": sample,
             "samples": len(held_out),
-            "name": held_out.names[sample] if upload is None else "",
+            "name": held_out.names[sample] if isinstance(sample, int) else "",
             "noun": view.noun,
             "strip": strip(parts),
             "columns": view.columns(len(parts)),
@@ -152,14 +159,9 @@ def network_answer(
     """
     with snapshots.lock:
         snapshot = snapshots.at(run)
-        if task not in snapshot.ordering_tasks or task not in snapshot.held_out:
-            raise UserError(NO_SAMPLES)
+        task = _task(snapshot, task)
         held_out, ordering = snapshot.held_out[task], snapshot.ordering_tasks[task]
-        if isinstance(sample, int) and not 0 <= sample < len(held_out):
-            raise UserError(f"there is no sample {sample}: give 0 to {len(held_out) - 1}")
-        pixels = held_out.pixels[[sample]] if isinstance(sample, int) else snapshots.upload(sample)
-        if pixels.shape[1:] != held_out.pixels.shape[1:]:
-            raise UserError("this image was sent for another task or run: choose it again")
+        pixels = _pixels(snapshots, held_out, sample)
         if sorted(arrangement) != list(range(ordering.parts)):
             raise UserError(f"an arrangement of the {task} task is a permutation of 0 to {ordering.parts - 1}")
         shown = torch.tensor([list(arrangement)])
@@ -176,3 +178,29 @@ def network_answer(
             "in_set": bool((ordering.permutations.cpu() == shown).all(dim=1).any()),
             "iteration": snapshot.iteration,
         }
+
+
+def _puzzle_tasks(snapshot: Snapshot) -> list[str]:
+    return [name for name in snapshot.ordering_tasks if name in snapshot.held_out]
+
+
+def _task(snapshot: Snapshot, task: str | None) -> str:
+    """Return a task whose puzzles can be shown; without a name, the first one."""
+    tasks = _puzzle_tasks(snapshot)
+    if not tasks:
+        raise UserError(NO_SAMPLES)
+    if task is not None and task not in tasks:
+        raise UserError(f"the run has no samples of the task {task}: choose one of {', '.join(tasks)}")
+    return task or tasks[0]
+
+
+def _pixels(snapshots: Snapshots, held_out: HeldOut, sample: int | str) -> Tensor:
+    """Return a held-out sample by its number, or one that was sent by its name, (1, frames, side, side, 3)."""
+    if isinstance(sample, int):
+        if not 0 <= sample < len(held_out):
+            raise UserError(f"there is no sample {sample}: give 0 to {len(held_out) - 1}")
+        return held_out.pixels[[sample]]
+    pixels = snapshots.upload(sample)
+    if pixels.shape[1:] != held_out.pixels.shape[1:]:
+        raise UserError("this image was sent for another task or run: choose it again")
+    return pixels

@@ -45,6 +45,11 @@ class OrderingTask(Task):
         self.parts = self.settings.parts
         self._given = permutations
 
+    @property
+    def frame_span(self) -> int:
+        """Frames of a video that the parts are taken from; 0 means all of them."""
+        return 0
+
     @cached_property
     def permutations(self) -> Tensor:
         """Ψ, (|Ψ|, P) on the device."""

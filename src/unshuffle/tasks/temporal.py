@@ -26,6 +26,11 @@ class TemporalTask(OrderingTask):
         """Frames that a video must have to be used."""
         return self.settings.frames
 
+    @property
+    def frame_span(self) -> int:
+        """Frames of a video that the parts are taken from; 0 means all of them."""
+        return self.settings.frame_span
+
     def samples_of(self, source: Source, items: Items) -> Samples:
         """Return clips, as a square of each frame that is its crop."""
         settings = self.settings
@@ -34,7 +39,7 @@ class TemporalTask(OrderingTask):
             items,
             settings.frames,
             side=max(1, round(min(source.size(0)) * settings.crop_fraction)),
-            span=settings.frame_span,
+            span=self.frame_span,
             reverse=settings.reverse,
             # so that a common background does not give the order away
             window_per_frame=not settings.shared_crop,

@@ -343,7 +343,10 @@
   }
 
   // Calls a function with the file that is chosen or dropped.
-  function takeFiles(input, area, take) {
+  const MAX_UPLOAD = 20e6; // bytes that the server accepts
+
+  function takeFiles(input, area, accept, failed) {
+    const take = (file) => { if (file.size <= MAX_UPLOAD) accept(file); else failed(new Error(`${file.name} has ${number.format(file.size / 1e6)} MB; at most ${MAX_UPLOAD / 1e6} MB can be sent.`)); };
     input.addEventListener("change", () => { if (input.files.length) take(input.files[0]); });
     for (const kind of ["dragover", "dragleave", "drop"]) {
       area.addEventListener(kind, (event) => {
@@ -412,13 +415,16 @@
       image = chosen;
       item = null;
       remember("item", null);
-      const reader = new FileReader();
-      reader.onload = () => asked.replaceChildren(chosen.type.startsWith("image/") ? make("img", {src: reader.result, alt: chosen.name}) : "", make("small", {}, chosen.name));
-      reader.readAsDataURL(chosen);
+      asked.replaceChildren(make("small", {}, chosen.name));
+      if (chosen.type.startsWith("image/")) {
+        const reader = new FileReader();
+        reader.onload = () => { if (image === chosen) asked.prepend(make("img", {src: reader.result, alt: chosen.name})); };
+        reader.readAsDataURL(chosen);
+      }
       search().catch(failed);
     }
 
-    takeFiles(file, drop, take);
+    takeFiles(file, drop, take, failed);
     for (const select of [data, first, second]) {
       select.addEventListener("change", () => {
         if (select === data) { item = image = null; remember("item", null); sides.replaceChildren(); asked.replaceChildren(); }
@@ -446,9 +452,10 @@
     let current = null, arrangement = [], selected = null, game = null, file = null;
     let sample = Number(query.get("sample") || 0), permutation = Number(query.get("permutation") || 0);
 
-    async function load() {
-      const path = address(`/api/puzzle/${pathOf(select.value)}`, {task: query.get("task"), sample: String(sample), permutation: String(permutation)});
-      current = await ask(path, file === null ? {} : {method: "POST", body: file});
+    // an image of one's own is sent once for each run and task, which take samples of different sizes
+    async function load(send = false) {
+      const path = address(`/api/puzzle/${pathOf(select.value)}`, {task: query.get("task"), sample: String(file === null || send ? sample : current.sample), permutation: String(permutation)});
+      current = await ask(path, send ? {method: "POST", body: file} : {});
       arrangement = [...current.arrangement];
       selected = null;
       tasks.replaceChildren(...current.tasks.map((task) => make("option", {value: task}, task)));
@@ -560,13 +567,18 @@
       race.textContent = "Give up this one";
       await round();
     }));
-    const renewed = guarded(async () => { score.textContent = ""; remember("sample", String(sample)); remember("permutation", String(permutation)); await load(); });
     const leave = () => { file = null; own.value = ""; };
-    takeFiles(own, drop, (chosen) => { file = chosen; renewed(); });
-    other.addEventListener("click", () => { leave(); sample += 1; renewed(); });
-    shuffle.addEventListener("click", () => { permutation += 1; renewed(); });
-    tasks.addEventListener("change", () => { remember("task", tasks.value); sample = 0; renewed(); });
-    select.addEventListener("change", () => { remember("run", select.value); remember("task", null); sample = 0; renewed(); });
+    const renew = (send) => guarded(async () => {
+      score.textContent = "";
+      remember("sample", String(sample));
+      remember("permutation", String(permutation));
+      try { await load(send); } catch (error) { leave(); throw error; }
+    })();
+    takeFiles(own, drop, (chosen) => { file = chosen; renew(true); }, (error) => { score.textContent = error.message; });
+    other.addEventListener("click", () => { leave(); sample += 1; renew(false); });
+    shuffle.addEventListener("click", () => { permutation += 1; renew(false); });
+    tasks.addEventListener("change", () => { remember("task", tasks.value); sample = 0; renew(file !== null); });
+    select.addEventListener("change", () => { remember("run", select.value); remember("task", null); sample = 0; renew(file !== null); });
     guarded(async () => {
       const names = (await ask("/api/runs")).runs.filter((row) => row.state !== "damaged").map((row) => row.name);
       if (!names.length) { score.textContent = "There are no runs yet."; return; }
