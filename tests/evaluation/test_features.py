@@ -358,3 +358,22 @@ def test_the_digest_follows_every_weight() -> None:
     with torch.no_grad():
         next(backbone.parameters()).view(-1)[3] += 1e-6
     assert weights_digest(backbone) != before
+
+
+def test_two_processes_may_join_the_same_parts(
+    dataset: LabelledDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "PART", 8)
+    whole = run(dataset, cache=FeatureCache(tmp_path, "job"))
+    first, second = FeatureCache(tmp_path, "job"), FeatureCache(tmp_path, "job")
+    parts, looked = first._parts(), list[FeatureCache]()
+
+    def listed(cache: FeatureCache) -> list[Path]:
+        if cache is second and second not in looked:  # the other joins them after the list was made
+            looked.append(second)
+            first.join()
+        return parts
+
+    monkeypatch.setattr(FeatureCache, "_parts", listed)
+    assert len(parts) > 1 and torch.equal(second.join().values, whole.values)
+    assert not any(file.exists() for file in parts)

@@ -4,8 +4,9 @@ import copy
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -252,46 +253,58 @@ class FeatureCache:
 
     def load(self, part: range) -> FeatureChunk:
         """Read the features of a part."""
-        if self._joined.exists():
-            whole = self.join()
-            first, last = np.searchsorted(whole.items.numpy(), [part.start, part.stop])
-            skipped = whole.skipped if part.start == 0 else []
-            return FeatureChunk(whole.values[first:last], whole.items[first:last], skipped)
-        with np.load(self._file(part)) as stored:
+        with suppress(FileNotFoundError), np.load(self._file(part)) as stored:  # or it was joined to the others
             return FeatureChunk(torch.from_numpy(stored["values"]), *_load_items(stored))
+        first, last = np.searchsorted(self._whole.items.numpy(), [part.start, part.stop])
+        skipped = self._whole.skipped if part.start == 0 else []
+        return FeatureChunk(self._whole.values[first:last], self._whole.items[first:last], skipped)
 
     def join(self) -> FeatureChunk:
         """Return the features of all parts, which must be there, mapped from one file that takes their place.
 
-        Mapped features may be larger than the memory.
+        Mapped features may be larger than the memory. While they are joined, they need twice their space on the disk.
         """
         if not self._joined.exists():
-            files = sorted(self.folder.glob("[0-9]*.npz"))
-            chunks = []
-            for file in files:
-                with np.load(file) as stored:
-                    items, skipped = _load_items(stored)
-                    shape = stored["values"].shape[1:] if len(items) else None
-                chunks.append((file, items, skipped, shape))
-            shape = next(shape for _, _, _, shape in chunks if shape is not None)
-            items = torch.cat([items for _, items, _, _ in chunks])
-            with atomic_write(self._values) as draft:
-                table = np.lib.format.open_memmap(draft, mode="w+", dtype=np.float32, shape=(len(items), *shape))
-                begin = 0
-                for file, own, _, _ in chunks:
-                    if len(own):
-                        with np.load(file) as stored:
-                            table[begin : begin + len(own)] = stored["values"]
-                    begin += len(own)
-                table.flush()
-            skipped = [entry for _, _, entries, _ in chunks for entry in entries]
-            _save_arrays(self._joined, **_item_arrays(items, skipped))
-            for file in files:
-                file.unlink()
+            try:
+                self._join()
+            except FileNotFoundError:
+                if not self._joined.exists():  # otherwise another process has joined them meanwhile
+                    raise
+        for file in self._parts():
+            file.unlink(missing_ok=True)
+        return self._whole
+
+    def _join(self) -> None:
+        chunks = []
+        for file in self._parts():
+            with np.load(file) as stored:
+                items, skipped = _load_items(stored)
+                shape = stored["values"].shape[1:] if len(items) else None
+            chunks.append((file, items, skipped, shape))
+        shape = next(shape for _, _, _, shape in chunks if shape is not None)
+        items = torch.cat([items for _, items, _, _ in chunks])
+        with atomic_write(self._values) as draft:
+            table = np.lib.format.open_memmap(draft, mode="w+", dtype=np.float32, shape=(len(items), *shape))
+            begin = 0
+            for file, own, _, _ in chunks:
+                if len(own):
+                    with np.load(file) as stored:
+                        table[begin : begin + len(own)] = stored["values"]
+                begin += len(own)
+            table.flush()
+        skipped = [entry for _, _, entries, _ in chunks for entry in entries]
+        _save_arrays(self._joined, **_item_arrays(items, skipped))
+
+    @cached_property
+    def _whole(self) -> FeatureChunk:
+        """The features of all parts, once they are joined."""
         with np.load(self._joined) as stored:
             items, skipped = _load_items(stored)
         # copy on write: torch warns of arrays that cannot be written to
         return FeatureChunk(torch.from_numpy(np.load(self._values, mmap_mode="c")), items, skipped)
+
+    def _parts(self) -> list[Path]:
+        return sorted(self.folder.glob("[0-9]*.npz"))
 
     def _file(self, part: range) -> Path:
         return self.folder / f"{part.start:09}.npz"
