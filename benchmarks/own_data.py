@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import torch
 from rich.console import Console
 from table import write_table
 
@@ -54,7 +55,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     rows = [row(arm, seed, args) for seed in range(args.seeds) for arm in args.arms]
-    write_table(f"own_data_{args.device}", rows, args.device)
+    write_table(f"own_data_{torch.device(args.device).type}", rows, args.device)
     for arm in args.arms:
         gains = [entry["after"] - entry["before"] for entry in rows if entry["arm"] == arm]
         print(f"{arm}: {plus_minus(fmean(gains), stdev(gains) if len(gains) > 1 else None, 1)} points of top 1")
