@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt, Interval
 from unshuffle.errors import UnknownTaskError, UserError
 from unshuffle.options import check_bounds, merge, read_yaml, typed
 from unshuffle.permutations import Criterion
-from unshuffle.wording import counted
+from unshuffle.wording import counted, did_you_mean
 
 Preset = Literal["demo", "cpu", "small", "paper", "paper-literal"]
 Logger = Literal["wandb", "trackio"]
@@ -880,6 +880,11 @@ C = TypeVar("C", bound="Config")
 def with_options(config: C, given: Mapping[str, Any]) -> C:
     """Return the config with the options that a user gives, sections as dicts, short names among them."""
     given = {name: dict(value) if isinstance(value, Mapping) else value for name, value in given.items()}
+    known = {*type(config).__dataclass_fields__, *SHORT_NAMES}
+    if not given.keys() <= {*known, *REGISTERED}:
+        load_registered_tasks()
+    for name in given.keys() - {*known, *REGISTERED}:
+        raise UserError(f"unknown key {name}{did_you_mean(name, [*known, *REGISTERED])}")
     short = [name for name in SHORT_NAMES if name in given and name not in type(config).__dataclass_fields__]
     for name in short:
         value = given.pop(name)

@@ -231,7 +231,7 @@ def notes_on(config: Config) -> list[str]:
     media = {TASKS[name].medium for name in config.task_names}
     tasks = "+".join(symbol for symbol, name in TASK_SYMBOLS.items() if name in config.task_names)
     if config.videos is not None and config.images is not None and "videos" not in media:
-        sentences.append(f"note: the videos are not used: no task of {tasks} takes them beside images; T does")
+        sentences.append(f"note: the videos are not used: --tasks {tasks} trains on images only; add T to use them")
     preset = preset_config(config.preset)
     if preset.init is not None and config.init is None:
         sentences.append(f"note: {config.model.backbone} starts untrained: give --init to start from weights")
@@ -306,7 +306,10 @@ def _check_out(config: Config, resumed: Run | None) -> None:
     if resumed is not None:
         changed = [name for name in changed_options(resumed.config, config) if name not in LENGTH]
         if changed:
-            raise UserError(f"a resumed run keeps its config, but {', '.join(changed)} would change")
+            raise UserError(
+                f"a resumed run keeps its config, but {', '.join(_as_given(changed))} would change: for other options, "
+                f"start another run from its weights with --init {shlex.quote(str(resumed.folder))}"
+            )
         _check_length(config, resumed)
         for medium in ("images", "videos"):
             for address in addresses(getattr(config, medium)):
@@ -326,6 +329,13 @@ def changed_options(before: Config, after: Config) -> list[str]:
     return [name for name in names if not name.startswith(CHANGEABLE_ON_RESUME)]
 
 
+def _as_given(names: Sequence[str]) -> list[str]:
+    """Return the names of changed options without those that only follow from --lr and --batch-size."""
+    followers = {"optim.backbone.lr": ".optimiser.lr", "optim.batch_size": ".batch_size"}
+    ends = [end for leader, end in followers.items() if leader in names]
+    return [name for name in names if name in followers or not any(name.endswith(end) for end in ends)]
+
+
 def with_stored_length(config: Config, stored: Config) -> Config:
     """Return a config with the iterations that the same number of epochs became when a run was started."""
     if config.optim.epochs is None or config.optim.epochs != stored.optim.epochs:
@@ -342,8 +352,8 @@ def _check_length(config: Config, resumed: Run) -> None:
         return  # not known before the data
     if after.iterations < before.iterations:
         raise UserError(
-            f"{resumed.folder} was started for {before.iterations} iterations and cannot become shorter, "
-            f"{after.iterations}: give more, or leave it out"
+            f"{resumed.folder} has {before.iterations} iterations and cannot become shorter: give more than that "
+            f"instead of {after.iterations}, or leave it out"
         )
     if after.iterations > before.iterations and len(config.stages) > 1:
         raise UserError(
@@ -367,7 +377,7 @@ def _extend(trainer: Trainer, before: Config, log: RunLog, console: Console) -> 
     trainer.owes_rollouts = iteration == before.optim.iterations < optim.iterations
     log.write("extended", iteration, before=before.optim.iterations, iterations=optim.iterations)
     old, new = (100 * lr_factor(version, iteration) for version in (before, trainer.config))
-    percent = f"{new:.3g} % of their full values"
+    percent = f"{new:.3g} % of their peak values"
     if optim.schedule == "cosine":
         before_that = "" if f"{old:.3g}" == f"{new:.3g}" else f" instead of {old:.3g} %"
         schedule = f"the cosine now ends there, so the learning rates continue at {percent}{before_that}"
@@ -501,7 +511,11 @@ def describe(trainer: Trainer, run: Run, console: Console) -> None:
     if late and optim.schedule == "steps":
         say(console, f"note: optim.milestones {late} lie beyond the last iteration and have no effect")
     if optim.warmup > optim.iterations / 2:
-        say(console, f"note: optim.warmup {optim.warmup} takes more than half of the {optim.iterations} iterations")
+        say(
+            console,
+            f"note: the learning rate rises during {optim.warmup} of the {optim.iterations} iterations: give more "
+            "iterations, or a smaller --optim.warmup",
+        )
 
 
 def _open_log(trainer: Trainer, run: Run) -> RunLog:
@@ -552,6 +566,8 @@ def _finish(trainer: Trainer, run: Run, log: RunLog, console: Console) -> None:
         console.print("", own_data_table(run), "", sep="\n")
         for sentence in verdict.sentences:
             say(console, sentence)
+    else:
+        say(console, "\nThere are too few held-out samples to tell whether the features got better: give more data.")
     if trainer.skipped_steps.total:
         say(console, skipped_sentence(trainer.skipped_steps.total, trainer.iteration))
     say(console, "\nResults:")

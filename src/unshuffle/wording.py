@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 FEW_SAMPLES = 100
-"""Fewer samples of a task than these teach nothing that holds for others."""
+"""With fewer samples, a task learns nothing that generalises."""
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -165,15 +165,15 @@ def split_sentence(task: str, split: Mapping[str, Any]) -> str | None:
         remarks.append("no images were given, so the frames of the videos are used")
     if split["training"] < FEW_SAMPLES:
         remarks.append(
-            f"only {counted(split['training'], 'samples')} to train on: so few are memorised and teach nothing that "
-            f"holds for others (give {FEW_SAMPLES} or more)"
+            f"only {counted(split['training'], 'samples')} to train on, too few to learn anything that generalises "
+            f"(give {FEW_SAMPLES} or more)"
         )
     if split["validation"] < split["requested"]:
-        samples = counted(split["validation"], "samples")
+        samples, verb = counted(split["validation"], "samples"), "is" if split["validation"] == 1 else "are"
         remarks.append(
-            f"only {samples} are held out for validation (data.val_size is {split['requested']}), as most of so few "
-            "must be trained on"
+            f"only {samples} {verb} held out for validation (data.val_size is {split['requested']}), because most of "
+            "so few are needed for training"
         )
     if not split["test"]:
-        remarks.append("there is no pretext test set, so errors are those on X_val")
+        remarks.append("there is no pretext test set, so errors are those on the validation set")
     return f"{task} task: {'; '.join(remarks)}" if remarks else None

@@ -45,7 +45,7 @@ def test_the_list_of_analyses(capsys: pytest.CaptureFixture[str]) -> None:
     ("line", "sentence"),
     [
         ("csot x", "there is no analysis 'csot'"),
-        ("cost", "still missing: RUN"),
+        ("cost", "missing argument: RUN"),
         ("cost nowhere", "nowhere is not a run folder"),
         ("cost nowhere --json no/such/file.json", "there is no folder no/such"),
         ("cost nowhere --out file", "file is a file"),

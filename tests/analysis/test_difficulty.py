@@ -110,7 +110,7 @@ def test_a_policy_that_has_not_started_is_said(
     idle = tiny_run(tmp_path / "idle", policy={"start_below": 0.01}, optim={"iterations": 4})
     for name in ("difficulty", "hamming", "baseline"):
         assert analyse(name, run=idle.folder).statement.endswith(
-            "; the policy never started for the spatial and temporal tasks, so sampling is uniform"
+            "; the policy never started for the spatial and temporal tasks, so sampling was uniform"
         )
     write_config(merge(idle.config, {"optim": {"iterations": 40}}), idle.config_file)
     statement = analyse("difficulty", run=idle.folder, task="spatial").statement

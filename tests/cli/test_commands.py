@@ -46,7 +46,7 @@ def photos(folder: Path, count: int) -> Path:
         ("pretrian", "there is no command 'pretrian' (did you mean pretrain?)"),
         ("zzz", "there is no command 'zzz'; choose one of pretrain, "),
         ("evaluate retreival", "there is no evaluation 'retreival' (did you mean retrieval?)"),
-        ("evaluate retrieval", "still missing: --weights; see unshuffle evaluate retrieval --help"),
+        ("evaluate retrieval", "missing argument: --weights; see unshuffle evaluate retrieval --help"),
         ("evaluate retrieval --weights random:tiny --json no/such.json", "there is no folder no to write --json into"),
         ("evaluate retrieval --weights random:tiny --out a.yaml", "a.yaml is a file, but --out must be a folder"),
         ("bench --json .", ". is a folder, but --json must be a file"),
@@ -68,7 +68,12 @@ def photos(folder: Path, count: int) -> Path:
         ("pretrain --momentum 0.5", "(did you mean --optim.backbone.momentum, --spatial.optimiser.momentum, "),
         ("pretrain --images a a", "images names a twice: leave one of them out"),
         ("pretrain --images a b.tar", "a does not exist"),
-        ("pretrain --log.pictures no", "'no' belongs to no option"),
+        ("pretrain --log.pictures no", "--log.pictures is 'no', but must be true or false, or have no value"),
+        ("pretrain photos", "'photos' belongs to no option: give folders with --images or --videos"),
+        ("pretrain --learning-rate 1", "there is no option --learning-rate (did you mean --lr?)"),
+        ("pretrain --output there", "there is no option --output (did you mean --out?)"),
+        ("pretrain --weights a.pth", "there is no option --weights (did you mean --init?)"),
+        ("doctor --data photos", "there is no option --data (did you mean --images, --videos?)"),
         ("pretrain --optim.iterations", "--optim.iterations needs a value"),
         (
             "pretrain --tasks X",
@@ -98,7 +103,7 @@ def photos(folder: Path, count: int) -> Path:
         ("permutations --parts 3 --count 100 --out x.npy", "only 5"),
         ("pack images nowhere store", "nowhere does not exist"),
         ("pack sounds here there", "KIND is 'sounds', but must be one of images, videos"),
-        ("pack images here", "still missing: OUT"),
+        ("pack images here", "missing argument: OUT"),
         ("pack images here there --quality 101", "quality is 101, but must be 1 or more and at most 100"),
         ("permutations --parts 4 --count 4 --out no/such/p.npy", "no/such"),
         ("permutations --parts 4 --count 4 --out p.npy --json no/such/p.json", "there is no folder no/such"),
@@ -119,13 +124,13 @@ def photos(folder: Path, count: int) -> Path:
         ("ablate --json no/such/p.json", "there is no folder no/such"),
         ("ablate --launcher slurm --slurm no.yaml", "there is no slurm file no.yaml"),
         ("ablate --out a.yaml", "a.yaml is a file"),
-        ("embed .", "still missing: --out"),
+        ("embed .", "missing argument: --out"),
         ("export random:tiny --format onnx --half --out b.onnx", "--half is for the formats safetensors and hub, not"),
         ("embed nowhere --weights random:tiny --out f.npy", "nowhere does not exist"),
         ("embed . --weights random:tiny --out f.npy", "there are no images or videos in ."),
         ("embed . --weights random:tiny --out f.npy --size 3", "short side of 3 pixels is too small"),
         ("embed . --weights random:tiny --out f.npy --frames 0", "frames is 0, but must be 1 or more"),
-        ("report", "still missing: RUNS"),
+        ("report", "missing argument: RUNS"),
         ("report nowhere", "nowhere is not a run folder"),
         ("report .", "is not a run folder"),
     ],
@@ -319,7 +324,7 @@ def test_doctor_reports_each_task(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_doctor_fails_when_the_learning_rate_is_too_low(capsys: pytest.CaptureFixture[str]) -> None:
     groups = ("optim.backbone", "spatial.optimiser", "temporal.optimiser")
     learning_rates = [f"--{group}.lr=1e-9" for group in groups]
-    sizes = ["--synthetic.images", "24", "--synthetic.clips", "24", "--synthetic.gallery", "12"]
+    sizes = ["--synthetic.images", "140", "--synthetic.clips", "140", "--synthetic.gallery", "12"]
     assert cli.run(["doctor", "--device", "cpu", "--data.val_size", "4", "--steps", "10", *sizes, *learning_rates]) == 1
     printed = capsys.readouterr().out.replace("\n", " ")
     assert "spatial: FAILED: accuracy " in printed and "temporal: FAILED: accuracy " in printed

@@ -118,7 +118,7 @@ def test_values(line: str, command: Command) -> None:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("", "still missing: DATA"),
+        ("", "missing argument: DATA"),
         ("x --count", "--count needs a value"),
         ("x --sources", "--sources needs a value"),
         ("x --count --fast", "--count needs a value"),
@@ -160,8 +160,8 @@ def test_required_arguments_without_their_names() -> None:
     assert read_several("w a b") == Several(weights="w", runs=paths)
     assert read_several("w a b --names x y") == Several(weights="w", runs=paths, names=("x", "y"))
     assert read_several("w --names=x a b") == Several(weights="w", runs=paths, names=("x",))
-    for line, missing in (("", "WEIGHTS, RUNS"), ("w", "RUNS")):
-        with pytest.raises(UserError, match=f"^still missing: {missing}; see unshuffle several --help$"):
+    for line, missing in (("", "s: WEIGHTS, RUNS"), ("w", ": RUNS")):
+        with pytest.raises(UserError, match=f"^missing argument{missing}; see unshuffle several --help$"):
             read_several(line)
 
 
@@ -171,7 +171,7 @@ def test_defaults_that_depend_on_the_values() -> None:
 
     assert parse(Command, "things", ["x", "--kind", "other"], defaults) == Command(Path("x"), count=9, kind="other")
     assert parse(Command, "things", ["x"], defaults).count == 8
-    with pytest.raises(UserError, match="still missing: DATA"):
+    with pytest.raises(UserError, match="missing argument: DATA"):
         parse(Command, "things", [], defaults)
 
 

@@ -7,7 +7,7 @@ from PIL import Image, ImageEnhance
 from unshuffle.data import statistics
 from unshuffle.data.batches import Samples
 from unshuffle.data.pack import pack
-from unshuffle.data.statistics import difference_hash, find_duplicates, measure_files
+from unshuffle.data.statistics import difference_hash, distinct_items, find_duplicates, measure_files
 
 
 def photo(seed: int, width: int = 64, height: int = 48) -> Image.Image:
@@ -82,3 +82,10 @@ def test_files_are_measured_in_order_of_area(tmp_path: Path, monkeypatch: pytest
     assert (measured.files, measured.sizes) == (3, [(20, 90), (64, 48), (300, 200)])
     monkeypatch.setattr(statistics, "MEASURED_FILES", 2)
     assert measure_files(paths, "images").sizes == [(64, 48), (300, 200)]
+
+
+def test_distinct_items_leave_copies_out(samples: Samples) -> None:
+    mixed = part(samples, [0, 10, 1, 11, 2, 3])
+    assert distinct_items(mixed, 4).tolist() == [0, 1, 2, 3]
+    assert distinct_items(mixed, 2).tolist() == [0, 1]
+    assert distinct_items(mixed, 5).tolist() == [0, 10, 1, 2, 3], "as many as asked for, with copies if need be"

@@ -159,11 +159,11 @@ def test_numbers_and_shapes_that_make_no_sense() -> None:
         with pytest.raises(UserError, match=r"must be \(queries, 8\)"):
             index.search(torch.zeros(shape))
     for number in (0, -1):
-        with pytest.raises(UserError, match=f"k is {number}, but must be 1 or more"):
+        with pytest.raises(UserError, match=f"k is {number}, but must be a whole number of 1 or more"):
             index.search(index.features, k=number)
-        with pytest.raises(UserError, match=f"k is {number}, but must be 1 or more"):
+        with pytest.raises(UserError, match=f"k is {number}, but must be a whole number of 1 or more"):
             index.neighbours(number)
-        with pytest.raises(UserError, match=f"count is {number}, but must be 1 or more"):
+        with pytest.raises(UserError, match=f"count is {number}, but must be a whole number of 1 or more"):
             index.outliers(number)
     assert index.neighbours(50).items.shape == (30, 29), "fewer where there are not as many"
 

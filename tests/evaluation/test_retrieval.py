@@ -204,7 +204,7 @@ def test_objects_of_voc(devkit: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ("", "still missing: --weights"),
+        ("", "missing argument: --weights"),
         ("--weights random:tiny", "give --train and --test"),
         ("--weights random:tiny --voc here --train there", "not both"),
         ("--weights random:tiny --voc nowhere", "no VOC devkit"),

@@ -100,7 +100,8 @@ def test_two_builds_have_different_weights() -> None:
 
 def test_an_unknown_name_lists_the_backbones() -> None:
     with pytest.raises(
-        UserError, match=r"no backbone 'cafenet'; choose from alexnet, .*tiny, timm:NAME, torchvision:NAME"
+        UserError,
+        match=r"no backbone 'cafenet' \(did you mean caffenet\?\); choose from alexnet, .*torchvision:NAME",
     ):
         build_backbone("cafenet")
 

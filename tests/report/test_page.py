@@ -207,7 +207,7 @@ def test_neighbours_say_where_they_come_from(run: Run, hostile_run: Run) -> None
     assert (
         "8 of the 24 queries on the left, one of each class whatever the result, and their nearest among the" in words
     )
-    assert "the 48 images of the gallery after 6 iterations; green has the class of the query, red has not" in words
+    assert "the 48 images of the gallery after 6 iterations; green: same class as the query; red: another" in words
     shown = f"The first neighbour is right for {labelled['first_right']} of these 8"
     assert f"{shown}; for {last['top1']:.1f} % of all queries." in words
     for each in (run, hostile_run):

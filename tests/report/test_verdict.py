@@ -19,12 +19,15 @@ OWN = {"crops_chance": 0.5, "crops_queries": 400}
 
 @pytest.fixture
 def written(tmp_path: Path, tiny_config: Callable[..., Config]) -> Callable[..., Run]:
-    """A function that writes a run with these figures before and after six iterations."""
+    """A function that writes a run with these figures before and after training, by default as long as its preset."""
 
-    def write(before: dict[str, float], after: dict[str, float], error: float = 0.3, **changes: Any) -> Run:
+    def write(
+        before: dict[str, float], after: dict[str, float], error: float = 0.3, iterations: int = 400, **changes: Any
+    ) -> Run:
+        changes = {**changes, "optim": {"iterations": iterations}}
         write_config(merge(tiny_config(out=tmp_path), changes), tmp_path / "config.yaml")
         lines: list[dict[str, Any]] = []
-        for iteration, figures in ((0, before), (6, after)):
+        for iteration, figures in ((0, before), (iterations, after)):
             common = {"iteration": iteration, "seconds": 1.0}
             wrong = {"task": "spatial", "error": error if iteration else 0.8, "chance": 0.8}
             lines += [{**common, "kind": "monitor", **figures}, {**common, "kind": "validation", **wrong}]
@@ -65,7 +68,15 @@ def test_what_to_do_if_a_task_is_at_chance(written: Callable[..., Run]) -> None:
     assert verdict is not None and verdict.change == "worse"
     assert verdict.sentences[0].startswith("The features got worse")
     assert verdict.sentences[-1].startswith(
-        "The spatial task has learned little so far: train longer (--resume --iterations, now 6)"
+        "The spatial task has learned little so far: train longer (--resume --iterations, now 400)"
+    )
+
+
+def test_a_run_shorter_than_its_preset_should_be_longer(written: Callable[..., Run]) -> None:
+    verdict = judge_features(written(own(20), own(20), iterations=20))
+    assert verdict is not None and verdict.sentences[-1] == (
+        "The run had 20 iterations; the preset demo has 400: train longer "
+        "(--resume --iterations 400) before you judge it."
     )
 
 

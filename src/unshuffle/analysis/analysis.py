@@ -58,7 +58,8 @@ class AnalysisResult:
 
 def metrics_table(title: str, columns: Mapping[str, Mapping[Any, Any]], rows: Mapping[Any, str]) -> Table:
     """Return a table of figures: a column for each mapping, a row for each of its keys under a readable name."""
-    table = plain_table(title, *map(escape, columns))
+    # long headings take two lines, so that the columns of two tasks fit into 80 characters
+    table = plain_table(title, *(escape(column).replace(", ", ",\n") for column in columns))
     for key, name in rows.items():
         table.add_row(escape(name), *(_cell(figures.get(key)) for figures in columns.values()))
     return table

@@ -154,8 +154,8 @@ def speed(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str
 ROWS = {"first_top1": "first", "last_top1": "last", "best_top1": "best", "mean_top1": "mean over the training"}
 REACHED = {
     "iteration": "iterations up to {level:.1f} %",
-    "forward_passes": "forward passes up to there, every permutation [batches]",
-    "forward_passes_shared_backbone": "forward passes up to there, shared backbone [batches]",
+    "forward_passes": "forward passes until then, one per permutation [batches]",
+    "forward_passes_shared_backbone": "forward passes until then, shared backbone [batches]",
 }
 AXES = {
     "iteration": "iteration",

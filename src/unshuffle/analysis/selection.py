@@ -34,8 +34,9 @@ class Selection(Analysis):
     """A run folder with checkpoints (`log.keep_checkpoints`)."""
     checkpoints: tuple[int, ...] = ()
     """Iterations of the checkpoints to start from; by default all checkpoints of the run."""
-    iterations: int = 2000
-    """Length of the training from each checkpoint with each of the three samplers; the paper trains one epoch."""
+    iterations: int | None = None
+    """Length of the training from each checkpoint with each of the three samplers; by default 2000, and no more than
+    the run had. The paper trains one epoch."""
     device: str = "auto"
     """auto: the GPU if there is one; or cpu, cuda, cuda:1 ..."""
 
@@ -47,30 +48,37 @@ class Selection(Analysis):
         checkpoints = self.checkpoints or tuple(int(file.stem) for file in files)
         if not checkpoints:
             raise UserError(f"{self.run} has no checkpoint to start from yet")
-        if self.iterations < 1:
-            raise UserError(f"iterations is {self.iterations}, but must be at least 1")
+        iterations = min(2000, run.config.optim.iterations) if self.iterations is None else self.iterations
+        if iterations < 1:
+            raise UserError(f"iterations is {iterations}, but must be at least 1")
+        branches = len(checkpoints) * len(SAMPLERS)
+        say(console, f"{branches} branches of {iterations:,} iterations each, {branches * iterations:,} in all")
         trainer = BranchTrainer.open(run, self.device)
-        rows = [row for checkpoint in checkpoints for row in self._train_branches(trainer, checkpoint, console)]
+        rows = [
+            row for checkpoint in checkpoints for row in self._train_branches(trainer, checkpoint, iterations, console)
+        ]
         tasks = {task: relative_accuracy(row for row in rows if row["task"] == task) for task in ordering_tasks(run)}
         summary = {**tasks, "all": relative_accuracy(rows)}
         used = sorted({row["checkpoint"] for row in rows})
         policies = "the run's own" if has_policy(run) else "new ones, as the run had none"
         kinds = " or ".join(sorted({row["measured"] for row in rows}))
         statement = (
-            f"{kinds} accuracy after {self.iterations:,} iterations from the checkpoints "
+            f"{kinds} accuracy after {iterations:,} iterations from the checkpoints "
             f"{', '.join(map(str, used))} of {run.folder}, in percent of that of uniform sampling; "
             f"the policies are {policies}"
         )
-        metrics = {"relative_accuracy_percent": summary, "iterations": self.iterations, "checkpoints": used}
+        metrics = {"relative_accuracy_percent": summary, "iterations": iterations, "checkpoints": used}
         return AnalysisResult("selection", statement, metrics, rows, lambda: draw(rows, summary), _table(summary))
 
-    def _train_branches(self, trainer: BranchTrainer, checkpoint: int, console: Console) -> list[dict[str, Any]]:
+    def _train_branches(
+        self, trainer: BranchTrainer, checkpoint: int, iterations: int, console: Console
+    ) -> list[dict[str, Any]]:
         accuracies: dict[str, dict[str, float]] = {}
         for method in SAMPLERS:
-            say(console, f"checkpoint {checkpoint}, {method}: {self.iterations:,} iterations")
+            say(console, f"checkpoint {checkpoint}, {method}: {iterations:,} iterations")
             folder = self.folder / "selection" / f"{checkpoint:08d}-{method}"
             keep = has_policy(trainer.run) and method != "uniform"
-            branch = trainer.train(checkpoint, method, self.iterations, folder, console, keep_policy=keep)
+            branch = trainer.train(checkpoint, method, iterations, folder, console, keep_policy=keep)
             accuracies[method] = _accuracies(branch)
         kinds = {task: error_kind(branch, task) for task in ordering_tasks(branch)}
         return [{**row, "measured": kinds[row["task"]]} for row in relative_rows(checkpoint, accuracies)]

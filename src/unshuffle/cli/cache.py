@@ -45,9 +45,7 @@ def main(args: Sequence[str]) -> int:
             print(f"  {printable(entry.name)}  {decimal(entry.size)}\n    {printable(entry_sentence(entry))}")
         return 0
     if sum((bool(command.names), command.all, command.older_than is not None)) != 1:
-        raise UserError(
-            "say what to clear: some names (unshuffle cache lists them), --older_than DAYS, or --all for everything"
-        )
+        raise UserError("say what to clear: give names (unshuffle cache lists them), --older_than DAYS, or --all")
     for name in command.names:
         if name not in entries:
             raise UserError(f"there is no {name} in {folder}{did_you_mean(name, entries)}: unshuffle cache lists all")

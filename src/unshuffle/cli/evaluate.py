@@ -95,7 +95,6 @@ def _state_folder(name: str, command: Evaluation) -> Path | None:
 def _run_resumably(command: Evaluation, state: Path, console: Console) -> Result:
     """Run an evaluation with its state in a folder that is deleted at the end."""
     refusal = "the same evaluation is running in another process: wait for its end, or give --out"
-    say(console, f"if interrupted, the same command continues from {state}, which is deleted at the end")
     with locked_folder(state, refusal):
         try:
             result = replace(command, out=state).run(console)

@@ -41,6 +41,19 @@ POSITIONAL, HIDDEN = "positional", "hidden"
 REQUIRED: Any = object()
 """Stands in a default for what must be given."""
 _BOOLS = {"true": True, "false": False}
+_ELSEWHERE: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("learning_rate", "base_lr"), ("lr",)),
+    **dict.fromkeys(("steps", "max_steps", "num_steps", "max_iterations"), ("iterations",)),
+    **dict.fromkeys(("max_epochs", "num_epochs"), ("epochs",)),
+    **dict.fromkeys(("model", "arch", "architecture", "network"), ("backbone",)),
+    **dict.fromkeys(("weights", "pretrained", "checkpoint"), ("weights", "init")),
+    **dict.fromkeys(("bs", "batch"), ("batch_size",)),
+    **dict.fromkeys(("gpu", "gpus", "accelerator"), ("device",)),
+    **dict.fromkeys(("data", "data_dir", "dataset", "input", "path"), ("images", "videos")),
+    **dict.fromkeys(("output", "output_dir", "save_dir"), ("out",)),
+    **dict.fromkeys(("num_workers", "workers"), ("workers", "data.workers")),
+}
+"""What other programs call options, with the names here."""
 _METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 
 
@@ -96,7 +109,7 @@ def parse(
     required = [argument for argument in arguments.values() if argument.is_required(default)]
     missing = [argument.shown for argument in required if argument.name not in values]
     if missing:
-        raise UserError(f"still missing: {', '.join(missing)}; {see}")
+        raise UserError(f"missing argument{'s' if len(missing) > 1 else ''}: {', '.join(missing)}; {see}")
     if default is None:
         default = command(**{argument.name: values[argument.name] for argument in required})
     nested = _nested(values)
@@ -307,6 +320,7 @@ def _read(arguments: dict[str, _Argument], args: Sequence[str]) -> dict[str, Any
     values: dict[str, Any] = {}
     free: list[str] = []
     rest = list(args)
+    any_positional = any(argument.positional for argument in arguments.values())
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
@@ -317,6 +331,8 @@ def _read(arguments: dict[str, _Argument], args: Sequence[str]) -> dict[str, Any
         if argument.is_flag:
             if not has_value and rest and rest[0].lower() in _BOOLS:
                 has_value, attached = "=", rest.pop(0)
+            if not has_value and rest and not rest[0].startswith("--") and not any_positional:
+                has_value, attached = "=", rest.pop(0)
             if has_value and attached.lower() not in _BOOLS:
                 raise UserError(f"--{option} is '{attached}', but must be true or false, or have no value")
             values[argument.name] = flag == (_BOOLS[attached.lower()] if has_value else True)
@@ -325,6 +341,8 @@ def _read(arguments: dict[str, _Argument], args: Sequence[str]) -> dict[str, Any
         words = words if argument.is_list else words[:1]
         del rest[: 0 if has_value else len(words)]
         values[argument.name] = argument.value(words)
+    if free and not any_positional and "images" in arguments:
+        raise UserError(f"'{free[0]}' belongs to no option: give folders with --images or --videos")
     return values | _read_positional([argument for argument in arguments.values() if argument.positional], free)
 
 
@@ -349,8 +367,9 @@ def _find(option: str, arguments: dict[str, _Argument]) -> tuple[_Argument, bool
             options[f"{section}{dot}no_{field}"] = (argument, False)
     name = option.replace("-", "_")
     if name not in options:
-        in_sections = [f"--{full}" for full in options if full.rpartition(".")[2] == name]
-        nearest = f" (did you mean {listed(in_sections, 3)}?)" if in_sections else ""
+        meant = [full for full in _ELSEWHERE.get(name, ()) if full in options]
+        meant = meant or [full for full in options if full.rpartition(".")[2] == name]
+        nearest = f" (did you mean {listed([f'--{full}' for full in meant], 3)}?)" if meant else ""
         raise UserError(f"there is no option --{option}{nearest or did_you_mean(name, options, '--')}")
     return options[name]
 

@@ -266,9 +266,9 @@ def check_short_side(short_side: int) -> None:
 def check_sides(width: int, height: int) -> None:
     """Raise `BadMedia` for frames that are too small or too thin."""
     if min(width, height) < MIN_SIDE:
-        raise BadMedia(f"{width} x {height} pixels is too small: the least is {MIN_SIDE} a side")
+        raise BadMedia(f"{width} x {height} pixels is too small: the minimum is {MIN_SIDE} pixels per side")
     if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
-        raise BadMedia(f"{width} x {height} pixels is too thin: the most is 1 to {MAX_ASPECT_RATIO}")
+        raise BadMedia(f"{width} x {height} pixels is too thin: the aspect ratio is above {MAX_ASPECT_RATIO}:1")
 
 
 def explain(error: Exception) -> str:
@@ -397,7 +397,7 @@ def _image_errors_explained() -> Iterator[None]:
     except BadMedia:
         raise
     except UnidentifiedImageError as error:
-        raise BadMedia("not an image in any format that is read") from error
+        raise BadMedia("not a supported image format") from error
     except Exception as error:  # a damaged file makes decoders raise almost anything
         raise BadMedia(f"cannot be read as an image: {explain(error)}") from error
 

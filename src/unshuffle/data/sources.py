@@ -241,11 +241,11 @@ class Media:
         if len(bad) > limit * total:
             reason, count = Counter(reason for _, reason in bad).most_common(1)[0]
             name = next(name for name, why in bad if why == reason)
-            example = f"{name}: {reason}" if count == 1 else f"{count} of them such as {name}: {reason}"
+            example = f"{name}: {reason}" if count == 1 else f"{count} files, e.g. {name}: {reason}"
             file = write_skipped(self.skipped_file, self.skipped)
             raise UserError(
                 f"{len(bad)} of {total} {kind} cannot be used, more than data.max_bad_fraction = {limit:g} allows "
-                f"({example}); all are listed in {file}"
+                f"({example}); all are listed in {file}. Remove or repair them, or raise --data.max_bad_fraction"
             )
 
     @property

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +22,10 @@ HASH_SIDE = 8
 MAX_DISTANCE = 3
 """Bits of 64 in which the hashes of near-duplicates differ at most."""
 CHUNK = 1024
+CANDIDATES = 10
+"""Samples that are looked at for each distinct one."""
+_ALIKE = HASH_SIDE**2 - 2 * MAX_DISTANCE
+"""Product of the hashes of two near-duplicates at least."""
 
 T = TypeVar("T", Sequence[Path], Items)
 Hashes = npt.NDArray[np.float32]
@@ -83,6 +87,18 @@ def find_duplicates(training: Samples, held_out: Sequence[Samples], examples: in
     return Duplicates(len(hashes), len(alike), int((leaked >= 0).sum()), shown)
 
 
+def distinct_items(samples: Samples, count: int) -> Items:
+    """Return the first items of which none looks nearly like another one; the first ones if there are too few."""
+    candidates = replace(samples, items=samples.items[: CANDIDATES * count])
+    hashes, chosen = _hashes(candidates), list[int]()
+    for position, row in enumerate(hashes):
+        if len(chosen) < count and all(row @ hashes[other] < _ALIKE for other in chosen):
+            chosen.append(position)
+    rest = [position for position in range(len(hashes)) if position not in chosen]
+    items: Items = samples.items[np.sort([*chosen, *rest][:count])]
+    return items
+
+
 def difference_hash(pixels: Pixels) -> npt.NDArray[np.bool_]:
     """Return 64 bits of (height, width, 3): whether each cell of a coarse grid is brighter than its left neighbour."""
     small = Image.fromarray(pixels).convert("L").resize((HASH_SIDE + 1, HASH_SIDE), Image.Resampling.BOX)
@@ -104,14 +120,13 @@ def _hashes(samples: Samples) -> Hashes:
 
 def _partners(queries: Hashes, gallery: Hashes, query_files: Items, gallery_files: Items) -> Items:
     """Return for each query the position of the most similar sample of another file, -1 if none is a near-duplicate."""
-    least = gallery.shape[1] - 2 * MAX_DISTANCE
     partners = np.full(len(queries), -1)
     for start in range(0, len(queries) if len(gallery) else 0, CHUNK):
         rows = slice(start, start + CHUNK)
         agreement = queries[rows] @ gallery.T
         agreement[query_files[rows, None] == gallery_files] = -np.inf
         nearest = agreement.argmax(axis=1)
-        near = np.take_along_axis(agreement, nearest[:, None], axis=1)[:, 0] >= least
+        near = np.take_along_axis(agreement, nearest[:, None], axis=1)[:, 0] >= _ALIKE
         partners[rows] = np.where(near, nearest, -1)
     return partners
 

@@ -238,7 +238,7 @@ class Classification(Evaluation):
     def with_data(self, result: Result, correct: str, setting: Setting, trained_on: int, labels: Tensor) -> Result:
         """Add the data to the statement and the figures of a result; `correct` says which test images count."""
         tested, classes = len(labels.unique()), setting.trained_classes
-        lacking = f", {tested} of which are tested" if tested < classes else ""
+        lacking = f", {tested} of which {'is' if tested == 1 else 'are'} tested" if tested < classes else ""
         shared = f" ({shared_sentence(setting.shared)})" if setting.shared else ""
         side = setting.testing.square.side
         statement = (

@@ -99,7 +99,7 @@ def embed_to_file(
 def find_writer(out: Path) -> Writer:
     """Return the function that writes a file of that name, given all parts, the number of rows and their length."""
     if out.suffix not in _WRITERS:
-        raise UserError(f"features are written as {', '.join(_WRITERS)}, and {out} is none of them")
+        raise UserError(f"{out} has an unknown format: use {', '.join(_WRITERS)}")
     if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UserError("Parquet needs pyarrow: pip install 'unshuffle[parquet]'")
     return _WRITERS[out.suffix]

@@ -7,6 +7,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -202,10 +203,16 @@ class Index:
 
         If that need not be exact, only the items of a shortlist are compared with a query in a large index.
         """
+        if not isinstance(queries, Tensor | np.ndarray | list | tuple):
+            raise UserError(
+                f"queries are features, not {type(queries).__name__}: Index.embed computes those of an image"
+            )
         queries = torch.atleast_2d(torch.as_tensor(queries, dtype=self.features.dtype))
         if queries.shape[1:] != self.features.shape[1:]:
             shape, dimensions = tuple(queries.shape), self.features.shape[1]
             raise UserError(f"queries have the shape {shape}, but must be (queries, {dimensions}): see Index.embed")
+        if not queries.isfinite().all():
+            raise UserError("queries hold values that are not finite")
         _positive("k", k)
         centred = F.normalize(queries - self._mean, dim=1)
         if exact or self.features.numel() <= EXACT_VALUES:
@@ -300,8 +307,8 @@ class Shortlist:
 
 
 def _positive(name: str, number: int) -> int:
-    if number < 1:
-        raise UserError(f"{name} is {number}, but must be 1 or more")
+    if not isinstance(number, Integral) or number < 1:
+        raise UserError(f"{name} is {number!r}, but must be a whole number of 1 or more")
     return number
 
 

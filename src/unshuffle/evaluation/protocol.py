@@ -100,7 +100,7 @@ class Evaluation:
             shutil.rmtree(self.out.expanduser() / UNFINISHED, ignore_errors=True)  # large, and of no further use
         changed = ", ".join(self.departures(result.idle))
         if changed:
-            return replace(result, statement=f"{result.statement}; not as in the preset paper: {changed}")
+            return replace(result, statement=f"{result.statement}; differs from --preset paper: {changed}")
         return result
 
     def measure(self, console: Console) -> Result:

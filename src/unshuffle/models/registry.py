@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from unshuffle.data.crops import normalise
 from unshuffle.data.media import explain
 from unshuffle.errors import UserError
+from unshuffle.wording import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,7 @@ def build_backbone(name: str) -> Backbone:
         backbone = BACKBONES[name]()
     else:
         known = [*sorted(BACKBONES), *(f"{family}:NAME" for family in sorted(FAMILIES))]
-        raise UserError(f"there is no backbone '{name}'; choose from {', '.join(known)}")
+        hint = did_you_mean(name.lower(), BACKBONES)
+        raise UserError(f"there is no backbone '{name}'{hint}; choose from {', '.join(known)}")
     backbone.architecture = name
     return backbone

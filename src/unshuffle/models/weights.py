@@ -147,7 +147,7 @@ def read_weights(path: str | Path) -> tuple[Weights, dict[str, str]]:
         unfinished = Run(file.parent).config_file.is_file()
         hint = f": the run is not finished, continue it with {_resume(file.parent)}" if unfinished else ""
         raise UserError(f"there are no weights at {file}{hint}")
-    if file.suffix in _PICKLED:
+    if file.suffix in _PICKLED or (file.suffix != ".safetensors" and _looks_pickled(file)):
         return _read_pickled(file)
     try:
         with safe_open(file, framework="pt") as stored:
@@ -159,6 +159,12 @@ def read_weights(path: str | Path) -> tuple[Weights, dict[str, str]]:
     except (SafetensorError, ValueError):
         hint = f" (files saved by torch must end with {', '.join(_PICKLED)})" if file.suffix != ".safetensors" else ""
         raise UserError(f"{file} is not a complete safetensors file{hint}") from None
+
+
+def _looks_pickled(file: Path) -> bool:
+    """Return whether a file begins as those of torch.save, whatever its name: Lightning's end with .ckpt."""
+    with file.open("rb") as stored:
+        return stored.read(2).startswith((b"PK", b"\x80"))
 
 
 def _resume(folder: Path) -> str:
@@ -306,8 +312,8 @@ def _recognise(weights: Weights, path: str | Path) -> str:
             "say which it is with --architecture NAME"
         )
     raise UserError(
-        f"{path} does not state its architecture and fits none that is recognised{_nearest(weights, path)}; "
-        "say which it is with --architecture NAME"
+        f"{path} does not state its architecture and fits none that is recognised{_nearest(weights, path)}; AlexNet, "
+        "ResNets and timm's networks (timm:NAME) can be named with --architecture, others are not supported"
     )
 
 

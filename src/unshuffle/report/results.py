@@ -52,7 +52,8 @@ def error_table(run: Run) -> Table:
     table = plain_table(label, "before", "trained", "chance")
     for row in rows:
         name = row.task if label != "error" else f"{row.task} ({row.kind})"
-        table.add_row(name, *(f"{value:.3f}" for value in (row.initial, row.trained, row.chance)))
+        figures = (row.initial, row.trained, row.chance)
+        table.add_row(name, *(f"{value:.3f}" if row.chance > 0 else "–" for value in figures))  # one sample: no choice
     return table
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from rich.table import Table
 
-from unshuffle.config import TASK_SYMBOLS
+from unshuffle.config import TASK_SYMBOLS, preset_config
 from unshuffle.console import plain_table
 from unshuffle.report.results import TaskErrors, task_errors
 from unshuffle.runs.history import is_finished
@@ -195,6 +195,12 @@ def _advice(run: Run) -> list[str]:
         return [
             f"The {name} {verb} learned little so far: train longer (--resume --iterations, now "
             f"{config.optim.iterations}), and check with unshuffle doctor that the data can be learned."
+        ]
+    usual = preset_config(config.preset).optim.iterations
+    if config.optim.iterations < usual:
+        return [
+            f"The run had {config.optim.iterations} iterations; the preset {config.preset} has {usual}: train longer "
+            f"(--resume --iterations {usual}) before you judge it."
         ]
     symbols = [symbol for symbol, name in TASK_SYMBOLS.items() if name in config.task_names]
     can_add = len(config.stages) == 1 and "I" not in symbols

@@ -65,7 +65,7 @@ def describe_run(named: NamedRun, colour: str) -> View:
         "start": start,
         "sources": [source_sentence(source) for source in start.get("sources", [])],
         "splits": start.get("splits", {}),
-        "remarks": [*_split_remarks(start.get("splits", {})), *_skipped_remarks(entries)],
+        "remarks": [*_split_remarks(start.get("splits", {})), *_skipped_remarks(entries), *_extended_remarks(entries)],
         "config": flat_values(values),
         "yaml": yaml.safe_dump(values, sort_keys=False, allow_unicode=True),
         "command": repeat_command(config),
@@ -112,6 +112,16 @@ def _time(run: Run) -> str | None:
 def _split_remarks(splits: Mapping[str, Mapping[str, Any]]) -> list[str]:
     remarks = (split_sentence(task, split) for task, split in splits.items())
     return [remark for remark in remarks if remark is not None]
+
+
+def _extended_remarks(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    lengths = [(entry["before"], entry["iterations"]) for entry in entries if entry["kind"] == "extended"]
+    return [
+        f"the run was started for {before:,} iterations and continued to {after:,}, so its learning rates are not "
+        "those of one run of this length"
+        for before, after in lengths
+        if after > before
+    ]
 
 
 def _skipped_remarks(entries: Sequence[Mapping[str, Any]]) -> list[str]:
