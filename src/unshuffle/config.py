@@ -421,7 +421,7 @@ class PolicyConfig:
     """With pairs: permutations classified for each one trained on; more sharpen the preference and cost head time."""
     interval: Count = 500
     """Iterations from the end of one episode to the end of the next, and between validations of all tasks. A policy
-    needs a few hundred episodes, more if its reward is noisy; the paper has 90 in 350,000 iterations, one every 3888."""
+    needs a few hundred episodes, more if its reward is noisy; the paper has 90 in 350,000 iterations: 3888."""
     batches: Count = 500
     """K: batches of an episode, the last ones of the interval; the paper does not give it."""
     action: Literal["mixture", "batch"] = "mixture"
