@@ -89,7 +89,7 @@ def policies(iterations: int) -> dict[str, PolicyConfig]:
         sampler="reinforce",
         interval=OFTEN,
         batches=OFTEN,
-        lr=0.005,  # a run has only some hundred episodes
+        lr=0.005,  # a run has only a few hundred episodes
     )
     return {
         "paper": replace(paper().policy, interval=OFTEN, batches=OFTEN),

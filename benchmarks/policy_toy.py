@@ -1,6 +1,6 @@
 """What the policy learns on a toy: one group is better, and the reward tells it with noise.
 
-    python benchmarks/policy_toy.py [--seeds 20] [--processes 2] [--signal results/reward_noise_cuda.csv]
+    python benchmarks/policy_toy.py [--seeds 20] [--processes 2] [--signal results/reward_noise_cuda.csv] [--redraw]
 
 The reward of an episode is gain · (fraction of samples from the better group − its size) + noise of std 1. Gains are
 given as the signal-to-noise ratio of an episode whose action is a mixture of an untrained policy: the std of the signal
@@ -11,6 +11,7 @@ Policies: `paper` and `paper-literal` (10 groups of permutations), and `pairs` o
 with 4 groups of pairs, and a higher learning rate). Results, means over the seeds: results/policy_toy.csv with the
 probability of the better group after some numbers of episodes, and the largest distance of any group's probability from
 its size; policy_toy.svg, in which the ratios that `benchmarks/reward_noise.py` has measured on real data are marked.
+With --redraw the figure is drawn from the table, and nothing runs.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from comparison import policies
 from matplotlib.figure import Figure
 from table import RESULTS, write_table
 
-from unshuffle.analysis.figures import COLOURS, QUIET, legend_below, name_axes, panels, save_figure, styled
+from unshuffle.analysis.figures import COLOURS, QUIET, name_axes, panels, save_figure, styled
 from unshuffle.config import PolicyConfig, paper, paper_literal
 from unshuffle.policy.groups import Groups
 from unshuffle.policy.reinforce import Episode, ErrorHistory, Reinforce
@@ -53,7 +54,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--signal", type=Path, default=RESULTS / "reward_noise_cuda.csv")
+    parser.add_argument("--redraw", action="store_true", help="draw the figure from the table, without running")
     args = parser.parse_args()
+    if args.redraw:
+        save_figure(
+            draw(read_rows(RESULTS / "policy_toy.csv"), read_signals(args.signal)), [RESULTS / "policy_toy.svg"]
+        )
+        return
     os.environ["OMP_NUM_THREADS"] = "1"  # the policy's network is tiny
     jobs = list(itertools.product(POLICIES, RATIOS))
     with ProcessPoolExecutor(args.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -142,38 +149,48 @@ def fraction_std(config: PolicyConfig) -> float:
     return (1 - config.exploration) * float(mixtures[:, 0].std())
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a table."""
+    return list(csv.DictReader(line for line in path.read_text().splitlines() if not line.startswith("#")))
+
+
 def read_signals(path: Path) -> list[dict[str, str]]:
     """Return the rows of reward_noise.py with the most validation samples."""
     if not path.is_file():
         return []
-    rows = list(csv.DictReader(line for line in path.read_text().splitlines() if not line.startswith("#")))
+    rows = read_rows(path)
     largest = max(int(row["val_size"]) for row in rows)
     return [row for row in rows if int(row["val_size"]) == largest]
 
 
 @styled
 def draw(rows: Sequence[dict[str, Any]], signals: Sequence[dict[str, str]]) -> Figure:
-    """Draw the better group's probability over the ratio, a panel for each policy; marked: ratios on real data."""
-    figure, axes = panels(1, len(POLICIES), width=4.6, height=4.2, sharey=True)
-    for axis, name in zip(axes[0], POLICIES, strict=True):
+    """Draw the better group's probability over the ratio, a column for each policy, below the ratios on real data."""
+    figure, axes = panels(2, len(POLICIES), width=4.6, height=2.7, sharex="col", height_ratios=(1, 3.4))
+    for column, name in enumerate(POLICIES):
+        above, axis = axes[:, column]
         own = [row for row in rows if row["policy"] == name]
         for episodes, colour in zip(EPISODES, COLOURS, strict=False):
-            points = [(row["ratio"], row["better"]) for row in own if row["episodes"] == episodes]
+            points = [(float(row["ratio"]), float(row["better"])) for row in own if int(row["episodes"]) == episodes]
             axis.plot(*zip(*points, strict=True), "o-", color=colour, markersize=3, label=f"{episodes} episodes")
-        axis.axhline(1 / own[0]["groups"], color=QUIET, linewidth=1, linestyle=":")
+        count = int(own[0]["groups"])
+        axis.axhline(1 / count, color=QUIET, linewidth=1, linestyle=":", label="uniform sampling")
         axis.set_xscale("symlog", linthresh=0.05)
         axis.set_xticks(RATIOS, [f"{ratio:g}" for ratio in RATIOS])
         axis.minorticks_off()
         axis.set_ylim(0, 1.02)
-        grouping = POLICIES[name].grouping
-        marked = [row for row in signals if row["grouped"] == grouping]
+        marked = [row for row in signals if row["grouped"] == POLICIES[name].grouping]
         for height, row in enumerate(marked):
-            at = (float(row["mixture"]), 0.98 - 0.07 * height)
-            axis.plot(*at, marker="v", color=QUIET, markersize=6)
-            label, side = f"  {row['task']}, {row['iterations']} iterations  ", "right" if at[0] > 0.2 else "left"
-            axis.annotate(label, at, fontsize=7, va="center", ha=side)
-        name_axes(axis, name, "signal-to-noise ratio of a mixture's reward", "probability of the better group")
-    legend_below(axes[0][1])
+            above.plot(float(row["mixture"]), height, marker="v", color=QUIET, markersize=7)
+        labels = [f"{row['task']}, {row['iterations']} iterations" for row in marked]
+        above.set_yticks(range(len(marked)), labels if column == 0 else [""] * len(marked), fontsize=9)
+        above.set_ylim(len(marked) - 0.4, -0.6)
+        above.tick_params(axis="x", labelbottom=False, length=0)
+        name_axes(above, f"{name}: {count} groups of {POLICIES[name].grouping}", "", "")
+        name_axes(axis, "", "signal-to-noise ratio of a mixture's reward", "")
+    axes[0, 0].set_ylabel("measured on\nreal data")
+    axes[1, 0].set_ylabel("probability of the better group")
+    figure.legend(*axes[1, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(EPISODES) + 1)
     return figure
 
 

@@ -113,7 +113,7 @@ STUDIES = {
         every=400,
     ),
     # what keeps the backbone of the long run from memorising its images and clips
-    "by-heart-spatial": Study(
+    "overfit-spatial": Study(
         "small",
         {"tasks": "S", "spatial": {"permutations": 1000, "image_fraction": 0.85}, **SGD_BACKBONE},
         {
@@ -126,7 +126,7 @@ STUDIES = {
         every=500,
         needs_init=True,
     ),
-    "by-heart-temporal": Study(
+    "overfit-temporal": Study(
         "small",
         {"tasks": "T", **SGD_BACKBONE},
         {

@@ -57,7 +57,7 @@ def figures(run: Run) -> dict[str, Any]:
         "waiting_for_data": round(sum(entry["waiting_for_data"] for entry in lines) / len(lines), 5),
         "validations_measured": len(costs),
         "seconds_of_a_validation_and_policy": round(sum(costs) / len(costs), 4),
-        "share_of_validation_and_policy": round(validating / (validating + policy.interval * step), 5),
+        "fraction_of_validation_and_policy": round(validating / (validating + policy.interval * step), 5),
     }
 
 

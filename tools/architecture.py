@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "unshuffle"
 PICTURE = ROOT / "docs" / "images" / "architecture.svg"
 PAGE = ROOT / "docs" / "explanation" / "architecture.md"
 BEGIN, END = "<!-- begin: written by tools/architecture.py -->", "<!-- end -->"
-BOX_WIDTH, BOX_HEIGHT, ROW_HEIGHT = 138, 44, 78
+BOX_WIDTH, BOX_HEIGHT, ROW_HEIGHT = 138, 36, 70
 GAP, LANE = 26, 26
 """Horizontal space between boxes, and the width of an arrow that passes a row."""
 MARGIN, HEADER, PORT = 30, 58, 14
@@ -38,7 +38,6 @@ class Part:
     name: str
     kind: str
     summary: str
-    lines: int
 
 
 def main() -> None:
@@ -60,16 +59,15 @@ def read_layers() -> list[list[str]]:
 
 
 def read_part(name: str) -> Part:
-    """Return the docstring's first sentence and the number of lines of a package or module."""
+    """Return the docstring's first sentence of a package or module."""
     package = SOURCE / name
     if package.is_dir():
-        files, main_file, kind = sorted(package.rglob("*.py")), package / "__init__.py", "package"
+        main_file, kind = package / "__init__.py", "package"
     else:
         main_file, kind = SOURCE / f"{name}.py", "module"
-        files = [main_file]
     docstring = ast.get_docstring(ast.parse(main_file.read_text())) or ""
     summary = docstring.split("\n\n")[0].replace("\n", " ")
-    return Part(name, kind, summary, sum(len(file.read_text().splitlines()) for file in files))
+    return Part(name, kind, summary)
 
 
 def direct_imports(names: Iterable[str]) -> Imports:
@@ -229,13 +227,12 @@ def port(path: Sequence[str], siblings: list[Sequence[str]], x: Mapping[str, flo
 
 
 def box(part: Part, x: float, y: float) -> str:
-    """Return the box of a part, with its name and number of lines."""
+    """Return the box of a part, with its name."""
     fill, outline = COLOURS[part.kind]
     return (
         f'<rect x="{x - BOX_WIDTH / 2:.1f}" y="{y - BOX_HEIGHT / 2:.1f}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" '
         f'rx="6" fill="{fill}" stroke="{outline}"><title>{escape(part.summary)}</title></rect>'
-        f'<text x="{x:.1f}" y="{y - 2:.1f}" font-size="15" font-weight="600" fill="#111">{part.name}</text>'
-        f'<text x="{x:.1f}" y="{y + 15:.1f}" font-size="12" fill="#444">{part.lines:,} lines</text>'
+        f'<text x="{x:.1f}" y="{y + 5:.1f}" font-size="15" font-weight="600" fill="#111">{part.name}</text>'
     )
 
 
@@ -255,12 +252,8 @@ def legend() -> list[str]:
 
 def table(parts: Iterable[Part]) -> str:
     """Return the Markdown table of packages and modules, from the highest layer to the lowest."""
-    rows = [
-        f"| `{part.name}{'/' if part.kind == 'package' else '.py'}` | {part.summary} | {part.lines:,} |"
-        for part in parts
-    ]
-    total = sum(len(file.read_text().splitlines()) for file in SOURCE.rglob("*.py"))
-    return "\n".join(["| part | what it holds | lines |", "|---|---|---:|", *rows, f"| all | | {total:,} |"])
+    rows = [f"| `{part.name}{'/' if part.kind == 'package' else '.py'}` | {part.summary} |" for part in parts]
+    return "\n".join(["| part | what it holds |", "|---|---|", *rows])
 
 
 def with_table(page: str, text: str) -> str:

@@ -163,7 +163,7 @@ class AugmentationConfig:
     """Random changes of a sample in training, computed on the device; names as in torchvision."""
 
     hflip: Probability = 0.0
-    """Probability that an image or clip is flipped horizontally as a whole; the paper does not say."""
+    """Probability that an image or clip is flipped horizontally as a whole; not specified in the paper."""
     grayscale: Probability = 0.0
     """Probability that an image becomes grayscale; the paper does not mention it, the author's jigsaw has 0.3."""
     gamma: NonNegative = 0.3
@@ -275,7 +275,7 @@ class TemporalConfig(OrderingConfig):
     colour_jitter: bool = True
     """Apply colour jitter to frames too."""
     reverse: bool = False
-    """Play half of the clips backwards; the paper does not say."""
+    """Play half of the clips backwards; not specified in the paper."""
 
     @property
     def parts(self) -> int:
@@ -285,7 +285,7 @@ class TemporalConfig(OrderingConfig):
 
 @dataclass(frozen=True)
 class ClassificationConfig(TaskConfig):
-    """What every task has that classifies the crops of an image."""
+    """Options of tasks that classify image crops."""
 
     crop_fraction: Fraction = 0.7
     """Side of the random crop of an image, or of a cell of its grid, as a fraction of the short side."""
@@ -421,7 +421,7 @@ class PolicyConfig:
     """With pairs: permutations classified for each one trained on; more sharpen the preference and cost head time."""
     interval: Count = 500
     """Iterations from the end of one episode to the end of the next, and between validations of all tasks. A policy
-    needs some hundred episodes, more if its reward is noisy; the paper has 90 in 350,000 iterations, that is 3888."""
+    needs a few hundred episodes, more if its reward is noisy; the paper has 90 in 350,000 iterations: 3888."""
     batches: Count = 500
     """K: batches of an episode, the last ones of the interval; the paper does not give it."""
     action: Literal["mixture", "batch"] = "mixture"
@@ -1069,5 +1069,5 @@ def read_config(path: Path) -> Config:
     except UnknownTaskError as error:
         raise UnknownTaskError(f"{path}: {error}") from None
     except UserError as error:
-        hint = "; runs of older versions cannot be read: start a new one, CHANGELOG.md lists the new names"
+        hint = "; runs of older versions cannot be read: start a new one"
         raise UserError(f"{path}: {error}{hint if path.name == 'config.yaml' else ''}") from None

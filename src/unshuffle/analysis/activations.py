@@ -117,7 +117,7 @@ class Activations(Analysis):
     data: tuple[str, ...]
     """Folders of images or videos, flat or nested, packed stores or tar shards; the middle frame of a video is used."""
     architecture: str | None = None
-    """Which network a weights file holds that neither states it nor is recognised: resnet34, timm:NAME ..."""
+    """Architecture of a weights file that does not name it and is not recognised: resnet34, timm:NAME ..."""
     download: bool = False
     """Download hf:OWNER/NAME if it is not in the Hugging Face cache of this machine, or not in its latest version."""
     names: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ class CacheCommand:
     all: bool = False
     """Clear every entry."""
     older_than: Annotated[float, Ge(0)] | None = None
-    """Clear the entries that were last used more than so many days ago."""
+    """Clear the entries that were not used for this many days."""
     cache: Path = DataConfig.cache
     """Folder of the cache, as data.cache has it; files that unshuffle did not write there are left alone."""
 

@@ -19,7 +19,7 @@ class DoctorCommand(ConfigCommand):
     samples: Annotated[int, Ge(2)] = 16
     """Number of samples to overfit, 2 or more; fewer are easier."""
     choices: Annotated[int, Ge(2)] = 10
-    """Number of permutations to tell apart, 2 or more; chance is one in that many."""
+    """Number of permutations to tell apart, 2 or more; chance is 1/N."""
     steps: Annotated[int, Ge(1)] = 300
     """Training steps for each task at most; raise it if the accuracy still rises at the end."""
     json: Path | None = None

@@ -18,7 +18,7 @@ class ExportCommand:
     weights: Annotated[str, POSITIONAL]
     """A run folder, a weights file, pretrained, hf:OWNER/NAME, alexnet, torchvision:NAME, timm:NAME or random:NAME."""
     architecture: str | None = None
-    """Which network a weights file holds that neither states it nor is recognised: resnet34, timm:NAME ..."""
+    """Architecture of a weights file that does not name it and is not recognised: resnet34, timm:NAME ..."""
     download: bool = False
     """Download hf:OWNER/NAME if it is not in the Hugging Face cache of this machine, or not in its latest version."""
     format: Literal["safetensors", "torchvision", "onnx", "hub"] = "safetensors"
@@ -27,7 +27,7 @@ class ExportCommand:
     out: Path | None = None
     """File to write, or folder for the format hub; by default beside the weights."""
     fold: bool = False
-    """Fold batch normalisation into the convolutions, for layers that are used without it."""
+    """Fold batch normalisation into the convolutions, for programs that expect no batch normalisation."""
     half: bool = False
     """Store the weights in fp16, half the size (safetensors and hub only); they load as fp32."""
     json: Path | None = None

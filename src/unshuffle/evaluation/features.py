@@ -60,7 +60,7 @@ def find_backbone(spec: str, seed: int = 0, architecture: str | None = None, dow
     `spec` is a run folder; a weights file; `pretrained` for the weights that come with the package; `hf:OWNER/NAME` for
     weights in the cache of Hugging Face, which `download` fetches; `alexnet`, `torchvision:NAME` or `timm:NAME` for
     pretrained weights that are on this machine already; or `random` for the paper's backbone untrained and
-    `random:NAME` for any other. `architecture` says which one a file has that neither states it nor is recognised.
+    `random:NAME` for any other. `architecture` says that of a file that does not name it and is not recognised.
     """
     if not spec:
         raise UserError("there is no backbone to evaluate: give --weights")

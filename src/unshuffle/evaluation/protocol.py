@@ -59,7 +59,7 @@ class Evaluation:
     """A run folder, a weights file, pretrained (the weights that come with the package), hf:OWNER/NAME (of the Hugging
     Face hub), alexnet, torchvision:NAME, timm:NAME, or random (random:NAME)."""
     architecture: str | None = None
-    """Which network a weights file holds that neither states it nor is recognised: resnet34, timm:NAME ..."""
+    """Architecture of a weights file that does not name it and is not recognised: resnet34, timm:NAME ..."""
     download: bool = False
     """Download hf:OWNER/NAME if it is not in the Hugging Face cache of this machine, or not in its latest version."""
     preset: Literal["auto", "quick", "paper"] = "paper"

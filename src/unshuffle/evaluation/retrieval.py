@@ -123,7 +123,7 @@ class Retrieval(Evaluation):
     min_pixels: Annotated[int, Ge(0)] = 10_000
     """Leave out objects of VOC whose box has fewer pixels; the paper's limit is 10,000."""
     difficult: bool = True
-    """Include objects of VOC that are marked as difficult; the paper does not say."""
+    """Include objects of VOC that are marked as difficult; not specified in the paper."""
     frames: Count = VIDEO_FRAMES
     """Frames of each video, evenly spaced."""
     per_video: bool = False

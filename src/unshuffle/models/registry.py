@@ -56,14 +56,14 @@ class Backbone(nn.Module):
     """A backbone: (N, 3, H, W) images to the (N, channels, h, w) map that the paper calls pool5."""
 
     architecture: str = ""
-    """The name it was built by."""
+    """Name that `build_backbone` takes."""
     metadata: Mapping[str, str] = MappingProxyType({})
     """The metadata of its weights file."""
     channels: int
     eval_size: int = 227
     """Default input size at evaluation, in pixels."""
     size_multiple: int | None = None
-    """Where crop sizes are fitted to the network: the side in pixels of which its input should be a multiple."""
+    """Input sides must be multiples of this; None: any size."""
     normalisation: Normalisation = PER_IMAGE
     """The normalisation its weights were trained with; a new backbone is trained on unshuffle's own crops."""
     published_normalisation: Normalisation = PER_IMAGE

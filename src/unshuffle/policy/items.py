@@ -67,7 +67,7 @@ class ItemSampler:
         return probabilities
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a resumed loop needs, as tensors and plain values; call it right after `tell`."""
+        """Return what is needed to resume the loop, as tensors and plain values; call it right after `tell`."""
         return {
             "sampler": deepcopy(self._sampler.state_dict()),  # which refers to the moments of its optimiser
             "generator": self._generator.get_state(),

@@ -38,13 +38,13 @@ class Run:
     checkpoints = InFolder("checkpoints")
     """Folder of checkpoints."""
     states = InFolder("states")
-    """Folder of the arrays that each validation leaves."""
+    """Folder of the arrays written at each validation."""
     permutations = InFolder("permutations")
     """Folder of the permutation sets, one .npy per ordering task."""
     pictures = InFolder("pictures")
     """Folder of PNG pictures."""
     heartbeat = InFolder("heartbeat.json")
-    """File that training renews every few seconds, by which others see whether it lives."""
+    """File renewed every few seconds during training, that shows that the run is alive."""
     held_out = InFolder("held_out.npz")
     """File of some validation samples, for the report."""
     neighbours = InFolder("neighbours.json")

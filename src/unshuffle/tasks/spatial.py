@@ -16,7 +16,7 @@ MIN_TILE = 4  # pixels
 
 
 class SpatialTask(OrderingTask):
-    """The parts of a sample are the tiles of an image, in a grid."""
+    """Recognise the permutation of an image's tiles."""
 
     name: ClassVar[str] = "spatial"
     settings: SpatialConfig

@@ -13,7 +13,7 @@ from unshuffle.tasks.ordering import OrderingTask
 
 
 class TemporalTask(OrderingTask):
-    """The parts of a sample are frames of a clip."""
+    """Recognise the permutation of a clip's frames."""
 
     name: ClassVar[str] = "temporal"
     settings: TemporalConfig

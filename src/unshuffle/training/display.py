@@ -1,4 +1,4 @@
-"""What a person sees while a run goes: a live display on a terminal, plain lines elsewhere."""
+"""Progress of a run: live display on a terminal, plain lines elsewhere."""
 
 import math
 import os
