@@ -134,7 +134,7 @@ def test_the_command_lists_and_clears(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("clear", "say what to clear: some names (unshuffle cache lists them), --older_than DAYS, or --all"),
+        ("clear", "say what to clear: give names (unshuffle cache lists them), --older_than DAYS, or --all"),
         ("clear x --all", "say what to clear"),
         ("clear pictures", "there is no pictures in "),
         ("list --all", "use them with unshuffle cache clear"),

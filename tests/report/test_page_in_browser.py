@@ -296,8 +296,9 @@ def test_runs_side_by_side(page: Page, run: Run, uniform_run: Run, tmp_path: Pat
     write_report(find_runs([run.folder, uniform_run.folder]), path)
     page.open(path)
     all_is_well(page, path)
-    left, right = page.run(
+    places = page.run(
         "[...document.querySelectorAll('#examples .run')].map((run) => run.getBoundingClientRect())"
-        ".map((box) => [box.left, box.top])"
+        ".map((box) => [box.left, box.top, box.width])"
     )
-    assert left[0] < right[0] and left[1] == right[1]
+    left, right, alone = places  # the temporal task, which one run has, takes the whole width
+    assert left[0] < right[0] and left[1] == right[1] < alone[1] and alone[2] > 2 * left[2]

@@ -24,7 +24,7 @@ def written(tmp_path: Path, tiny_config: Callable[..., Config]) -> Callable[...,
     def write(
         before: dict[str, float], after: dict[str, float], error: float = 0.3, iterations: int = 400, **changes: Any
     ) -> Run:
-        changes = {**changes, "optim": {"iterations": iterations}}
+        changes = {"optim": {"iterations": iterations}, **changes}
         write_config(merge(tiny_config(out=tmp_path), changes), tmp_path / "config.yaml")
         lines: list[dict[str, Any]] = []
         for iteration, figures in ((0, before), (iterations, after)):
@@ -131,7 +131,7 @@ def test_checks_that_disagree(written: Callable[..., Run]) -> None:
 
 
 def test_an_unfinished_run_is_judged_so_far(written: Callable[..., Run]) -> None:
-    verdict = judge_features(written(own(20), own(35), optim={"iterations": 60}))
+    verdict = judge_features(written(own(20), own(35), optim={"iterations": 4000}))
     assert verdict is not None and verdict.sentences[0].startswith("So far the features got better")
 
 

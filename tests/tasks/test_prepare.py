@@ -228,6 +228,17 @@ def test_skipped_files_are_listed_and_counted(config: Config, images: Path) -> N
     assert "5 images" in data.sentences()[0] and "1 file skipped" in data.sentences()[0]
 
 
+def test_videos_beside_images_are_not_overlooked(
+    config: Config, images: Path, write_video: Callable[..., Path]
+) -> None:
+    for number in range(12):
+        write_video(images / f"{number}.mp4", frames=8)
+    note = "note: 12 videos ignored: give the folder as --videos too to use them"
+    assert note in prepare(replace(config, images=images, tasks="S"), progress=False).sentences()
+    both = prepare(replace(config, images=images, videos=images), progress=False)
+    assert not any(sentence.startswith("note") for sentence in both.sentences())
+
+
 def test_too_many_bad_files(config: Config, images: Path) -> None:
     (images / "broken.png").write_text("no image")
     with pytest.raises(UserError, match=r"1 of 6 images cannot be used.*max_bad_fraction = 0\.1.*broken\.png"):

@@ -92,13 +92,13 @@ def right_and_wrong(right: Sequence[bool], count: int) -> list[int]:
     return [*good[: count - few], *bad[:few]]
 
 
-def solve_puzzles(snapshot: Snapshot, task: str, count: int) -> Puzzles:
-    """Let the network order up to `count` of the samples, each shuffled by a random permutation of Ψ."""
+def solve_puzzles(snapshot: Snapshot, task: str, count: int, rounds: int = 1) -> Puzzles:
+    """Let the network order up to `count` of the samples, each shuffled `rounds` times by a random permutation of Ψ."""
     samples, ordering = snapshot.held_out[task], snapshot.ordering_tasks[task]
     permutations = ordering.permutations
     # sampled on the CPU, so that every device shows the same puzzles
     generator = torch_generator(torch.device("cpu"), snapshot.config.seed, "pictures", task)
-    chosen = torch.randperm(len(samples), generator=generator)[:count]
+    chosen = torch.randperm(len(samples), generator=generator)[:count].repeat(rounds)
     pixels = samples.pixels[chosen]
     labels = torch.randint(len(permutations), (len(pixels),), generator=generator).to(permutations.device)
     crops = ordering.crops(Squares.of(pixels).to(snapshot.device))

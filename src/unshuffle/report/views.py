@@ -33,6 +33,7 @@ from unshuffle.wording import duration, skipped_sentence, source_sentence, split
 
 MAX_SKIPPED = 20  # names that are listed
 EXAMPLES = 6  # of a task that orders nothing
+PUZZLES = 48  # that the network orders, so that some of them are wrong
 MAX_VALIDATIONS = 120  # of a slider; finer steps cannot be selected by hand
 
 View = dict[str, Any]
@@ -218,7 +219,8 @@ def _examples(snapshot: Snapshot, task: str) -> dict[str, Any] | None:
 def puzzles_view(snapshot: Snapshot, task: str) -> dict[str, Any]:
     """Return held-out samples that the network has put back in order, and some that it has not."""
     view = TASKS[task].view
-    everything = solve_puzzles(snapshot, task, len(snapshot.held_out[task]))
+    kept = len(snapshot.held_out[task])
+    everything = solve_puzzles(snapshot, task, kept, rounds=max(1, PUZZLES // kept))
     puzzles = everything.right_and_wrong(view.pictured_samples)
     parts = snapshot.network.tasks[task].pictures(puzzles.pixels, view.picture_side)
     samples = [
@@ -242,6 +244,7 @@ def puzzles_view(snapshot: Snapshot, task: str) -> dict[str, Any]:
         "permutations": len(snapshot.ordering_tasks[task].permutations),
         "solved": len(everything.solved),
         "total": len(everything),
+        "kept": kept,
         "right": len(puzzles.solved),
         "wrong": len(puzzles) - len(puzzles.solved),
         "samples": samples,

@@ -10,6 +10,7 @@ import numpy as np
 
 from unshuffle.config import Config
 from unshuffle.data.batches import Samples
+from unshuffle.data.media import VIDEO_SUFFIXES, image_suffixes
 from unshuffle.data.source import Items, Skipped
 from unshuffle.data.sources import Media, SourceFacts, origins
 from unshuffle.errors import UserError
@@ -55,7 +56,20 @@ class Data:
     def sentences(self) -> list[str]:
         """Return what was found, for the console."""
         splits = [split_sentence(task, vars(split)) for task, split in self.splits.items()]
-        return [source_sentence(vars(source)) for source in self.sources] + [text for text in splits if text]
+        found = [source_sentence(vars(source)) for source in self.sources] + [text for text in splits if text]
+        return [*found, *self._other_media()]
+
+    def _other_media(self) -> list[str]:
+        """Return a sentence for ignored files that another option takes."""
+        given = {source.medium for source in self.sources}
+        suffixes = {"videos": VIDEO_SUFFIXES - {".gif"}, "images": image_suffixes() - {".gif"}}
+        sentences = []
+        for medium in suffixes.keys() - given:
+            ignored = sum(source.ignored.get(suffix, 0) for source in self.sources for suffix in suffixes[medium])
+            if ignored:
+                files = counted(ignored, medium)
+                sentences.append(f"note: {files} ignored: give the folder as --{medium} too to use them")
+        return sentences
 
 
 def prepare(config: Config, progress: bool = True) -> Data:
