@@ -38,3 +38,9 @@ def test_a_module_is_imported_only_when_its_class_is_loaded() -> None:
         "registry['table'].load(); assert 'sqlite3' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("module", ["pretraining", "doctor", "evaluation.embed", "evaluation.index", "report.page"])
+def test_what_only_clustering_and_statistics_need_is_not_imported(module: str) -> None:
+    program = f"import sys, unshuffle.{module}; sys.exit(bool({{'sklearn', 'scipy'}} & sys.modules.keys()))"
+    subprocess.run([sys.executable, "-c", program], check=True)
