@@ -75,7 +75,9 @@ def test_the_shell_lists_all_commands(shell: str, scripts: Path) -> None:
 
 def test_fish_describes_options_in_full_and_each_value_by_itself(scripts: Path) -> None:
     (option,) = completed("fish", "unshuffle export --down", scripts, described=True)
-    meaning = "Download hf:OWNER/NAME if it is not in the Hugging Face cache of this machine, or not in its latest version."
+    meaning = (
+        "Download hf:OWNER/NAME if it is not in the Hugging Face cache of this machine, or not in its latest version."
+    )
     assert option == f"--download\t{meaning}"
     (option,) = completed("fish", "unshuffle pretrain --tas", scripts, described=True)
     assert "Joined by +" in option, "more than its first sentence"
