@@ -10,7 +10,6 @@ from unshuffle.analysis.analysis import ANALYSES
 from unshuffle.cli.parsing import POSITIONAL, Word, parse, words
 from unshuffle.evaluation.protocol import EVALUATIONS
 
-
 TOP_WORDS = (Word("--help", "List the commands.", False, ()), Word("--version", "Print the version.", False, ()))
 """What `unshuffle` takes in place of a command."""
 
