@@ -23,14 +23,18 @@ def test_the_page_lists_what_is_public() -> None:
     assert sorted(unshuffle._HOMES) == sorted(unshuffle.__all__)
 
 
+def test_public_names_are_listed_before_they_are_imported() -> None:
+    assert set(unshuffle.__all__) <= set(dir(unshuffle))
+
+
 @pytest.mark.parametrize("name", unshuffle.__all__)
 def test_a_public_name_is_documented_and_typed(name: str) -> None:
     member = getattr(unshuffle, name)
     assert member.__doc__
     functions = [member] if inspect.isfunction(member) else filter(inspect.isfunction, vars(member).values())
     for function in functions:
-        if function.__name__.startswith("__") and function.__name__ != "__init__":
-            continue  # those of a dataclass are Python's
+        if function.__name__.startswith("_") and function.__name__ != "__init__":
+            continue  # those of dataclasses and named tuples are Python's
         parameters = inspect.signature(function).parameters.values()
         untyped = [each.name for each in parameters if each.annotation is inspect.Parameter.empty]
         assert untyped in ([], ["self"]), f"{name}.{function.__name__}"

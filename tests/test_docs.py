@@ -1,25 +1,22 @@
 """The documentation: links lead somewhere, Python compiles, commands and options exist, and the site is complete."""
 
 import ast
-import importlib.util
+import inspect
 import os
 import re
 import shlex
-import sys
 import textwrap
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+import documentation as tool
 import unshuffle
+from browser import browse, find_chromium
 from unshuffle.cli import COMMANDS
 from unshuffle.cli.completion import all_contexts
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-from browser import browse, find_chromium
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -161,16 +158,10 @@ def test_wrong_commands_are_found(line: str) -> None:
     assert problem(line)
 
 
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("documentation", ROOT / "tools" / "documentation.py")
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+PUBLIC_MEMBERS = {name: members.split() for name, members in tool.MEMBERS.items() if members}
 
 
-def test_the_reference_has_every_option_and_name(tool: ModuleType, tmp_path: Path) -> None:
+def test_the_reference_has_every_option_and_name(tmp_path: Path) -> None:
     tool.write_pages(tmp_path)
     reference = {name: (tmp_path / "reference" / f"{name}.md").read_text() for name in ("options", "commands", "api")}
     for path, options in known_options().items():
@@ -179,12 +170,23 @@ def test_the_reference_has_every_option_and_name(tool: ModuleType, tmp_path: Pat
             name = re.sub(r"(__|\.)no_", r"\1", option).replace("__", "--", 1)
             names = (f"`{name}`", f"`{name.replace('_', '-')}`")
             assert any(each in page for each in names for page in reference.values()), name
-    assert re.findall(r"^::: unshuffle\.(\w+)$", reference["api"], re.MULTILINE) == sorted(
-        unshuffle.__all__, key=str.lower
-    )
+    entries = re.findall(r"^::: unshuffle\.(\w+)\n(?: .*\n)*?(?: +members: \[(.*)\])?$", reference["api"], re.MULTILINE)
+    assert [name for name, _ in entries] == sorted(unshuffle.__all__, key=str.lower)
+    assert {name: members.split(", ") for name, members in entries if members} == PUBLIC_MEMBERS
 
 
-def test_the_reference_says_where_presets_differ(tool: ModuleType) -> None:
+def test_the_public_members_of_each_class_exist() -> None:
+    classes = {name for name in unshuffle.__all__ if isinstance(getattr(unshuffle, name), type)}
+    assert set(tool.MEMBERS) == classes
+    for name, members in PUBLIC_MEMBERS.items():
+        owner = getattr(unshuffle, name)
+        known = {*dir(owner), *(field for base in owner.__mro__ for field in inspect.get_annotations(base))}
+        assert [member for member in members if member not in known] == [], name
+    used = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| `Index` .*$", read(ROOT / "docs/reference/api.md"), re.M)))
+    assert set(used) - {"Index", "embed"} <= set(PUBLIC_MEMBERS["Index"])
+
+
+def test_the_reference_says_where_presets_differ() -> None:
     (row,) = [
         line
         for table in tool.option_tables()
@@ -194,7 +196,7 @@ def test_the_reference_says_where_presets_differ(tool: ModuleType) -> None:
     assert row.endswith("| `128`<br>`32` in `demo`<br>`64` in `cpu`<br>`512` in `small` |")
 
 
-def test_pages_of_the_site_link_to_copies(tool: ModuleType, tmp_path: Path) -> None:
+def test_pages_of_the_site_link_to_copies(tmp_path: Path) -> None:
     page = ROOT / "docs" / "how-to" / "x.md"
     text = "[a](../../LICENSE) [b](../../CHANGELOG.md#changes) [c](../index.md) `[d](../../LICENSE)` [e](https://x.org/LICENSE)"
     assert tool.relinked(text, page, tmp_path) == (
@@ -204,7 +206,7 @@ def test_pages_of_the_site_link_to_copies(tool: ModuleType, tmp_path: Path) -> N
     assert (tmp_path / "files" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
-def test_a_notebook_becomes_a_page(tool: ModuleType, tmp_path: Path) -> None:
+def test_a_notebook_becomes_a_page(tmp_path: Path) -> None:
     notebook = tmp_path / "one.ipynb"
     picture = {"data": {"image/png": "AAAA\n", "text/plain": "<Figure>"}}
     cells = [
@@ -222,27 +224,46 @@ def test_a_notebook_becomes_a_page(tool: ModuleType, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
-def test_the_site_needs_no_network(tool: ModuleType, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("material")
     pytest.importorskip("mkdocstrings")
-    site = tmp_path / "site"
-    assert tool.main(site) == 0
+    folder = tmp_path_factory.mktemp("site")
+    assert tool.main(folder) == 0
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_needs_no_network(site: Path) -> None:
     loaded = r'<(?:script|img|iframe|source)\b[^>]*\ssrc="([^"]*)"|<link\b[^>]*\shref="([^"]*)"|@import|url\(([^)]*)\)'
     for file in [*site.rglob("*.html"), *site.rglob("*.css")]:
         addresses = {"".join(found) for found in re.findall(loaded, file.read_text(encoding="utf-8"))}
         assert [address for address in addresses if re.match(r"[\"']?(https?:)?//", address)] == [], file
+
+
+@pytest.mark.slow
+def test_the_site_documents_every_public_member_and_nothing_else(site: Path) -> None:
+    page = (site / "reference" / "api.html").read_text(encoding="utf-8")
+    members = {f"{name}.{member}" for name, members in PUBLIC_MEMBERS.items() for member in members}
+    assert set(re.findall(r'id="unshuffle\.([\w.]+)"', page)) == {*unshuffle.__all__, *members}
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", page))
+    assert "SpatialTask( config: Config," in text and "Run(folder: Path)" in text, "constructors"
+
+
+@pytest.mark.slow
+def test_the_site_is_searched_without_a_network(site: Path, tmp_path: Path) -> None:
+    words = "neighbours of a folder"
     chromium = find_chromium()
     if chromium is None and os.environ.get("CI") != "true":
-        return
+        pytest.skip("there is no chromium to search the site with")
     assert chromium is not None, "CI must have a chromium"
-    with browse(chromium, tmp_path / "profile") as page:
-        page.open(site / "index.html")
-        page.run("document.querySelector('[data-md-component=search-query]').focus()")
-        page.wait("document.querySelector('.md-search-result__meta').textContent.includes('Type to start')")
-        page.call("Input.insertText", text="neighbours of a folde")
+    with browse(chromium, tmp_path / "profile") as tab:
+        tab.open(site / "index.html")
+        tab.run("document.querySelector('[data-md-component=search-query]').focus()")
+        tab.wait("document.querySelector('.md-search-result__meta').textContent.includes('Type to start')")
+        tab.call("Input.insertText", text=words[:-1])
         for kind in ("keyDown", "keyUp"):  # the search begins when a key is released
-            page.call("Input.dispatchKeyEvent", type=kind, key="r", text="r" if kind == "keyDown" else "")
-        page.wait("document.querySelector('.md-search-result__link')")
-        assert page.problems == []
-        assert [url for url in page.requested if not url.startswith(("file:", "data:", "about:"))] == []
+            tab.call("Input.dispatchKeyEvent", type=kind, key=words[-1], text=words[-1] if kind == "keyDown" else "")
+        tab.wait("document.querySelector('.md-search-result__link')")
+        assert tab.problems == []
+        assert [url for url in tab.requested if not url.startswith(("file:", "data:", "about:"))] == []

@@ -38,3 +38,11 @@ def test_a_module_is_imported_only_when_its_class_is_loaded() -> None:
         "registry['table'].load(); assert 'sqlite3' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_what_only_clustering_and_statistics_need_is_not_imported() -> None:
+    program = (
+        "import sys, unshuffle.pretraining, unshuffle.doctor, unshuffle.evaluation.index, unshuffle.report.page\n"
+        "sys.exit(bool({'sklearn', 'scipy'} & sys.modules.keys()))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

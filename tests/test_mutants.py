@@ -1,23 +1,15 @@
 """The list of deliberate bugs fits the source; `make mutants` runs it."""
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from mutants import read_mutants
 
 ROOT = Path(__file__).parents[1]
 
 
-def load_tool() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("mutants", ROOT / "tools" / "mutants.py")
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-MUTANTS = load_tool().read_mutants()
+MUTANTS = read_mutants()
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.bug for mutant in MUTANTS])

@@ -1,18 +1,15 @@
 """The notebooks run in short form, and what is committed of them is complete and small."""
 
-import importlib.util
 import re
 from pathlib import Path
 
 import nbformat
 import pytest
 
+import notebooks as tool
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-specification = importlib.util.spec_from_file_location("notebooks", ROOT / "tools" / "notebooks.py")
-assert specification is not None and specification.loader is not None
-tool = importlib.util.module_from_spec(specification)
-specification.loader.exec_module(tool)
 
 
 def test_there_are_three() -> None:

@@ -1,24 +1,15 @@
 """The commands of README.md and of the tutorial, run by `tools/readme.py`."""
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+import readme as tool
+
 ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("readme", ROOT / "tools" / "readme.py")
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.slow
@@ -32,12 +23,12 @@ def test_the_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -> None:
     assert len(commands) > 5 and "$ source .venv/bin/activate" in commands
 
 
-def test_what_python_code_is_made_smaller_is_there(tool: ModuleType) -> None:
+def test_what_python_code_is_made_smaller_is_there() -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in tool.PAGES)
     assert all(text in pages for text in tool.SMALLER)
 
 
-def test_what_runs_is_stated(tool: ModuleType) -> None:
+def test_what_runs_is_stated() -> None:
     readme = "# A\n\n```sh\nmake test   # all\nunshuffle embed x   # features\n```\n\n```text\noutput\n```\n\n"
     python = "```python\nrun(iterations=5000)\n```\n"
     steps = tool.commands(readme + python)
@@ -45,17 +36,17 @@ def test_what_runs_is_stated(tool: ModuleType) -> None:
     assert steps[2].startswith("python - <<'END'\nrun(iterations=2, ") and len(steps) == 3
 
 
-def test_a_command_that_would_not_run_is_noticed(tool: ModuleType) -> None:
+def test_a_command_that_would_not_run_is_noticed() -> None:
     with pytest.raises(SystemExit, match="'unshuffle bench' would not be run"):
         tool.commands("# A\n\n    unshuffle bench\n")
 
 
-def test_the_demo_is_that_of_the_makefile(tool: ModuleType) -> None:
+def test_the_demo_is_that_of_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text().replace("$(BIN)", ".venv/bin")
     assert f"demo: $(READY)\n\t{tool.INSTEAD['make demo']}\n" in makefile
 
 
-def test_a_command_that_fails_ends_it(tool: ModuleType, tmp_path: Path) -> None:
+def test_a_command_that_fails_ends_it(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("```sh\nsource .venv/bin/activate\nfalse\ntouch went-on\n```\n")
     (tmp_path / "work").mkdir()

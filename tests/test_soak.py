@@ -1,7 +1,6 @@
 """The fuzzer of the reliability campaign and its comparisons; `make soak` runs the campaign itself."""
 
 import os
-import sys
 from pathlib import Path
 from random import Random
 
@@ -9,13 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parents[1] / "tools"))
-
 from soak import fuzzer, originals, samples
 from soak.campaign import Campaign, Counts
 from soak.damage import damaged, damaged_json
 from soak.media import changed_files
-
 from unshuffle.data.media import image_formats, image_suffixes, read_frames, read_image
 
 IMAGES, VIDEOS = originals.images(), originals.videos()

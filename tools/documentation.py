@@ -29,6 +29,21 @@ DOCS = ROOT / "docs"
 SETTINGS = ROOT / "mkdocs.yml"
 PROJECT_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
 """Pages of the repository's root, by their names in the folder `project` of the site."""
+MEMBERS = {
+    "Backbone": "architecture metadata channels eval_size normalisation forward normalise stages for_evaluation",
+    "ClassificationConfig": "crop_size crop_fraction hidden batch_size loss_weight optimiser",
+    "ClassificationTask": "name grid classes answers parts chance variants questions classify pictures",
+    "Index": "features names dataset backbone weights pool description embed search neighbours near_duplicates "
+    "outliers write",
+    "ItemSampler": "propose tell probabilities state_dict load_state_dict",
+    "Run": "folder open config metrics last_iteration metrics_warning config_file metrics_file checkpoints states "
+    "permutations pictures heartbeat held_out neighbours report skipped tensorboard weights",
+    "SimilarityPage": "files near_duplicates outliers",
+    "SpatialTask": "name permutations parts chance shuffle pictures",
+    "TemporalTask": "name permutations parts chance shuffle pictures",
+    "UserError": "",
+}
+"""What is public of each public class, its own or inherited; the rest serves unshuffle alone."""
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
@@ -111,6 +126,7 @@ def relinked(text: str, file: Path, folder: Path) -> str:
 def filled(text: str) -> str:
     """Return a page with what the code says in the place of its marks."""
     parts = {"options": option_tables, "commands": command_tables, "api": api_entries}
+    text = re.sub(r"\s±\s", "\u00a0±\u00a0", text)  # so that a figure and its std stay on one line
     return MARK.sub(lambda match: "\n".join(parts[match[1]]()), text)
 
 
@@ -175,7 +191,11 @@ def option_table(context: Context, wanted: Iterable[Word]) -> list[str]:
 def api_entries() -> Iterator[str]:
     """Yield what mkdocstrings replaces by the documentation of each public name."""
     for name in sorted(unshuffle.__all__, key=str.lower):
-        yield f"::: unshuffle.{name}\n"
+        yield f"::: unshuffle.{name}"
+        if name in MEMBERS:
+            members = ", ".join(MEMBERS[name].split())
+            yield f"    options:\n      inherited_members: true\n      members: [{members}]"
+        yield ""
 
 
 def options(context: Context) -> list[Word]:

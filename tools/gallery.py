@@ -12,10 +12,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from browser import Page, browse, find_chromium
 from PIL import Image
 
 import unshuffle
+from browser import Page, browse, find_chromium
 from unshuffle.report.page import write_report
 from unshuffle.runs.folders import find_runs
 

@@ -7,8 +7,10 @@ __all__ = [
     "Backbone",
     "ClassificationConfig",
     "ClassificationTask",
+    "Index",
     "ItemSampler",
     "Run",
+    "SimilarityPage",
     "SpatialTask",
     "TemporalTask",
     "UserError",
@@ -27,13 +29,13 @@ if TYPE_CHECKING:
     from unshuffle.config import ClassificationConfig, preset_config
     from unshuffle.errors import UserError
     from unshuffle.evaluation.features import preprocess
-    from unshuffle.evaluation.index import embed
+    from unshuffle.evaluation.index import Index, embed
     from unshuffle.models.registry import Backbone, build_backbone
     from unshuffle.models.weights import load_backbone
     from unshuffle.permutations import permutation_set
     from unshuffle.policy.items import ItemSampler
     from unshuffle.pretraining import pretrain
-    from unshuffle.report.similarity_page import neighbours_page
+    from unshuffle.report.similarity_page import SimilarityPage, neighbours_page
     from unshuffle.runs.run import Run
     from unshuffle.tasks import register_task
     from unshuffle.tasks.classification import ClassificationTask
@@ -44,8 +46,10 @@ _HOMES = {
     "Backbone": "unshuffle.models",  # the package: it registers all backbones
     "ClassificationConfig": "unshuffle.config",
     "ClassificationTask": "unshuffle.tasks.classification",
+    "Index": "unshuffle.evaluation.index",
     "ItemSampler": "unshuffle.policy.items",
     "Run": "unshuffle.runs.run",
+    "SimilarityPage": "unshuffle.report.similarity_page",
     "SpatialTask": "unshuffle.tasks.spatial",
     "TemporalTask": "unshuffle.tasks.temporal",
     "UserError": "unshuffle.errors",
@@ -68,3 +72,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names too, before they are imported."""
+    return sorted({*globals(), *__all__})

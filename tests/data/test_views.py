@@ -213,10 +213,12 @@ def test_fixed_views_depend_on_the_pixels_alone() -> None:
 def test_nothing_is_read_back_from_a_gpu(random: bool) -> None:
     """Tensors without data raise where a value or a shape would depend on it."""
     constants = (views._taps, views._fixed_table)
-    with FakeTensorMode():
-        table = torch.rand(8, sum(views.UNIFORMS.values()), device="cuda") if random else None
-        squares = torch.empty(4, 24, 24, 3, dtype=torch.uint8, device="cuda")
-        crops = ViewPlan(8, ViewConfig(), table).crop(squares, 16)
-    for constant in constants:
-        constant.cache_clear()  # those of this test have no data either
+    try:
+        with FakeTensorMode():
+            table = torch.rand(8, sum(views.UNIFORMS.values()), device="cuda") if random else None
+            squares = torch.empty(4, 24, 24, 3, dtype=torch.uint8, device="cuda")
+            crops = ViewPlan(8, ViewConfig(), table).crop(squares, 16)
+    finally:
+        for constant in constants:
+            constant.cache_clear()  # those of this test have no data either
     assert crops.shape == (8, 3, 16, 16)

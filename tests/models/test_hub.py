@@ -76,6 +76,8 @@ def test_timm_loads_its_networks_from_the_folder(name: str, tmp_path: Path) -> N
     assert_same_features(network, backbone, backbone.eval_size)
     with_head = timm.create_model(f"local-dir:{tmp_path / 'hub'}", pretrained=True, num_classes=7)
     assert with_head(torch.zeros(1, 3, backbone.eval_size, backbone.eval_size)).shape == (1, 7)
+    published = network.pretrained_cfg.keys() & {"license", "origin_url", "paper_ids", "tag"}
+    assert not any(network.pretrained_cfg[key] for key in published), "timm's own weights are not in the folder"
     loaded = load_backbone(tmp_path / "hub")
     assert loaded.architecture == f"timm:{name}" and loaded.normalisation == PER_IMAGE
     assert_same_features(loaded, backbone, backbone.eval_size)

@@ -66,7 +66,9 @@ def assert_timm_loads(file: Path, name: str, images: torch.Tensor, expected: tor
     torch.testing.assert_close(expected.flatten(1), pooled, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name.startswith("swin") else name for name in FAMILIES]
+)
 def test_a_family_trains_at_tile_size_and_is_evaluated_and_exported(name: str, tmp_path: Path) -> None:
     run = trained(config_of(name), tmp_path / "run")
     assert run.config.spatial.crop_size == FAMILIES[name] and run.config.instance.crop_size == 112
@@ -158,6 +160,7 @@ def test_synchronised_normalisation_of_other_classes_is_refused() -> None:
     initial_backbone(config_of("resnet10t", model={"backbone": "timm:resnet10t", "sync_bn": True}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("from_weights", [False, True])
 def test_resnet18_from_pretraining_to_timm_by_the_command_line(
     from_weights: bool, tmp_path: Path, classes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch

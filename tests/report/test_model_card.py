@@ -1,4 +1,6 @@
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,37 @@ def test_the_card_states_the_figures_of_its_run(run: Run) -> None:
 
 def test_the_card_names_no_path_of_the_machine(run: Run) -> None:
     assert str(run.folder.parent) not in model_card(load_backbone(run.folder), "mine", run)
+
+
+@pytest.mark.parametrize(
+    ("init", "stated"),
+    [
+        (None, "random"),
+        ("pretrained", "those of the package unshuffle, for research only (see [limits](#limits))"),
+        ("hf:me/mine", "`hf:me/mine`"),
+        ("/home/me/secret/w.pth", "a local file or run, whose terms and data count too"),
+    ],
+)
+def test_the_card_states_the_initial_weights(init: str | None, stated: str, run: Run) -> None:
+    backbone = load_backbone(run.folder)
+    started = Run(run.folder)
+    started.__dict__["config"] = replace(run.config, init=None if init is None else Path(init))
+    card = model_card(backbone, "mine", started)
+    assert f"| initial weights | {stated} |" in card and "secret" not in card
+    assert ("may not be used commercially" in card) == ("ImageNet validation set" in card) == (init == "pretrained")
+    assert ("license_name: research-only" in card) == (init == "pretrained")
+
+
+def test_the_card_of_the_weights_of_the_package_states_their_licence(tmp_path: Path) -> None:
+    assert command_line(["export", "pretrained", "--format", "hub", "--half", "--out", str(tmp_path / "hub")]) == 0
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert "license_name: research-only" in card and "4,000 images of the ImageNet validation set" in card
+
+
+def test_a_sampler_is_stated_where_a_task_has_one(run: Run, tiny_run: Callable[..., Run], tmp_path: Path) -> None:
+    assert "| sampler | reinforce |" in model_card(load_backbone(run.folder), "mine", run)
+    rotation = tiny_run(tmp_path / "rotation", tasks="R")
+    assert "| sampler |" not in model_card(load_backbone(rotation.folder), "mine", rotation)
 
 
 def test_hugging_face_reads_the_header(run: Run) -> None:

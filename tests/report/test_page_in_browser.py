@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from matplotlib import colormaps
 
+from browser import Page, browse, find_chromium
 from unshuffle.analysis.difficulty import divide_samples
 from unshuffle.analysis.error_map import by_mean_error
 from unshuffle.analysis.figures import MAP
@@ -19,9 +19,6 @@ from unshuffle.report.page import write_report
 from unshuffle.runs.folders import find_runs
 from unshuffle.runs.history import read_history, read_sampling_states
 from unshuffle.runs.run import Run
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-from browser import Page, browse, find_chromium
 
 CHROMIUM = find_chromium()
 pytestmark = pytest.mark.skipif(

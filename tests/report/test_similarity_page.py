@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,13 @@ import pytest
 from PIL import Image
 
 import unshuffle
+from browser import Page, browse, find_chromium
 from unshuffle import cli
 from unshuffle.data.synthetic import synthetic_images
 from unshuffle.errors import UserError
 from unshuffle.evaluation.index import Index
 from unshuffle.models import weights
 from unshuffle.report import similarity_page
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-from browser import Page, browse, find_chromium
 
 CHROMIUM = find_chromium()
 COUNT = 14

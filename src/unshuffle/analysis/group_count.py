@@ -16,7 +16,6 @@ from matplotlib.colors import BoundaryNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.console import Console
-from scipy.stats import ks_2samp
 
 from unshuffle.analysis.analysis import Analysis, AnalysisResult, Row, metrics_table
 from unshuffle.analysis.figures import COLOURS, QUIET, name_axes, styled
@@ -70,6 +69,8 @@ Comparisons: TypeAlias = Mapping[int, Sequence[GroupComparison]]
 
 def compare_groups(state: State, count: int, seed: int = 0) -> GroupComparison:
     """Group Ψ by the rows of s as the policy does, and test each pair of groups for equal distributions of ratios."""
+    from scipy.stats import ks_2samp  # slow to import, and the report needs other parts of this module
+
     members = group_permutations(torch.from_numpy(state), count, seed).members.numpy()
     ratios = [state[members == group].ravel() for group in range(count)]
     p_values = np.full((count, count), np.nan)

@@ -1,5 +1,6 @@
 """`unshuffle completion`."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -8,6 +9,9 @@ from typing import Annotated, Literal
 from unshuffle.analysis.analysis import ANALYSES
 from unshuffle.cli.parsing import POSITIONAL, Word, parse, words
 from unshuffle.evaluation.protocol import EVALUATIONS
+
+TOP_WORDS = (Word("--help", "List the commands.", False, ()), Word("--version", "Print the version.", False, ()))
+"""What `unshuffle` takes in place of a command."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ def all_contexts() -> Iterable[Context]:
     from unshuffle.cli import COMMANDS
 
     nested = {"evaluate": EVALUATIONS, "analyze": ANALYSES}
-    yield Context((), {name: summary or "" for name, (_, summary) in COMMANDS.items()})
+    yield Context((), {name: summary or "" for name, (_, summary) in COMMANDS.items()}, words=TOP_WORDS)
     for name in COMMANDS:
         if name not in nested:
             options = getattr(import_module(f"unshuffle.cli.{name}"), f"{name.capitalize()}Command")
@@ -108,21 +112,24 @@ def _fish(contexts: Sequence[Context]) -> str:
         after = " ".join(context.names)
         here = seen if not after else f"not __fish_seen_subcommand_from {after}" + (f" && {seen}" if seen else "")
         for name, summary in context.names.items():
-            lines.append(f"complete -c unshuffle -f -n {_quoted(here)} -a {name} -d {_quoted(_first(summary))}")
+            lines.append(f"complete -c unshuffle -f -n {_quoted(here)} -a {name} -d {_quoted(summary)}")
         for word in context.words:
-            name = f"-l {word.option.removeprefix('--')} " if word.option else ""
-            value = f"-x -a {_quoted(' '.join(word.choices))} " if word.choices else "-r " if word.takes_value else ""
-            if name or word.choices:
-                value = value if name else value.replace("-x ", "-f ")
-                lines.append(
-                    f"complete -c unshuffle -n {_quoted(here)} {name}{value}-d {_quoted(_first(word.meaning))}"
-                )
+            if word.option or word.choices:
+                name = f"-l {word.option.removeprefix('--')} " if word.option else ""
+                meaning = _quoted(" ".join(word.meaning.split()))
+                lines.append(f"complete -c unshuffle -n {_quoted(here)} {name}{_fish_values(word)}-d {meaning}")
     return "\n".join(lines)
 
 
-def _first(text: str) -> str:
-    """Return the first sentence or part of a help text, which is all that fits beside a completion."""
-    return text.partition("\n")[0].partition(". ")[0].partition("; ")[0].rstrip(".")
+def _fish_values(word: Word) -> str:
+    """Return the values of an option or argument, each with what its help says of this value alone."""
+    if not word.choices:
+        return "-r " if word.takes_value else ""
+    values = []
+    for choice in word.choices:
+        meaning = re.search(rf"(?:^|[.;,] ){re.escape(choice)}: ([^.;]*)", " ".join(word.meaning.split()))
+        values.append(f"{choice}\\t{_quoted(meaning[1] if meaning else '')}")
+    return f"{'-x' if word.option else '-f'} -a {_quoted(' '.join(values))} "
 
 
 def _quoted(text: str) -> str:

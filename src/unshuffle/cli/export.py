@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from unshuffle.cli.parsing import POSITIONAL, parse, write_json
+from unshuffle.config import PRETRAINED
 from unshuffle.options import to_dict
 from unshuffle.runs.run import WEIGHTS_NAME, Run
 
@@ -50,7 +51,8 @@ def main(args: Sequence[str]) -> int:
         from unshuffle.report.model_card import model_card
 
         run = _run_of(Path(command.weights).expanduser())
-        card = model_card(backbone, out.name if run is None else run.folder.resolve().name, run)
+        title = out.name if run is None else run.folder.resolve().name
+        card = model_card(backbone, title, run, of_package=command.weights == PRETRAINED)
         exported = exporting.export_to_hub(backbone, out, card, **changes)
     else:
         exported = exporting.export(backbone, out, command.format, **changes)

@@ -155,11 +155,13 @@ class Index:
     features: Tensor
     """(items, dimensions)"""
     dataset: LabelledDataset
-    """The items, one for each row."""
+    """The items, one for each row; `dataset.skipped` lists those that could not be read."""
     backbone: Backbone
+    """The backbone that computed the features."""
     weights: str
     """What the weights of the backbone were named by: pretrained, or a run folder ..."""
     pool: Pool
+    """How its map became the features of an item."""
 
     def __len__(self) -> int:
         return len(self.features)
@@ -201,7 +203,8 @@ class Index:
     def search(self, queries: Tensor, k: int = USUAL, *, exact: bool = True) -> Matches:
         """Return the k items most similar to each of (queries, dimensions) features, or to those of one query.
 
-        If that need not be exact, only the items of a shortlist are compared with a query in a large index.
+        The result has the `items`, (queries, k) rows of the index, and their `similarities`, the nearest first. If that
+        need not be exact, only the items of a shortlist are compared with a query in a large index.
         """
         if not isinstance(queries, Tensor | np.ndarray | list | tuple):
             raise UserError(
@@ -232,7 +235,10 @@ class Index:
         return Matches(rows, similarities)
 
     def neighbours(self, k: int = USUAL) -> Matches:
-        """Return the k other items most similar to each item, (items, k); fewer if there are not as many."""
+        """Return the k other items most similar to each item, (items, k); fewer if there are not as many.
+
+        As of `search`, the result has `items` and `similarities`.
+        """
         _positive("k", k)
         items, similarities = self._nearest if k <= USUAL else self._others(k)
         return Matches(items[:, :k], similarities[:, :k])

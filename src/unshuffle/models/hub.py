@@ -14,6 +14,8 @@ PREFIX = "hf:"
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 """The files of a folder to upload."""
 _WEIGHTS_NAMES = (WEIGHTS, "pytorch_model.bin")
+_PUBLISHED = ("license", "origin_url", "paper_ids", "paper_name", "tag", "notes")
+"""Keys of timm's configs that are about the weights it publishes, and say nothing about others."""
 
 
 def is_on_hub(spec: str | Path) -> bool:
@@ -66,6 +68,8 @@ def hub_config(backbone: Backbone) -> dict[str, Any]:
         file = Path(folder) / CONFIG
         save_config_for_hf(backbone.get_submodule("network"), str(file))
         config: dict[str, Any] = json.loads(file.read_text())
+    for key in _PUBLISHED:
+        config["pretrained_cfg"].pop(key, None)
     if mean := backbone.normalisation.mean:
         config["pretrained_cfg"] |= {"mean": mean, "std": backbone.normalisation.std}
     return {**config, "unshuffle": stated}

@@ -60,6 +60,7 @@ class Backbone(nn.Module):
     metadata: Mapping[str, str] = MappingProxyType({})
     """The metadata of its weights file."""
     channels: int
+    """Channels of the map pool5."""
     eval_size: int = 227
     """Default input size at evaluation, in pixels."""
     size_multiple: int | None = None

@@ -17,9 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
-from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from unshuffle.config import PolicyConfig
@@ -28,6 +25,8 @@ from unshuffle.policy.state import PermutationValidation, softmax_ratios
 from unshuffle.policy.uniform import propose_uniformly
 
 if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
+
     from unshuffle.policy.reinforce import Episode, ErrorHistory  # Algorithm 1 is in one file
 
 PREFERENCE = 0.5
@@ -379,6 +378,9 @@ def gumbel(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 def group_permutations(state: Tensor, count: int, seed: int) -> Groups:
     """Cluster the rows of s, (|Ψ|, |X_val|), into `count` groups by k-means."""
+    from sklearn.cluster import KMeans  # slow to import, and most commands cluster nothing
+    from sklearn.exceptions import ConvergenceWarning
+
     rows = state.double().numpy()
     # one thread: with more, the order of the sums and so the last bits change from one call to the next
     with _thread_pools().limit(limits=1), warnings.catch_warnings():
@@ -413,7 +415,9 @@ def group_pairs(state: Tensor, count: int) -> Groups:
 
 
 @lru_cache(maxsize=1)  # it looks through all loaded libraries, which takes as long as a clustering
-def _thread_pools() -> ThreadpoolController:
+def _thread_pools() -> "ThreadpoolController":
+    from threadpoolctl import ThreadpoolController
+
     return ThreadpoolController()
 
 

@@ -2,29 +2,40 @@
 
 from collections.abc import Iterable, Sequence
 
+from unshuffle.config import PRETRAINED, Config, OrderingConfig
 from unshuffle.models import Backbone
+from unshuffle.models.hub import is_on_hub
 from unshuffle.report.results import retrieval_scores, task_errors
 from unshuffle.report.verdict import feature_measures, judge_features
 from unshuffle.runs.run import Run
 from unshuffle.wording import counted
 
+RESEARCH_ONLY = (
+    "The weights of the package unshuffle are for research and education only and may not be used commercially; this "
+    "holds for weights that were trained from them too. They were trained on 4,000 images of the ImageNet validation "
+    "set, among others: never report figures on that set with this model."
+)
 
-def model_card(backbone: Backbone, title: str, run: Run | None = None) -> str:
+
+def model_card(backbone: Backbone, title: str, run: Run | None = None, *, of_package: bool = False) -> str:
     """Return the README.md of a backbone for a model hub, with the figures of its run if that is given.
 
-    Of the data it states the numbers alone: names of folders may be private.
+    Of data and initial weights it states no paths, which may be private. `of_package`: these are the weights that come
+    with the package.
     """
     is_timms = backbone.architecture.startswith("timm:")
+    research_only = of_package or (run is not None and str(run.config.init) == PRETRAINED)
     tags = ["unshuffle", "self-supervised-learning", *(["timm"] if is_timms else [])]
     header = [
         "---",
         f"library_name: {'timm' if is_timms else 'unshuffle'}",
+        *(["license: other", "license_name: research-only"] if research_only else []),
         "pipeline_tag: image-feature-extraction",
         "tags:",
         *(f"- {tag}" for tag in tags),
         "---",
     ]
-    made = "A backbone" if run is None else "A backbone trained without labels"
+    made = "A backbone" if run is None and not of_package else "A backbone trained without labels"
     sections = [
         "\n".join(header),
         f"# {title}",
@@ -34,6 +45,7 @@ def model_card(backbone: Backbone, title: str, run: Run | None = None) -> str:
         _what_it_is(backbone),
         *([] if run is None else _training(run)),
         "## Limits",
+        *([RESEARCH_ONLY] if research_only else []),
         "Weights inherit the terms of the images and videos that they were trained on: state a licence accordingly. "
         "The features reflect this data and its biases, for which they have not been examined.",
     ]
@@ -94,11 +106,13 @@ def _training(run: Run) -> Iterable[str]:
         + (" of a synthetic world" if source["storage"] == "synthetic" else "")
         for source in sources
     )
+    shuffles = any(isinstance(config.section(name), OrderingConfig) for name in config.task_names)
     rows = [
+        ("initial weights", _initial_weights(config)),
         ("tasks", ", ".join(config.task_names)),
         *([("data", data)] if data else []),
         ("iterations", f"{run.last_iteration:,}, each with {config.optim.batch_size} samples per task"),
-        ("sampler", config.policy.sampler),
+        *([("sampler", config.policy.sampler)] if shuffles else []),
         ("preset and seed", f"{config.preset}, {config.seed}"),
         *([("versions", ", ".join(f"{name} {number}" for name, number in start["versions"].items()))] if start else []),
     ]
@@ -122,6 +136,16 @@ def _training(run: Run) -> Iterable[str]:
         yield _table(
             ("", *columns), [(name, *(f"{row[column]:.1f}" for column in columns)) for name, row in scores.items()]
         )
+
+
+def _initial_weights(config: Config) -> str:
+    """Return what the backbone was initialised with, without the names of files."""
+    if config.init is None:
+        return "random"
+    name = str(config.init)
+    if name == PRETRAINED:
+        return "those of the package unshuffle, for research only (see [limits](#limits))"
+    return f"`{name}`" if is_on_hub(name) else "a local file or run, whose terms and data count too"
 
 
 def _optional(value: float | None) -> str:

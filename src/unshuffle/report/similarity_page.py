@@ -34,11 +34,12 @@ EXAMPLES, NEIGHBOURS, GROUPS = 8, 7, 3
 
 
 class SimilarityPage(NamedTuple):
-    """What was written, and what stands out."""
+    """What `neighbours_page` has written, and what stands out in the dataset."""
 
     files: tuple[Path, Path]
     """The page and the contact sheet."""
     near_duplicates: list[list[str]]
+    """The names of each group."""
     outliers: list[tuple[str, float]]
     """Names, and the mean similarity to the nearest few."""
 

@@ -15,48 +15,77 @@ WEIGHTS_NAME = "backbone.safetensors"
 """File name of the trained backbone in a run folder."""
 
 
-class InFolder:
-    """An attribute of a run: the path of a file or folder with a fixed name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, run: "Run", kind: type["Run"]) -> Path:
-        return run.folder / self.name
-
-
 @dataclass(frozen=True)
 class Run:
     """The folder that `pretrain` writes, finished or not; `unshuffle.load_backbone(run.folder)` loads its backbone."""
 
     folder: Path
+    """The folder itself."""
 
-    config_file = InFolder("config.yaml")
-    """File of the complete config."""
-    metrics_file = InFolder("metrics.jsonl")
-    """File with one JSON object per line."""
-    checkpoints = InFolder("checkpoints")
-    """Folder of checkpoints."""
-    states = InFolder("states")
-    """Folder of the arrays written at each validation."""
-    permutations = InFolder("permutations")
-    """Folder of the permutation sets, one .npy per ordering task."""
-    pictures = InFolder("pictures")
-    """Folder of PNG pictures."""
-    heartbeat = InFolder("heartbeat.json")
-    """File renewed every few seconds during training, that shows that the run is alive."""
-    held_out = InFolder("held_out.npz")
-    """File of some validation samples, for the report."""
-    neighbours = InFolder("neighbours.json")
-    """File of some labelled images and their nearest neighbours, for the report."""
-    report = InFolder("report.html")
-    """File of the HTML report."""
-    skipped = InFolder("skipped.csv")
-    """File that lists the input files that could not be read."""
-    tensorboard = InFolder("tensorboard")
-    """Folder of TensorBoard's event files."""
-    weights = InFolder(WEIGHTS_NAME)
-    """File of the trained backbone."""
+    @property
+    def config_file(self) -> Path:
+        """File of the complete config."""
+        return self.folder / "config.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        """File with one JSON object per line."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.folder / "checkpoints"
+
+    @property
+    def states(self) -> Path:
+        """Folder of the arrays written at each validation."""
+        return self.folder / "states"
+
+    @property
+    def permutations(self) -> Path:
+        """Folder of the permutation sets, one .npy per ordering task."""
+        return self.folder / "permutations"
+
+    @property
+    def pictures(self) -> Path:
+        """Folder of PNG pictures."""
+        return self.folder / "pictures"
+
+    @property
+    def heartbeat(self) -> Path:
+        """File renewed every few seconds during training, which shows that the run is alive."""
+        return self.folder / "heartbeat.json"
+
+    @property
+    def held_out(self) -> Path:
+        """File of some validation samples, for the report."""
+        return self.folder / "held_out.npz"
+
+    @property
+    def neighbours(self) -> Path:
+        """File of some labelled images and their nearest neighbours, for the report."""
+        return self.folder / "neighbours.json"
+
+    @property
+    def report(self) -> Path:
+        """File of the HTML report."""
+        return self.folder / "report.html"
+
+    @property
+    def skipped(self) -> Path:
+        """File that lists the input files that could not be read."""
+        return self.folder / "skipped.csv"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of TensorBoard's event files."""
+        return self.folder / "tensorboard"
+
+    @property
+    def weights(self) -> Path:
+        """File of the trained backbone."""
+        return self.folder / WEIGHTS_NAME
 
     @classmethod
     def open(cls, folder: Path) -> "Run":

@@ -178,6 +178,7 @@ class Task(ABC):
     """A pretext task."""
 
     name: ClassVar[str]
+    """The task's name in configs, metrics and files."""
     parts: int
     """P: crops of a sample that pass the backbone."""
     medium: Literal["images", "videos"] = "images"
