@@ -150,7 +150,7 @@ def trained_with(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, int]]:
 def test_the_schedules_of_both_protocols(classes: tuple[Path, Path], trained_with: list[tuple[Recipe, int]]) -> None:
     """RotNet's counts epochs: 40 of 24 images in batches of 192 are 5 iterations."""
     paper = NonLinear(**TINY, train=str(classes[0]), test=str(classes[1]))
-    assert "not as in the preset paper" not in paper.run(QUIET).statement
+    assert "differs from --preset paper" not in paper.run(QUIET).statement
     assert trained_with[-1] == (Recipe(350_000, 0.01, 0.9, 5e-4, (100_000, 200_000, 300_000), 0.1), 256)
     assert "protocol rotnet" in replace(paper, protocol="rotnet").run(QUIET).statement
     assert trained_with[-1] == (Recipe(5, 0.1, 0.9, 5e-4, (1, 2, 4), lrs=(0.1, 0.01, 0.002, 0.0004)), 192)
@@ -437,7 +437,7 @@ def test_a_limit_below_the_number_of_classes_is_of_fewer_classes(classes: tuple[
 @pytest.mark.parametrize(("limit", "named"), [(20, "fast, limit 20, layers pool5"), (2000, "fast, layers pool5")])
 def test_a_limit_is_named_where_it_leaves_something_out(limit: int, named: str, classes: tuple[Path, Path]) -> None:
     fast = replace(Linear.quick(), **TINY, train=classes[0], test=classes[1], limit=limit, layers=("pool5",))
-    departures = fast.run(QUIET).statement.partition("not as in the preset paper: ")[2]
+    departures = fast.run(QUIET).statement.partition("differs from --preset paper: ")[2]
     assert sorted(departures.split(", ")) == sorted(named.split(", "))
 
 
@@ -481,7 +481,7 @@ def test_the_command(classes: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     output = capsys.readouterr().out
     assert "logistic regression" in output and "chance, top 1" in output and "published" not in output
     assert "only 24 training images for 3 classes, 8 of each" in output and "train/down/broken.jpg: " in output
-    assert "not as in the preset paper: fast, layers pool5" in output
+    assert "differs from --preset paper: fast, layers pool5" in output
     document = json.loads((tmp_path / "a.json").read_text())
     assert document["config"]["fast"] is True and document["metrics"]["pool5"]["top1"] > 66
 

@@ -243,7 +243,7 @@ def test_pooled_features_can_be_compared(classes: tuple[Path, Path]) -> None:
         pool: Retrieval(**TINY, train=classes[0], test=classes[1], pool=pool).run(QUIET) for pool in ("flat", "avg")
     }
     assert results["flat"].metrics["top1"] > 80 and results["avg"].metrics["top1"] > 33
-    assert "not as in the preset paper: pool avg" in results["avg"].statement
+    assert "differs from --preset paper: pool avg" in results["avg"].statement
     assert "not as in" not in results["flat"].statement
 
 
