@@ -239,7 +239,7 @@ def test_the_pretrained_weights_are_the_default(
 
 
 def test_other_files() -> None:
-    with pytest.raises(UserError, match=r"as \.npy, \.parquet, \.csv, and f\.txt is none"):
+    with pytest.raises(UserError, match=r"^f\.txt has an unknown format: use \.npy, \.parquet, \.csv$"):
         find_writer(Path("f.txt"))
 
 
