@@ -104,7 +104,7 @@ def test_advantages_of_groups(page: Page, rollout_run: Run) -> None:
     all_is_well(page, rollout_run.report)
     unfold(page)
     assert page.run("document.querySelectorAll('.preferences canvas').length") == 4
-    page.hover(".preferences h5 + .map canvas", right=5)  # the third of four columns, the second of two rows
+    page.hover(".preferences h4 + .map canvas", right=5)  # the third of four columns, the second of two rows
     entries = [entry for entry in rollout_run.metrics("rollouts") if entry["task"] == "spatial"]
     ((advantage, error),) = [
         (entry["advantage"][1], entry["errors"][1]) for entry in entries if entry["iteration"] == 4
@@ -112,7 +112,7 @@ def test_advantages_of_groups(page: Page, rollout_run: Run) -> None:
     told = page.run("document.getElementById('tip').textContent")
     sentence = f"advantage {advantage:+.2f}: error {error:.3f} after its rollout".replace("-", "−")
     assert told == f"iteration 4, group 2{sentence}"
-    page.click(".preferences h5 + .map canvas", right=5)
+    page.click(".preferences h4 + .map canvas", right=5)
     assert page.run("document.querySelector('.preferences output').textContent") == "iteration 4"
 
 

@@ -125,7 +125,7 @@ def test_open_run_requires_a_run(tmp_path: Path) -> None:
 
 
 def sampling_state(groups: list[int], probabilities: list[float], errors: list[float]) -> SamplingState:
-    return SamplingState(0, np.array(errors), np.array(groups), np.array(probabilities))
+    return SamplingState(0, np.array(errors), np.ones(len(errors)), np.array(groups), np.array(probabilities))
 
 
 def test_preferences_against_the_probability_of_each_permutation() -> None:
@@ -153,11 +153,11 @@ def test_extremes_are_the_hardest_and_the_easiest_third() -> None:
 
 
 def test_nothing_is_active_before_the_policy_starts() -> None:
-    assert not SamplingState(0, np.zeros(3), None, None).is_active
+    assert not SamplingState(0, np.zeros(3), np.zeros(3), None, None).is_active
 
 
 def test_groups_of_pairs_are_equal_parts() -> None:
-    state = SamplingState(0, np.zeros(10), None, np.array([0.6, 0.25, 0.15]))
+    state = SamplingState(0, np.zeros(10), np.zeros(10), None, np.array([0.6, 0.25, 0.15]))
     assert state.sizes == pytest.approx([1 / 3] * 3)
     assert state.preferences == pytest.approx([1.8, 0.75, 0.45])
     assert state.is_active and state.extremes == pytest.approx((1.8, 0.45)), "the hardest group and the easiest"
