@@ -1,15 +1,18 @@
 """What happened in a run, against slow and obvious counts."""
 
 import json
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
 from unshuffle.policy.groups import gumbel, select
+from unshuffle.runs import history
 from unshuffle.runs.history import (
     Rollouts,
     SamplingState,
@@ -243,3 +246,15 @@ def test_a_task_without_a_permutation_set_orders_nothing(copied: Run) -> None:
     assert ordering_tasks(copied) == choose_tasks(copied, None) == ["spatial", "temporal"]
     with pytest.raises(ValueError, match="no permutation set for the rotation task"):
         choose_tasks(copied, "rotation")
+
+
+def test_each_state_is_read_once(copied: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = mock.Mock(wraps=history._read_state)
+    monkeypatch.setattr(history, "_read_state", reader)
+    files = state_files(copied, "spatial")
+    for _ in range(2):
+        assert len(read_sampling_states(copied, "spatial")) == len(read_history(copied, "spatial").errors) == len(files)
+    assert [call.args[0] for call in reader.call_args_list] == files
+    os.utime(files[0], (1, 1))  # it was written again, by a resumed run
+    read_history(copied, "spatial")
+    assert reader.call_count == len(files) + 1

@@ -97,7 +97,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def library_folder(tmp_path_factory: pytest.TempPathFactory, tiny_run: Callable[..., Run]) -> Path:
-    """Runs: `first`, `second` with another seed, one with a hostile name, `damaged` ones, and `instance` without order."""
+    """Runs: `first`, `second` with another seed, one with a hostile name, `damaged`, and `instance` without order."""
     folder = tmp_path_factory.mktemp("served") / "runs"
     first = tiny_run(folder / "first", log={"pictures": True})
     for name in ("second", HOSTILE):

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.parse import quote
 
 import numpy as np
@@ -19,6 +21,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from unshuffle.config import LimitsConfig
 from unshuffle.evaluation.index import embed
@@ -91,6 +95,82 @@ def test_the_network_is_asked(client: Any, library_folder: Path) -> None:
     for view in ("policy", "solved"):
         assert "cannot be read" in client(f"/api/{view}/damaged").json["problem"]
     assert client("/api/puzzle/damaged").status == 400
+
+
+def test_puzzles_of_the_nearest_checkpoint(client: Any) -> None:
+    found = [client(f"/api/solved/first?at={at}").json["iteration"] for at in (0, 5, 7, 11, 99)]
+    assert found == [4, 4, 8, 12, 12]
+
+
+def test_policy_and_puzzles_are_computed_when_they_change(
+    serving: Any, library_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from unshuffle.serve import library, network
+
+    monkeypatch.setattr(library, "SECONDS_BETWEEN_LOOKS", 0.0)
+    policy, solved = (mock.Mock(wraps=getattr(network, name)) for name in ("policy_view", "solved_view"))
+    monkeypatch.setattr(network, "policy_view", policy)
+    monkeypatch.setattr(network, "solved_view", solved)
+    run = Run(Path(shutil.copytree(library_folder / "first", tmp_path / "runs" / "live")))
+    train = {"kind": "train", "loss": {"spatial": 1.0}, "accuracy": {"spatial": 0.1}, "samples_per_second": 5.0}
+    validation = {"kind": "validation", "task": "spatial", "error": 0.5, "chance": 0.8}
+    with serving(run.folder.parent) as client:
+        for entry, expected in (({}, 1), (train, 1), (validation, 2)):
+            if entry:
+                with run.metrics_file.open("a") as file:
+                    file.write(json.dumps({"iteration": 13, **entry}) + "\n")
+            for path in ("/api/policy/live", "/api/solved/live", "/api/solved/live?at=99"):
+                assert client(path).json["tasks"]
+            assert (policy.call_count, solved.call_count) == (expected, 1)
+
+
+def test_parts_that_look_the_same(client: Any) -> None:
+    from unshuffle.serve.network import _looks
+
+    parts = torch.zeros(4, 3, 2, 2)
+    parts[1], parts[3] = 0.5, 0.01
+    assert _looks(parts) == [0, 1, 0, 0]
+    assert client("/api/puzzle/first").json["looks"] == list(range(9))
+
+
+def test_weights_that_were_trained_further_are_indexed_again(
+    serving: Any, library_folder: Path, images: Path, tmp_path: Path
+) -> None:
+    run = Run(Path(shutil.copytree(library_folder / "first", tmp_path / "runs" / "first")))
+    with serving(run.folder.parent, data=(str(images),)) as client:
+        before = ready(client)
+        path = f"/api/search/item?data={before['data']}&weights={before['weights'][0]}&item={before['names'][3][0]}"
+        first = client(path).json["found"]
+        tensors = {name: torch.randn_like(value) for name, value in load_file(run.weights).items()}
+        with safe_open(run.weights, "pt") as file:
+            metadata = file.metadata()
+        save_file(tensors, run.weights, metadata)
+        assert not client("/api/search").json["indexes"][0]["ready"]
+        assert ready(client)["identity"] != before["identity"]
+        assert client(path).json["found"] != first
+
+
+def test_items_keep_their_names_and_a_folder_is_listed_once(serving: Any, library_folder: Path, images: Path) -> None:
+    with serving(library_folder, data=(str(images), f"{images}/../{images.name}")) as client:
+        state = ready(client)
+        assert [choice["title"] for choice in state["datasets"]].count(str(images)) == 1
+        assert len([choice for choice in state["datasets"] if images.name in choice["title"]]) == 1
+        found = client("/api/search?text=03.P").json["names"]
+        assert [name for _, name in found] == ["03.png"] and found[0] in state["names"]
+        gone = client(f"/api/search/picture?data={state['data']}&item=0123456789ab")
+        assert gone.status == 400 and "no longer in the folder" in gone.json["error"]
+
+
+def test_a_person_gets_a_page_and_a_program_json(serving: Any, library_folder: Path, client: Any) -> None:
+    page = {"Accept": "text/html,*/*"}
+    answer = client("/<b>nowhere", headers=page)
+    assert answer.status == 404 and b"<p>There is no such page.</p>" in answer.body
+    assert client("/nowhere").json == {"error": "there is no such page"}
+    with serving(library_folder, host="0.0.0.0", token="secret") as other:
+        answer = other("/", headers=page)
+        assert answer.status == 401 and b"The token is missing" in answer.body
+        cookie = other("/?token=secret").headers["set-cookie"].partition("=")[0]
+        assert cookie == f"unshuffle_token_{other.port}"
 
 
 def test_the_answer_of_the_network(client: Any, library_folder: Path) -> None:

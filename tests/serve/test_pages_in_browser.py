@@ -163,7 +163,8 @@ def test_a_new_point_keeps_what_is_opened_zoomed_picked_and_selected(
     page: Page, serving: Any, library_folder: Path, tmp_path: Path
 ) -> None:
     run = Run(Path(shutil.copytree(library_folder / "first", tmp_path / "runs" / "live")))
-    ticks = "[...document.querySelector('#policy .chart .axis').querySelectorAll('text')].map((tick) => tick.textContent).join()"
+    axis = "document.querySelector('#policy .chart .axis')"
+    ticks = f"[...{axis}.querySelectorAll('text')].map((tick) => tick.textContent).join()"
     with serving(tmp_path / "runs") as client:
         page.visit(f"{client.address}/run/live")
         page.wait(PAGES["/run/first"])
@@ -190,7 +191,7 @@ def test_a_new_point_keeps_what_is_opened_zoomed_picked_and_selected(
             page.wait(f"document.querySelector('#at').max == {6 + number + 1}")
             page.wait(f"document.querySelector('.log').textContent.includes('     {iteration}  validation')")
             assert page.run(state)[:1] + page.run(state)[2:] == before[:1] + before[2:]
-            assert page.run("getSelection().toString()").startswith(before[1][:100])
+            assert before[1][-15:] in page.run("getSelection().toString()"), "it is still selected"
             assert page.run("window.kept.isConnected"), "no map is made anew"
         page.visit("about:blank")
 
@@ -224,7 +225,10 @@ def test_a_hidden_tab_has_no_stream_and_is_renewed_when_it_is_seen_again(
         connection.close()
         return status == 503
 
-    show = "Object.defineProperty(document, 'hidden', {{value: {}, configurable: true}}); document.dispatchEvent(new Event('visibilitychange'))"
+    show = (
+        "Object.defineProperty(document, 'hidden', {{value: {}, configurable: true}});"
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )
     with serving(tmp_path / "runs") as client:
         page.visit(f"{client.address}/run/live")
         page.wait(PAGES["/run/first"])
@@ -264,15 +268,27 @@ def test_arrow_keys_move_on_the_board_and_a_finger_scrolls_it(page: Page, client
     assert page.run(style) == "none", "the selected one can be dragged"
 
 
+TOUCH = """
+(() => {
+  const target = document.querySelector('.chart .overlay'), box = target.getBoundingClientRect();
+  return ['touchstart', 'touchmove', 'touchmove'].map((kind, number) => {
+    const touch = new Touch({identifier: 1, target, clientX: box.x + 50, clientY: box.y + 50 - 20 * number});
+    const touches = {touches: [touch], targetTouches: [touch], changedTouches: [touch]};
+    const event = new TouchEvent(kind, {bubbles: true, cancelable: true, ...touches});
+    target.dispatchEvent(event);
+    return event.defaultPrevented;
+  });
+})()
+"""
+
+
 def test_a_finger_scrolls_charts_and_reads_their_values(page: Page, client: Any) -> None:
     page.size(390, 800, mobile=True)
     page.visit(f"{client.address}/run/first")
     page.wait(PAGES["/run/first"])
-    x, y = page.centre(".chart svg")
-    page.call("Input.synthesizeScrollGesture", x=x, y=y, yDistance=-100, gestureSourceType="touch")
-    page.run("new Promise((done) => setTimeout(done, 300))")
-    moved = page.run("document.querySelector('.chart svg').getBoundingClientRect().y")
-    assert moved < y - 130 - 60, "the page was scrolled"
+    prevented = page.run(TOUCH)
+    assert prevented == [False, False, False], "the browser scrolls"
+    assert not page.run("document.getElementById('tip').hidden")
     assert "Last values: " in page.run("document.querySelector('.chart svg').getAttribute('aria-label')")
 
 
@@ -422,7 +438,10 @@ def test_it_fits_and_everything_has_a_name(page: Page, client: Any, width: int, 
         )
         assert unnamed == []
         levels = page.run(
-            "[...document.querySelectorAll('h1, h2, h3, h4, h5')].filter((title) => title.checkVisibility()).map((title) => Number(title.tagName[1]))"
+            levels=page.run(
+                "[...document.querySelectorAll('h1, h2, h3, h4, h5')].filter((title) => title.checkVisibility())"
+                ".map((title) => Number(title.tagName[1]))"
+            )
         )
         assert all(after <= before + 1 for before, after in itertools.pairwise(levels)), (path, levels)
 
@@ -440,7 +459,10 @@ def test_axe_finds_no_serious_violation(page: Page, client: Any, width: int, sch
     for path, complete in PAGES.items():
         page.visit(client.address + path)
         page.wait(complete)
-        if path.startswith("/puzzle"):
+        if path == "/search":
+            page.click(".items button")
+            page.wait("document.querySelectorAll('.found img').length === 20")
+        if path == "/puzzle?run=first":
             page.click("#ask")
             page.wait("document.querySelector('.restored')")
         page.call("Runtime.evaluate", expression=Path(AXE).read_text())
