@@ -48,6 +48,8 @@ def page(browser: Page) -> Page:
 def unfold(page: Page) -> None:
     """Show what the policy preferred, which is folded if that was little."""
     page.run("document.querySelectorAll('#policy details').forEach((details) => { details.open = true; })")
+    # a chart that becomes visible is drawn again in its width
+    page.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))")
 
 
 def all_is_well(page: Page, path: Path) -> None:
@@ -104,7 +106,8 @@ def test_advantages_of_groups(page: Page, rollout_run: Run) -> None:
     all_is_well(page, rollout_run.report)
     unfold(page)
     assert page.run("document.querySelectorAll('.preferences canvas').length") == 4
-    page.hover(".preferences h4 + .map canvas", right=5)  # the third of four columns, the second of two rows
+    x, y = page.centre(".preferences h4 + .map canvas")
+    page.mouse("mouseMoved", x + 5, y + 5)  # the third of four columns, the second of two rows
     entries = [entry for entry in rollout_run.metrics("rollouts") if entry["task"] == "spatial"]
     ((advantage, error),) = [
         (entry["advantage"][1], entry["errors"][1]) for entry in entries if entry["iteration"] == 4
