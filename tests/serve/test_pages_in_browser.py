@@ -438,10 +438,8 @@ def test_it_fits_and_everything_has_a_name(page: Page, client: Any, width: int, 
         )
         assert unnamed == []
         levels = page.run(
-            levels=page.run(
-                "[...document.querySelectorAll('h1, h2, h3, h4, h5')].filter((title) => title.checkVisibility())"
-                ".map((title) => Number(title.tagName[1]))"
-            )
+            "[...document.querySelectorAll('h1, h2, h3, h4, h5')].filter((title) => title.checkVisibility())"
+            ".map((title) => Number(title.tagName[1]))"
         )
         assert all(after <= before + 1 for before, after in itertools.pairwise(levels)), (path, levels)
 
