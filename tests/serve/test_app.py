@@ -128,6 +128,11 @@ def test_parts_that_look_the_same(client: Any) -> None:
     parts = torch.zeros(4, 3, 2, 2)
     parts[1], parts[3] = 0.5, 0.01
     assert _looks(parts) == [0, 1, 0, 0]
+    grey = torch.full((2, 3, 64, 64), 0.5)
+    noisy = grey + 0.1 * torch.rand(grey.shape, generator=torch.Generator().manual_seed(0))
+    assert _looks(noisy) == [0, 0]
+    noisy[1, :, :8, :8] += 0.2
+    assert _looks(noisy) == [0, 1], "something is in a corner"
     assert client("/api/puzzle/first").json["looks"] == list(range(9))
 
 

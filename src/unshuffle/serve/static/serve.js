@@ -674,7 +674,7 @@
       clock.textContent = "";
     }
 
-    const seconds = (time) => `${time.toFixed(1)} s`;
+    const seconds = (time) => `${time.toFixed(time < 1 ? 2 : 1)} s`;
     const tell = (one) => `${one.right ? "right" : "wrong"} in ${seconds(one.seconds)}`;
     const sum = (rounds) => ({right: rounds.filter((one) => one.right).length, seconds: d3.sum(rounds, (one) => one.seconds)});
     const winner = (you, network) => you.right > network.right || (you.right === network.right && you.right && you.seconds < network.seconds) ? "you win"
