@@ -3,13 +3,14 @@
     python benchmarks/serve.py load RUNS [--clients 50] [--seconds 60]
     python benchmarks/serve.py points RUN [--runs 10] [--lines 100000]
     python benchmarks/serve.py search DATA --cache FOLDER [--sizes 20000 30000] [--queries 200]
-    python benchmarks/serve.py training [--clients 50] [--pairs 4]
+    python benchmarks/serve.py training [--clients 50] [--pairs 8]
 
 load: each client holds a stream open and asks for the table and for a run in turn; before that, the time from the
 command to the page and its table. points: copies of a run with long logs: time and size of each answer, and the time
 until Chromium has drawn it. search: time of a query and the recall of its ten nearest against brute force. training: a
 demo training with one thread pinned to one core; server and clients, pinned to the other, are paused and resumed in
-turn. Each writes benchmarks/results/serve_NAME_cpu.csv.
+turn; one of the clients asks for what the page of the run asks for, policy and puzzles included. Each writes
+benchmarks/results/serve_NAME_cpu.csv.
 """
 
 import argparse
@@ -339,11 +340,14 @@ def processor_seconds(pid: int) -> float:
 
 def endless_clients(options: argparse.Namespace) -> None:
     paths = ["/", "/api/runs", "/api/run/run", "/api/compare?run=run"]
+    page = ["/api/run/run", "/api/policy/run", "/api/solved/run"]
 
     async def asks() -> None:
         while json.loads((await request(options.port, "/api/runs"))[1])["runs"] == []:
             await asyncio.sleep(0.2)
-        await clients(options.port, options.count, 3600, paths)
+        await asyncio.gather(
+            clients(options.port, options.count - 1, 3600, paths), clients(options.port, 1, 3600, page)
+        )
 
     asyncio.run(asks())
 
@@ -369,7 +373,7 @@ def main() -> None:
     command.set_defaults(measure=search)
     command = commands.add_parser("training")
     command.add_argument("--clients", type=int, default=50)
-    command.add_argument("--pairs", type=int, default=4)
+    command.add_argument("--pairs", type=int, default=8)
     command.set_defaults(measure=training)
     command = commands.add_parser("clients")
     command.add_argument("port", type=int)

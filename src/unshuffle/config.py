@@ -622,7 +622,8 @@ def _task(symbol: str, tasks: str) -> str:
         load_registered_tasks()
     if symbol not in TASK_SYMBOLS:
         known = ", ".join(f"{symbol} ({name})" for symbol, name in TASK_SYMBOLS.items())
-        raise UserError(f"tasks is '{tasks}', but '{symbol}' is no task: join {known} by + or &, or use auto")
+        policy = "; for the policy give --policy.sampler reinforce" if symbol == "P" else ""
+        raise UserError(f"tasks is '{tasks}', but '{symbol}' is no task: join {known} by + or &, or use auto{policy}")
     return TASK_SYMBOLS[symbol]
 
 

@@ -16,7 +16,7 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2
 POOLINGS = {
     "avg": "the mean of each channel of pool5",
     "max": "the maximum of each channel of pool5",
-    "flat": "all of pool5",
+    "flat": "pool5",
 }
 
 
@@ -92,6 +92,11 @@ def os_error_sentence(error: OSError, verb: str = "used") -> str:
     return f"{sentence}; {advice}" if advice else sentence
 
 
+def resume_advice(error: OSError) -> str:
+    """Return what to do about a file of a run that cannot be written."""
+    return f"{_OS_ADVICE.get(error.errno or 0, 'correct that')}, then run the same command with --resume"
+
+
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Return ` (did you mean ...?)` with the known name closest to a misspelt one; empty if none is close."""
     close = difflib.get_close_matches(name, list(known), 1)
@@ -108,7 +113,7 @@ def describe_concern(concern: Mapping[str, Any]) -> str:
 
 def features_sentence(pool: str, architecture: str, weights: str, side: int) -> str:
     """Return what features are: the pooling, the network, its weights and the size of its input."""
-    return f"{POOLINGS[pool]} of {architecture} ({printable(weights)}) at {side} px"
+    return f"{POOLINGS[pool]} of {printable(weights)} ({architecture}, {side} px)"
 
 
 def plus_minus(mean: float | None, std: float | None, decimals: int = 1) -> str:

@@ -219,12 +219,12 @@ def test_the_command_says_what_it_wrote(
     assert cli.run([*line, str(tmp_path / "photos")]) == 0
     output = capsys.readouterr().out
     assert "7 images, 96 features each" in output and str(tmp_path / "photos.npy") in output
-    assert "features: the mean of each channel of pool5 of tiny (random:tiny) at 96 px (--pool avg)" in output
+    assert "features: the mean of each channel of pool5 of random:tiny (tiny, 96 px) (--pool avg)" in output
     assert np.load(tmp_path / "photos.npy").shape == (7, 96) and "note" not in output
     monkeypatch.setattr(embed, "LARGE_CSV", 10_000)
     assert cli.run([*line, str(tmp_path / "photos.csv"), "--pool", "flat"]) == 0
     output = capsys.readouterr().out
-    assert "7 images, 13824 features each" in output and "all of pool5" in output
+    assert "7 images, 13824 features each" in output and "pool5 of " in output
     assert f"note: {tmp_path / 'photos.csv'} has 1 MB: --out {tmp_path / 'photos.parquet'} is a third of that" in output
     assert cli.run([*line, str(tmp_path / "photos.txt")]) == 2
     assert "features are written as .npy, .parquet, .csv" in capsys.readouterr().err

@@ -45,6 +45,8 @@ def page(browser: Page) -> Page:
 def unfold(page: Page) -> None:
     """Show what the policy preferred, which is folded if that was little."""
     page.run("document.querySelectorAll('#policy details').forEach((details) => { details.open = true; })")
+    # a chart that becomes visible is drawn again in its width
+    page.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))")
 
 
 def all_is_well(page: Page, path: Path) -> None:
@@ -101,7 +103,8 @@ def test_advantages_of_groups(page: Page, rollout_run: Run) -> None:
     all_is_well(page, rollout_run.report)
     unfold(page)
     assert page.run("document.querySelectorAll('.preferences canvas').length") == 4
-    page.hover(".preferences h5 + .map canvas", right=5)  # the third of four columns, the second of two rows
+    x, y = page.centre(".preferences h4 + .map canvas")
+    page.mouse("mouseMoved", x + 5, y + 5)  # the third of four columns, the second of two rows
     entries = [entry for entry in rollout_run.metrics("rollouts") if entry["task"] == "spatial"]
     ((advantage, error),) = [
         (entry["advantage"][1], entry["errors"][1]) for entry in entries if entry["iteration"] == 4
@@ -109,7 +112,7 @@ def test_advantages_of_groups(page: Page, rollout_run: Run) -> None:
     told = page.run("document.getElementById('tip').textContent")
     sentence = f"advantage {advantage:+.2f}: error {error:.3f} after its rollout".replace("-", "−")
     assert told == f"iteration 4, group 2{sentence}"
-    page.click(".preferences h5 + .map canvas", right=5)
+    page.click(".preferences h4 + .map canvas", right=5)
     assert page.run("document.querySelector('.preferences output').textContent") == "iteration 4"
 
 

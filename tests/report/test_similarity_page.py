@@ -57,7 +57,7 @@ def test_the_command(
     assert cli.run(line) == 0
     output = capsys.readouterr().out
     assert f"{COUNT + 1} images, 13824 features each; 1 file skipped" in output
-    assert "features: all of pool5 of tiny (random:tiny) at 96 px (--pool flat)" in output
+    assert "features: pool5 of random:tiny (tiny, 96 px) (--pool flat)" in output
     assert "near-duplicates: 2 in 1 group, such as 03 & more.png, copy.png" in output and "outliers: " in output
     assert "skipped" in output and "broken.png" in output and "neighbours.html" in output
     metrics = json.loads((tmp_path / "n.json").read_text())["metrics"]

@@ -13,10 +13,17 @@ def test_a_finished_run_says_so(run: Run) -> None:
     assert run_state(run) == RunState("finished")
 
 
-def test_a_run_without_a_sign_of_life_is_stale(copied: Run) -> None:
+def test_a_run_without_a_heartbeat_is_stale(copied: Run) -> None:
     Heartbeat("training", 1000.0).write(copied)
     assert run_state(copied, 1000 + STALE_SECONDS / 2) == RunState("training")
-    assert run_state(copied, 1000 + 2 * STALE_SECONDS).state == "stale"
+    for silence, words in (
+        (40, "30 s"),
+        (12 * 60, "12 min"),
+        (12 * 60 + 1, "12 min"),
+        (30 * 3600, "30 h"),
+        (5e5, "5 days"),
+    ):
+        assert run_state(copied, 1000 + silence) == RunState("stale", f"no heartbeat for {words}")
 
 
 @pytest.mark.parametrize("state", ["stopped", "failed"])
@@ -37,6 +44,17 @@ def test_a_run_of_an_older_version_that_is_not_finished(copied: Run) -> None:
     lines = copied.metrics_file.read_text().splitlines(keepends=True)
     copied.metrics_file.write_text("".join(lines[: len(lines) // 2]))
     assert run_state(copied).state == "stale"
+
+
+def test_a_finished_run_whose_metrics_are_not_complete(copied: Run) -> None:
+    Heartbeat("finished", 1000.0).write(copied)
+    lines = copied.metrics_file.read_text().splitlines(keepends=True)
+    copied.metrics_file.write_text("".join(lines[: len(lines) // 2]))
+    last = copied.last_iteration
+    assert last < 12
+    assert run_state(copied) == RunState("finished", f"its metrics.jsonl is incomplete: it ends at iteration {last}")
+    copied.metrics_file.unlink()
+    assert run_state(copied) == RunState("finished", "its metrics.jsonl is missing")
 
 
 def test_a_damaged_or_deleted_run_is_shown_as_such(copied: Run) -> None:

@@ -1,15 +1,18 @@
 """What happened in a run, against slow and obvious counts."""
 
 import json
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
 from unshuffle.policy.groups import gumbel, select
+from unshuffle.runs import history
 from unshuffle.runs.history import (
     Rollouts,
     SamplingState,
@@ -125,7 +128,7 @@ def test_open_run_requires_a_run(tmp_path: Path) -> None:
 
 
 def sampling_state(groups: list[int], probabilities: list[float], errors: list[float]) -> SamplingState:
-    return SamplingState(0, np.array(errors), np.array(groups), np.array(probabilities))
+    return SamplingState(0, np.array(errors), np.ones(len(errors)), np.array(groups), np.array(probabilities))
 
 
 def test_preferences_against_the_probability_of_each_permutation() -> None:
@@ -153,11 +156,11 @@ def test_extremes_are_the_hardest_and_the_easiest_third() -> None:
 
 
 def test_nothing_is_active_before_the_policy_starts() -> None:
-    assert not SamplingState(0, np.zeros(3), None, None).is_active
+    assert not SamplingState(0, np.zeros(3), np.zeros(3), None, None).is_active
 
 
 def test_groups_of_pairs_are_equal_parts() -> None:
-    state = SamplingState(0, np.zeros(10), None, np.array([0.6, 0.25, 0.15]))
+    state = SamplingState(0, np.zeros(10), np.zeros(10), None, np.array([0.6, 0.25, 0.15]))
     assert state.sizes == pytest.approx([1 / 3] * 3)
     assert state.preferences == pytest.approx([1.8, 0.75, 0.45])
     assert state.is_active and state.extremes == pytest.approx((1.8, 0.45)), "the hardest group and the easiest"
@@ -243,3 +246,15 @@ def test_a_task_without_a_permutation_set_orders_nothing(copied: Run) -> None:
     assert ordering_tasks(copied) == choose_tasks(copied, None) == ["spatial", "temporal"]
     with pytest.raises(ValueError, match="no permutation set for the rotation task"):
         choose_tasks(copied, "rotation")
+
+
+def test_each_state_is_read_once(copied: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = mock.Mock(wraps=history._read_state)
+    monkeypatch.setattr(history, "_read_state", reader)
+    files = state_files(copied, "spatial")
+    for _ in range(2):
+        assert len(read_sampling_states(copied, "spatial")) == len(read_history(copied, "spatial").errors) == len(files)
+    assert [call.args[0] for call in reader.call_args_list] == files
+    os.utime(files[0], (1, 1))  # it was written again, by a resumed run
+    read_history(copied, "spatial")
+    assert reader.call_count == len(files) + 1

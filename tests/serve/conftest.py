@@ -97,13 +97,14 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def library_folder(tmp_path_factory: pytest.TempPathFactory, tiny_run: Callable[..., Run]) -> Path:
-    """Runs: `first`, `second` with another seed, one with a hostile name, and one whose config is damaged."""
+    """Runs: `first`, `second` with another seed, one with a hostile name, `damaged`, and `instance` without order."""
     folder = tmp_path_factory.mktemp("served") / "runs"
     first = tiny_run(folder / "first", log={"pictures": True})
     for name in ("second", HOSTILE):
         copied = Run(Path(shutil.copytree(first.folder, folder / name)))
         text = copied.config_file.read_text()
         copied.config_file.write_text(text.replace("\nseed: 0\n", "\nseed: 1\n") if name == "second" else text)
+    tiny_run(folder / "instance", tasks="I", log={"pictures": True})
     (folder / "damaged").mkdir()
     (folder / "damaged" / "config.yaml").write_text("tasks: [")
     return folder

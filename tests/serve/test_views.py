@@ -1,10 +1,14 @@
 import csv
 import io
 import json
+import shutil
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from unshuffle.runs.heartbeat import Heartbeat
 from unshuffle.runs.run import Run
 from unshuffle.serve import views
 from unshuffle.serve.library import Library, WatchedRun
@@ -23,6 +27,47 @@ def test_a_row_of_the_table(watched: dict[str, WatchedRun]) -> None:
     assert row["errors"] == ", ".join(f"{task} {error:.3f}" for task, error in last.items())
     top1 = [entry["top1"] for entry in run.metrics("monitor")][-1]
     assert row["retrieval"] == f"{top1:.1f} %" and row["sort"]["retrieval"] == top1
+
+
+def test_errors_are_the_newest_and_say_when_they_were_measured(copied: Run) -> None:
+    def row() -> dict[str, Any]:
+        return views.describe(Library([copied.folder]).runs()["copied"])
+
+    lines = copied.metrics_file.read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    early = [line for line, entry in zip(lines, entries, strict=True) if entry["iteration"] <= 8]
+    copied.metrics_file.write_text("\n".join(early) + "\n")
+    newest = {entry["task"]: entry for entry in entries if entry["kind"] == "validation" and entry["iteration"] <= 8}
+    assert newest["spatial"]["iteration"] == 8
+    shown = row()
+    assert shown["errors"] == ", ".join(f"{task} {entry['error']:.3f}" for task, entry in newest.items())
+    assert shown["measured"]["errors"].startswith("spatial: validation error at iteration 8; temporal: ")
+    assert shown["measured"]["retrieval"] == "at iteration 6"
+    copied.metrics_file.write_text("\n".join(lines) + "\n")
+    assert row()["measured"]["errors"].startswith("spatial: test error at iteration 12; ")
+
+
+def test_why_a_run_has_no_puzzles(watched: dict[str, WatchedRun], copied: Run) -> None:
+    assert views.why_no_puzzles(watched["first"]) == ""
+    assert "no ordering task (its tasks: instance)" in views.why_no_puzzles(watched["instance"])
+    shutil.rmtree(copied.checkpoints)
+    assert views.why_no_puzzles(Library([copied.folder]).runs()["copied"]) == "the run has no checkpoint"
+    Heartbeat("training", time.time()).write(copied)
+    assert "wait for the first one" in views.why_no_puzzles(Library([copied.folder]).runs()["copied"])
+
+
+def test_the_version_of_the_policy_is_that_of_its_validations(copied: Run) -> None:
+    library = Library([copied.folder])
+    before = views.policy_version(library.runs()["copied"])
+    values = {"loss": {"spatial": 1.0}, "accuracy": {"spatial": 0.1}, "samples_per_second": 5.0}
+    for entry, same in (
+        ({"iteration": 13, "kind": "train", **values}, True),
+        ({"iteration": 13, "kind": "validation", "task": "spatial", "error": 0.5, "chance": 0.8}, False),
+    ):
+        with copied.metrics_file.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+        library.runs()["copied"].run.refresh()
+        assert (views.policy_version(library.runs()["copied"]) == before) is same
 
 
 def test_a_damaged_run_has_a_row(watched: dict[str, WatchedRun]) -> None:
@@ -69,6 +114,8 @@ def test_the_mean_over_seeds_has_a_band(watched: dict[str, WatchedRun], tmp_path
     chart = next(c for c in views.compare_view(runs, "iterations", seeds=True)["charts"] if "loss" in c["title"])
     (series,) = chart["series"]
     assert series["name"] == "first, mean of 2 seeds"
+    errors = views.compare_view(runs, "iterations", seeds=True)["charts"][0]["series"]
+    assert [one["group"] for one in errors] == ["first, mean of 2 seeds", "first, mean of 2 seeds, test"]
     assert [low for _, low, _ in series["band"]] == [mean for _, mean in series["points"]], "equal runs have no width"
     group = [
         views.Series("a", "arm", "c0", [(0, 1.0), (10, 3.0)]),

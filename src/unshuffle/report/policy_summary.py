@@ -12,13 +12,22 @@ from unshuffle.analysis.error_map import by_mean_error
 from unshuffle.report.charts import difficulty_chart
 from unshuffle.report.puzzles import highest_contrast, strip
 from unshuffle.report.snapshot import Snapshot
-from unshuffle.runs.history import SamplingState, groups_pairs, is_finished, read_history, stored_permutations
+from unshuffle.runs.history import (
+    History,
+    SamplingState,
+    evenly_spaced,
+    groups_pairs,
+    is_finished,
+    stored_permutations,
+)
 from unshuffle.runs.run import Run
 from unshuffle.tasks import TASKS
 from unshuffle.wording import counted, describe_concern
 
 LITTLE, CLEAR = 0.05, 0.2
 """Fractions of the samples that a preference must move to be called a little change, and a change."""
+MAX_VALIDATIONS = 120
+"""Of a slider; finer steps cannot be selected by hand."""
 
 # ---- sentences
 
@@ -59,7 +68,7 @@ def summarise_policy(run: Run, task: str, states: Sequence[SamplingState]) -> Po
     details = [
         f"From iteration {active[0].iteration:,} on {subject} chose among {len(active[0].sizes)} {_groups(run)}",
         *_preferences(active, "group" if groups_pairs(run.config) else "third of the permutations"),
-        *_sampled(run, task, active[0].iteration),
+        *_sampled(run, task, History.of(states), active[0].iteration),
         *_variation(run),
         *_rewards(run, task),
         *_advantages(run, task),
@@ -82,9 +91,9 @@ def _idle(run: Run, task: str, states: Sequence[SamplingState], subject: str) ->
     return f"{_capitalised(subject)} {verb}{reason if lowest >= needed else ''}: {uniform}."
 
 
-def _sampled(run: Run, task: str, begin: int) -> list[str]:
+def _sampled(run: Run, task: str, history: History, begin: int) -> list[str]:
     """Return which classes of difficulty were sampled most and least often since the sampler started."""
-    division = divide_samples(run, read_history(run, task), task)
+    division = divide_samples(run, history, task)
     division = replace(division, rows=[row for row in division.rows if row["iteration"] > begin])
     if not division.rows:
         return []
@@ -182,8 +191,12 @@ def _advantages(run: Run, task: str) -> list[str]:
 
 
 def policy_data(run: Run, task: str, states: Sequence[SamplingState], snapshot: Snapshot | None) -> dict[str, Any]:
-    """Return the numbers of the preference map and the error map, and a sample to apply permutations to."""
-    permutations, history = stored_permutations(run)[task], read_history(run, task)
+    """Return the numbers of the preference map and the error map, and a sample to apply permutations to.
+
+    From the states after all validations; those in between are left out where there are many.
+    """
+    permutations, history = stored_permutations(run)[task], History.of(states)
+    states = evenly_spaced(states, MAX_VALIDATIONS)
     rewards = {entry["iteration"]: entry["reward"] for entry in run.metrics("episode", task)}
     active = [state if state.is_active else None for state in states]
     percent = np.stack([state.errors for state in states]) * 100

@@ -26,7 +26,7 @@ from unshuffle.report.results import retrieval_scores, task_errors
 from unshuffle.report.snapshot import Snapshot
 from unshuffle.report.verdict import feature_measures, judge_features
 from unshuffle.runs.folders import NamedRun
-from unshuffle.runs.history import evenly_spaced, ordering_tasks, read_sampling_states, tasks_of
+from unshuffle.runs.history import ordering_tasks, read_sampling_states, tasks_of
 from unshuffle.runs.run import Run
 from unshuffle.tasks import TASKS
 from unshuffle.wording import duration, skipped_sentence, source_sentence, split_sentence
@@ -34,7 +34,6 @@ from unshuffle.wording import duration, skipped_sentence, source_sentence, split
 MAX_SKIPPED = 20  # names that are listed
 EXAMPLES = 6  # of a task that orders nothing
 PUZZLES = 48  # that the network orders, so that some of them are wrong
-MAX_VALIDATIONS = 120  # of a slider; finer steps cannot be selected by hand
 
 View = dict[str, Any]
 
@@ -181,8 +180,7 @@ def add_pictures(view: View, run: Run, snapshot: Snapshot | None) -> None:
         states = read_sampling_states(run, task)
         if states:
             view["policies"][task] = summarise_policy(run, task, states)
-            shown = evenly_spaced(states, MAX_VALIDATIONS)
-            view["data"]["tasks"][task] = policy_data(run, task, shown, snapshot)
+            view["data"]["tasks"][task] = policy_data(run, task, states, snapshot)
     view["labelled"] = load_neighbours(run.neighbours)
     if snapshot is None:
         return

@@ -12,10 +12,10 @@ from unshuffle.runs.history import is_finished
 from unshuffle.runs.run import Run
 
 State = Literal["training", "finished", "stopped", "stale", "failed", "damaged"]
-"""`stale`: the run should be training, but there was no sign of life for a while; `damaged`: it cannot be read."""
+"""`stale`: the run should be training, but has had no heartbeat for a while; `damaged`: it cannot be read."""
 SECONDS_BETWEEN_BEATS = 5.0
 STALE_SECONDS = 30.0
-"""Without a sign of life for so long, a run that should be training is stale."""
+"""Without a heartbeat for so long, a run that should be training is stale."""
 _WRITTEN = ("training", "finished", "stopped", "failed")
 
 
@@ -36,7 +36,7 @@ class Heartbeat:
 
 
 def read_heartbeat(run: Run) -> Heartbeat | None:
-    """Return the last sign of life; None if there is none, as in runs of older versions, or if it is damaged."""
+    """Return the last heartbeat; None if there is none, as in runs of older versions, or if it is damaged."""
     try:
         values: Any = json.loads(run.heartbeat.read_bytes())
         state, moment, message = values["state"], float(values["time"]), str(values.get("message", ""))
@@ -62,10 +62,29 @@ def run_state(run: Run, now: float | None = None) -> RunState:
     beat = read_heartbeat(run)
     if beat is None:
         return RunState("finished") if finished else RunState("stale", "it has no heartbeat file")
+    if beat.state == "finished" and not finished:
+        return RunState("finished", _incomplete(run))
     if beat.state != "training":
         return RunState(beat.state, beat.message)
     silence = (time.time() if now is None else now) - beat.time
-    return RunState("training") if silence < STALE_SECONDS else RunState("stale", "no sign of life")
+    return (
+        RunState("training") if silence < STALE_SECONDS else RunState("stale", f"no heartbeat for {_coarse(silence)}")
+    )
+
+
+def _coarse(seconds: float) -> str:
+    """Return a time in one unit: a state that changed every second would be news every second."""
+    for unit, name, least in ((86400, "days", 2), (3600, "h", 1), (60, "min", 1)):
+        if seconds >= least * unit:
+            return f"{seconds // unit:.0f} {name}"
+    return f"{STALE_SECONDS:.0f} s"
+
+
+def _incomplete(run: Run) -> str:
+    """Return what is wrong with the metrics of a finished run that do not reach its end."""
+    if not run.metrics_file.is_file():
+        return f"its {run.metrics_file.name} is missing"
+    return f"its {run.metrics_file.name} is incomplete: it ends at iteration {run.last_iteration:,}"
 
 
 class Pulse:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -101,6 +102,15 @@ class History:
     sampled: Floats
     """(N, |Ψ|) how often each was sampled since the previous validation."""
 
+    @classmethod
+    def of(cls, states: "Sequence[SamplingState]") -> "History":
+        """Return the history that the states after all validations make up."""
+        return cls(
+            np.array([state.iteration for state in states]),
+            np.stack([state.errors for state in states]),
+            np.stack([state.sampled for state in states]),
+        )
+
 
 def state_files(run: Run, task: str) -> list[Path]:
     """Return the files that the validations of a task have left, in chronological order.
@@ -116,26 +126,27 @@ def state_files(run: Run, task: str) -> list[Path]:
 def read_states(run: Run, task: str, names: Sequence[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
     """Yield the named arrays of each validation, as far as it has them; incomplete files are left out."""
     for file in state_files(run, task):
-        try:
-            check_zip(file)  # numpy compares no names, so that a damaged one would be missing without a word
-            with np.load(file) as arrays:
-                state = {name: arrays[name] for name in ("iteration", *names) if name in arrays}
-        except Exception:  # noqa: S112 (a damaged archive makes numpy raise almost anything, such as TokenError)
-            continue
-        if "iteration" in state:
+        if (state := _read_state(file, names)) is not None:
             yield state
+
+
+def _read_state(file: Path, names: Sequence[str]) -> dict[str, npt.NDArray[Any]] | None:
+    """Return the named arrays of a validation, as far as it has them; None if its file is incomplete."""
+    try:
+        check_zip(file)  # numpy compares no names, so that a damaged one would be missing without a word
+        with np.load(file) as arrays:
+            state = {name: arrays[name] for name in ("iteration", *names) if name in arrays}
+    except Exception:  # a damaged archive makes numpy raise almost anything, such as TokenError
+        return None
+    return state if "iteration" in state else None
 
 
 def read_history(run: Run, task: str) -> History:
     """Return the errors and sampling counts of every permutation at every validation."""
-    states = list(read_states(run, task, ("permutation_errors", "sampled")))
+    states = read_sampling_states(run, task)
     if not states:
         raise UserError(f"{run.states} has no validation of the {task} task: was it deleted?")
-    return History(
-        np.array([int(state["iteration"]) for state in states]),
-        np.stack([state["permutation_errors"] for state in states]).astype(np.float64),
-        np.stack([state["sampled"] for state in states]).astype(np.float64),
-    )
+    return History.of(states)
 
 
 # ---- rollouts
@@ -173,6 +184,8 @@ class SamplingState:
     iteration: int
     errors: Floats
     """(|Ψ|,) validation error of each permutation."""
+    sampled: Floats
+    """(|Ψ|,) how often each was sampled since the previous validation."""
     groups: npt.NDArray[np.int64] | None
     """(|Ψ|,) the group of each permutation, the hardest first; None if pairs are grouped."""
     probabilities: Floats | None
@@ -229,7 +242,10 @@ def read_sampling_states(run: Run, task: str) -> list[SamplingState]:
     """Return the groups and their probabilities after each validation of a task, in chronological order."""
     by_rollout = {entry["iteration"]: np.array(entry["probability"]) for entry in run.metrics("rollouts", task)}
     states = []
-    for arrays in read_states(run, task, ("permutation_errors", "groups", "probabilities")):
+    for file in state_files(run, task):
+        arrays = _remembered_state(file, file.stat().st_mtime_ns)
+        if arrays is None:
+            continue
         iteration, errors = int(arrays["iteration"]), arrays["permutation_errors"].astype(np.float64)
         # rollouts change the probabilities after the arrays were written
         probabilities = by_rollout.get(iteration, arrays.get("probabilities"))
@@ -237,8 +253,15 @@ def read_sampling_states(run: Run, task: str) -> list[SamplingState]:
             probabilities = probabilities.astype(np.float64)
             if groups_pairs(run.config):
                 probabilities = pair_fractions(probabilities, run.config.policy.candidates)
-        states.append(SamplingState(iteration, errors, arrays.get("groups"), probabilities))
+        sampled = arrays["sampled"].astype(np.float64)
+        states.append(SamplingState(iteration, errors, sampled, arrays.get("groups"), probabilities))
     return states
+
+
+@lru_cache(maxsize=4096)  # some 20 kB each with 1000 permutations
+def _remembered_state(file: Path, written: int) -> dict[str, npt.NDArray[Any]] | None:
+    """Return what a validation left of the sampling; the live page asks for all of a run whenever one is added."""
+    return _read_state(file, ("permutation_errors", "sampled", "groups", "probabilities"))
 
 
 def has_acted(run: Run, task: str) -> bool:

@@ -22,7 +22,7 @@ from unshuffle.errors import UserError
 from unshuffle.report.rendering import d3, template_source
 from unshuffle.serve import views
 from unshuffle.serve.library import Library, WatchedRun
-from unshuffle.serve.safety import Guard
+from unshuffle.serve.safety import Guard, problem_response
 from unshuffle.wording import os_error_sentence
 
 if TYPE_CHECKING:  # they import torch
@@ -103,7 +103,10 @@ async def _static(request: Request) -> Response:
 
 
 async def _http_problem(request: Request, problem: HTTPException) -> Response:
-    return JSONResponse({"error": problem.detail}, problem.status_code, headers=dict(problem.headers or {}))
+    sentence = "there is no such page" if problem.detail == "Not Found" else problem.detail
+    response = problem_response(request.headers, problem.status_code, sentence)
+    response.headers.update(problem.headers or {})
+    return response
 
 
 async def _user_problem(request: Request, problem: UserError) -> Response:
@@ -143,17 +146,20 @@ class _Server:
             raise HTTPException(404, "there is no such run")
         return watched
 
-    async def _answer(self, key: Any, version: Any, make: Callable[[], Any]) -> Response:
-        text = await run_in_threadpool(self._library.remember, key, version, lambda: _dump(make()))
-        return Response(text, media_type="application/json")
+    def _remembered(self, key: Any, version: Any, make: Callable[[], Any]) -> str:
+        return self._library.remember(key, version, lambda: _dump(make()))
 
-    async def _answer_or_problem(self, watched: WatchedRun, key: Any, make: Callable[[], Any]) -> Response:
+    async def _answer(self, key: Any, version: Any, make: Callable[[], Any]) -> Response:
+        return _json(await run_in_threadpool(self._remembered, key, version, make))
+
+    async def _answer_or_problem(self, watched: WatchedRun, answer: Callable[[], str]) -> Response:
         """Answer with what is missing, if anything is: a run may have no checkpoint yet, or be deleted meanwhile."""
         try:
             _refuse_damaged(watched)
-            return await self._answer(key, watched.version, make)
+            return _json(await run_in_threadpool(answer))
         except UserError as problem:
-            return JSONResponse({"problem": _text(str(problem))})
+            missing = "" if watched.state.state == "damaged" else views.why_no_puzzles(watched)
+            return JSONResponse({"problem": missing or _text(str(problem))})
         except OSError as problem:
             return JSONResponse({"problem": _text(os_error_sentence(problem, "read"))})
         except Exception:  # reading a folder while it is being deleted can raise any error
@@ -165,7 +171,7 @@ class _Server:
         """The table of all runs."""
         runs = await run_in_threadpool(self._library.runs)
         version = [watched.version for watched in runs.values()]
-        return await self._answer("runs", version, lambda: {"runs": self._rows(list(runs.values()))})
+        return await self._answer("runs", version, lambda: {"runs": _newest_first(self._rows(list(runs.values())))})
 
     def _rows(self, runs: Sequence[WatchedRun]) -> list[dict[str, Any]]:
         return [
@@ -193,7 +199,7 @@ class _Server:
         chosen, given = await self._chosen(request), request.query_params.get("axis", "iterations")
         axis = next((axis for axis in views.AXES if axis == given), None)
         if axis is None:
-            raise HTTPException(400, f"an axis is one of {', '.join(views.AXES)}")
+            raise HTTPException(400, f"axis must be one of {', '.join(views.AXES)}")
         if len(chosen) > MAX_COMPARED:
             raise HTTPException(400, f"at most {MAX_COMPARED} runs can be compared")
         seeds = request.query_params.get("seeds") == "mean"
@@ -238,17 +244,24 @@ class _Server:
         watched, snapshots = await self._run_of(request), await self._networks()
         from unshuffle.serve.network import policy_view
 
-        make = partial(policy_view, snapshots, watched.run)
-        return await self._answer_or_problem(watched, ("policy", watched.name), make)
+        def answer() -> str:
+            version = views.policy_version(watched)
+            return self._remembered(("policy", watched.name), version, partial(policy_view, snapshots, watched.run))
+
+        return await self._answer_or_problem(watched, answer)
 
     async def solved(self, request: Request) -> Response:
-        """Puzzles as the network solved them at a checkpoint."""
-        watched, until = await self._run_of(request), _whole(request, "until", None)
+        """Puzzles as the network of the checkpoint nearest to an iteration solves them."""
+        watched, iteration = await self._run_of(request), _whole(request, "at", None)
         snapshots = await self._networks()
-        from unshuffle.serve.network import solved_view
+        from unshuffle.serve.network import nearest_checkpoint, solved_view
 
-        make = partial(solved_view, snapshots, watched.run, until)
-        return await self._answer_or_problem(watched, ("solved", watched.name, until), make)
+        def answer() -> str:
+            file = nearest_checkpoint(watched.run, iteration)
+            make = partial(solved_view, snapshots, watched.run, int(file.stem))
+            return self._remembered(("solved", file), file.stat().st_mtime_ns, make)
+
+        return await self._answer_or_problem(watched, answer)
 
     async def puzzle(self, request: Request) -> Response:
         """A sample, by its number or by the name that it was given when it was sent, or one that is sent now."""
@@ -298,18 +311,19 @@ class _Server:
         """The datasets and backbones to choose from, and how far the index of a choice is."""
         searches = await self._search()
         data, weights = request.query_params.get("data"), request.query_params.getlist("weights")[:2]
-        return JSONResponse(await run_in_threadpool(searches.state, data, weights))
+        text = request.query_params.get("text", "")
+        return JSONResponse(await run_in_threadpool(searches.state, data, weights, text))
 
     async def search_item(self, request: Request) -> Response:
         """The neighbours of an item of a dataset."""
-        searches, item = await self._search(), _whole(request, "item", 0)
+        searches, item = await self._search(), request.query_params.get("item", "")
         data, weights = request.query_params.get("data", ""), request.query_params.get("weights", "")
-        return JSONResponse(await run_in_threadpool(searches.like_item, data, weights, item or 0))
+        return JSONResponse(await run_in_threadpool(searches.like_item, data, weights, item))
 
     async def search_picture(self, request: Request) -> Response:
         """The picture of an item."""
-        searches, item = await self._search(), _whole(request, "item", 0)
-        jpeg = await run_in_threadpool(searches.picture, request.query_params.get("data", ""), item or 0)
+        searches, item = await self._search(), request.query_params.get("item", "")
+        jpeg = await run_in_threadpool(searches.picture, request.query_params.get("data", ""), item)
         return Response(jpeg, media_type="image/jpeg")
 
     async def search_image(self, request: Request) -> Response:
@@ -321,8 +335,16 @@ class _Server:
             return JSONResponse(await run_in_threadpool(searches.like_image, data, weights, image))
 
 
+def _newest_first(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: -row["sort"].get("started", 0.0))
+
+
 def _row(watched: WatchedRun) -> dict[str, Any]:
     return views.describe(watched)
+
+
+def _json(text: str) -> Response:
+    return Response(text, media_type="application/json")
 
 
 def _dump(value: Any) -> str:
@@ -362,7 +384,7 @@ def _whole(request: Request, name: str, default: int | None) -> int | None:
     if not text:
         return default
     if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise HTTPException(400, f"{name} is a whole number")
+        raise HTTPException(400, f"{name} must be a whole number")
     return int(text)
 
 

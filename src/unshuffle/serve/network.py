@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
 
 from unshuffle.data.held_out import HeldOut
 from unshuffle.data.squares import Squares
 from unshuffle.errors import UserError
 from unshuffle.report.policy_summary import policy_data, summarise_policy
-from unshuffle.report.puzzles import correct_positions, restored_order, strip
+from unshuffle.report.puzzles import restored_order, strip
 from unshuffle.report.snapshot import Snapshot
-from unshuffle.report.views import MAX_VALIDATIONS, puzzles_view
+from unshuffle.report.views import puzzles_view
 from unshuffle.runs.checkpoints import list_checkpoints
-from unshuffle.runs.history import evenly_spaced, ordering_tasks, read_sampling_states
+from unshuffle.runs.history import ordering_tasks, read_sampling_states
 from unshuffle.runs.run import Run
 from unshuffle.serve.uploads import decode_squares
 from unshuffle.tasks import TASKS
@@ -26,8 +27,9 @@ MAX_SNAPSHOTS, MAX_UPLOADS = 3, 16
 """Networks, and images and clips for puzzles, that are kept in memory."""
 UPLOAD = "upload-"
 """What the names of images and clips that were sent begin with."""
-NO_NETWORK = "the run has no checkpoint yet: wait for the first one"
-NO_SAMPLES = "the run keeps no samples of that task (log.pictures is off)"
+SAME = 8 / 255
+"""Parts look the same if no square of an eighth of their side differs by more."""
+NO_NETWORK = "the run has no checkpoint"
 
 
 class Snapshots:
@@ -38,13 +40,9 @@ class Snapshots:
         self._known: dict[tuple[Path, float], Snapshot] = {}
         self._uploads: dict[str, Tensor] = {}
 
-    def at(self, run: Run, until: int | None = None) -> Snapshot:
-        """Return the network of the newest checkpoint up to an iteration, or of the first one if all are later."""
-        files = list_checkpoints(run.checkpoints)
-        if not files:
-            raise UserError(NO_NETWORK)
-        earlier = [file for file in files if until is None or int(file.stem) <= until]
-        file = earlier[-1] if earlier else files[0]
+    def at(self, run: Run, iteration: int | None = None) -> Snapshot:
+        """Return the network of the checkpoint nearest to an iteration, by default of the newest."""
+        file = nearest_checkpoint(run, iteration)
         key = file, file.stat().st_mtime
         if key not in self._known:
             snapshot = Snapshot.newest(run, int(file.stem))
@@ -70,6 +68,14 @@ class Snapshots:
         return self._uploads[name]
 
 
+def nearest_checkpoint(run: Run, iteration: int | None) -> Path:
+    """Return the file of the checkpoint nearest to an iteration, by default of the newest."""
+    files = list_checkpoints(run.checkpoints)
+    if not files:
+        raise UserError(NO_NETWORK)
+    return files[-1] if iteration is None else min(files, key=lambda file: abs(int(file.stem) - iteration))
+
+
 # ---- the policy
 
 
@@ -85,11 +91,10 @@ def policy_view(snapshots: Snapshots, run: Run) -> dict[str, Any]:
             states = read_sampling_states(run, task)
             if states:
                 summary = summarise_policy(run, task, states)
-                shown = evenly_spaced(states, MAX_VALIDATIONS)
                 tasks[task] = {
                     "conclusion": summary.conclusion,
                     "details": list(summary.details),
-                    "data": policy_data(run, task, shown, snapshot),
+                    "data": policy_data(run, task, states, snapshot),
                 }
     return {"tasks": tasks}
 
@@ -97,10 +102,10 @@ def policy_view(snapshots: Snapshots, run: Run) -> dict[str, Any]:
 # ---- puzzles that the network solved at a checkpoint
 
 
-def solved_view(snapshots: Snapshots, run: Run, until: int | None) -> dict[str, Any]:
+def solved_view(snapshots: Snapshots, run: Run, iteration: int) -> dict[str, Any]:
     """Return held-out samples as the network of a checkpoint orders them."""
     with snapshots.lock:
-        snapshot = snapshots.at(run, until)
+        snapshot = snapshots.at(run, iteration)
         shown = {task: puzzles_view(snapshot, task) for task in snapshot.ordering_tasks if task in snapshot.held_out}
     return {"iteration": snapshot.iteration, "tasks": shown}
 
@@ -145,6 +150,7 @@ def new_puzzle(snapshots: Snapshots, run: Run, task: str | None, sample: int | s
             "strip": strip(parts),
             "columns": view.columns(len(parts)),
             "arrangement": ordering.permutations[number].tolist(),
+            "looks": _looks(parts),
             "permutations": len(ordering.permutations),
             "iteration": snapshot.iteration,
         }
@@ -174,10 +180,16 @@ def network_answer(
             "predicted": predicted[0].tolist(),
             "confidence": float(ratios[label]),
             "restored": restored[0].tolist(),
-            "correct": int(correct_positions(restored)[0]),
             "in_set": bool((ordering.permutations.cpu() == shown).all(dim=1).any()),
             "iteration": snapshot.iteration,
         }
+
+
+def _looks(parts: Tensor) -> list[int]:
+    """Return for each of (P, 3, S, S) parts the first that looks the same: a puzzle is solved by either."""
+    coarse = avg_pool2d(parts, max(1, parts.shape[-1] // 8))  # without noise
+    different = (coarse[:, None] - coarse[None]).abs().amax(dim=(2, 3, 4)) > SAME
+    return [row.index(False) for row in different.tolist()]
 
 
 def _puzzle_tasks(snapshot: Snapshot) -> list[str]:
@@ -188,7 +200,8 @@ def _task(snapshot: Snapshot, task: str | None) -> str:
     """Return a task whose puzzles can be shown; without a name, the first one."""
     tasks = _puzzle_tasks(snapshot)
     if not tasks:
-        raise UserError(NO_SAMPLES)
+        reason = "it keeps no samples: log.pictures is off" if snapshot.ordering_tasks else "it has no ordering task"
+        raise UserError(f"the run has no puzzles ({reason})")
     if task is not None and task not in tasks:
         raise UserError(f"the run has no samples of the task {task}: choose one of {', '.join(tasks)}")
     return task or tasks[0]

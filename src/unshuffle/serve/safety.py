@@ -3,14 +3,16 @@
 import ipaddress
 import secrets
 import socket
+from html import escape
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-COOKIE = "unshuffle_token"
+COOKIE = "unshuffle_token_{port}"
+"""Browsers send the cookies of all servers of a machine to each of them."""
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -59,23 +61,24 @@ class Guard:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if len(headers.getlist("host")) != 1 or not self._is_ours(host):
-            return _refuse(421, "this address does not belong to the server")
+            return problem_response(headers, 421, "this address does not belong to the server")
         origin = headers.get("origin")
         foreign = headers.get("sec-fetch-site", "same-origin") in ("cross-site", "same-site")
         navigates = scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate"
         if (origin is not None and origin != f"http://{host}") or (foreign and not navigates):
-            return _refuse(403, "requests from other sites are refused")
+            return problem_response(headers, 403, "requests from other sites are refused")
         if self._token is None:
             return None
         query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
         if self._is_token(query.pop("token", "")):
             target = f"{scope['path']}?{urlencode(query)}" if query else scope["path"]
             answer = RedirectResponse("/" + target.lstrip("/"), 303)  # the token does not stay in the address
-            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+            answer.set_cookie(_cookie_name(host), self._token, httponly=True, samesite="strict")
             return answer
-        if self._is_token(_cookie(headers)) or self._is_token(headers.get("authorization", "").removeprefix("Bearer ")):
+        given = _cookie(headers, host), headers.get("authorization", "").removeprefix("Bearer ")
+        if any(map(self._is_token, given)):
             return None
-        return _refuse(401, "the token is missing: open the address that the server printed")
+        return problem_response(headers, 401, "the token is missing: open the address that the server printed")
 
     def _is_ours(self, host: str) -> bool:
         try:
@@ -94,13 +97,23 @@ class Guard:
         return self._token is not None and secrets.compare_digest(given.encode(), self._token.encode())
 
 
-def _cookie(headers: Headers) -> str:
+def _cookie_name(host: str) -> str:
+    return COOKIE.format(port=host.rpartition(":")[2] if host.rpartition(":")[2].isdigit() else 80)
+
+
+def _cookie(headers: Headers, host: str) -> str:
     try:
         cookies = SimpleCookie(headers.get("cookie", ""))
     except CookieError:
         return ""
-    return cookies[COOKIE].value if COOKIE in cookies else ""
+    name = _cookie_name(host)
+    return cookies[name].value if name in cookies else ""
 
 
-def _refuse(status: int, problem: str) -> Response:
-    return JSONResponse({"error": problem}, status)
+def problem_response(headers: Headers, status: int, problem: str) -> Response:
+    """Return a problem as JSON, or as a small page if a person has opened the address."""
+    if "text/html" not in headers.get("accept", ""):
+        return JSONResponse({"error": problem}, status)
+    sentence = f"{problem[:1].upper()}{problem[1:]}."
+    head = "<!doctype html><html lang='en'><meta name='viewport' content='width=device-width'><title>unshuffle</title>"
+    return HTMLResponse(f"{head}<h1>unshuffle</h1><p>{escape(sentence)}</p><p><a href='/'>All runs</a></p>", status)

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from unshuffle.evaluation.features import FeatureCache, Pool, find_backbone, wei
 from unshuffle.evaluation.index import Index, build_index, open_unlabelled
 from unshuffle.models.registry import backbone_features
 from unshuffle.runs.history import evenly_spaced
+from unshuffle.runs.run import Run
 from unshuffle.serve.library import Library
 from unshuffle.serve.uploads import decode_image
 
@@ -39,6 +41,7 @@ class _Job:
     """An index that is being built, or is ready."""
 
     identity: str
+    weights: str
     done: int = 0
     total: int = 0
     problem: str = ""
@@ -54,10 +57,15 @@ class _Opened:
     dataset: LabelledDataset
     looked: float
 
+    @cached_property
+    def items(self) -> dict[str, int]:
+        """The number of each item by the name that a page knows it by: numbers change when files are added."""
+        return {_id(name): number for number, name in enumerate(self.dataset.names)}
+
 
 @dataclass(frozen=True)
 class _Choice:
-    """Something that a page can choose by its number; what it stands for never comes from a request."""
+    """Something that a page can choose; what it stands for never comes from a request."""
 
     id: str
     title: str
@@ -90,7 +98,9 @@ class Searches:
         if not paths and self._runs():
             world = next(iter(self._runs()))[1].config.synthetic
             paths.append(f"synthetic:images:{min(world.images, 500)}:0")
-        titles = {path: "synthetic world" if path.startswith(SYNTHETIC) else path for path in paths}
+        titles: dict[str, str] = {}
+        for path in paths:
+            titles.setdefault(_resolved(path), "synthetic world" if path.startswith(SYNTHETIC) else path)
         return [_Choice(_id(path), title, path) for path, title in titles.items()]
 
     def backbones(self) -> list[_Choice]:
@@ -102,8 +112,11 @@ class Searches:
         choices += [_Choice(_id(spec), f"untrained {spec.partition(':')[2]}", spec) for spec in untrained]
         return [*choices, _Choice(_id(PRETRAINED), "weights of the package", PRETRAINED)]
 
-    def state(self, data: str | None, weights: Sequence[str]) -> dict[str, Any]:
-        """Return the choices, start the indexes that are missing, and return how far they are."""
+    def state(self, data: str | None, weights: Sequence[str], text: str = "") -> dict[str, Any]:
+        """Return the choices, start the indexes that are missing, and return how far they are.
+
+        Some items are listed: of all, or of those with a text in their name.
+        """
         datasets, backbones = self.datasets(), self.backbones()
         answer: dict[str, Any] = {
             "datasets": [{"id": choice.id, "title": choice.title} for choice in datasets],
@@ -116,22 +129,21 @@ class Searches:
         known = [choice for spec in weights for choice in backbones if choice.id == spec]
         # a trained backbone and the untrained one of the same kind
         known = known or [backbones[0], next(choice for choice in backbones if choice.value.startswith(RANDOM))]
-        identity, dataset = self._open(chosen, renew=True)
-        jobs = [(choice, self._job(chosen, choice, identity)) for choice in dict.fromkeys(known)]
-        shown = evenly_spaced(range(len(dataset)), LISTED)
-        names = dataset.names
+        opened = self._open(chosen, renew=True)
+        jobs = [(choice, self._job(chosen, choice, opened)) for choice in dict.fromkeys(known)]
+        names = [name for name in opened.dataset.names if text.lower() in name.lower()]
         return answer | {
             "data": chosen.id,
             "weights": [choice.id for choice in known],
-            "items": len(dataset),
-            "identity": identity,
-            "names": [[item, names[item]] for item in shown],
+            "items": len(opened.dataset),
+            "identity": digest([opened.identity, *(job.weights for _, job in jobs)])[:12],
+            "names": [[_id(name), name] for name in evenly_spaced(names, LISTED)],
             "indexes": [_progress(choice, job) for choice, job in jobs],
         }
 
     # ---- indexes
 
-    def _open(self, data: _Choice, *, renew: bool = False) -> tuple[str, LabelledDataset]:
+    def _open(self, data: _Choice, *, renew: bool = False) -> _Opened:
         """Return a dataset and its identity, which changes when its files do; they are looked at now and then."""
         with self._lock:
             known = self._opened.get(data.id)
@@ -139,15 +151,16 @@ class Searches:
             if known is None or (renew and old and not data.value.startswith(SYNTHETIC)):
                 dataset = open_dataset(data.value, kind="images", labelled=False, square=Square(PICTURE_SIDE))
                 known = self._opened[data.id] = _Opened(dataset.identity(), dataset, time.monotonic())
-            return known.identity, known.dataset
+            return known
 
-    def _job(self, data: _Choice, backbone: _Choice, identity: str) -> _Job:
-        """Return the index of a choice, which is built if there is none for the files as they are now."""
+    def _job(self, data: _Choice, backbone: _Choice, opened: _Opened) -> _Job:
+        """Return the index of a choice, which is built if there is none for files and weights as they are now."""
+        weights = _weights_version(backbone)
         with self._lock:
             job = self._jobs.get((data.id, backbone.id))
-            if job is not None and job.identity == identity:
+            if job is not None and (job.identity, job.weights) == (opened.identity, weights):
                 return job
-            job = _Job(identity, total=len(self._opened[data.id].dataset))
+            job = _Job(opened.identity, weights, total=len(opened.dataset))
             while len(self._jobs) >= MAX_INDEXES:
                 self._jobs.pop(next(iter(self._jobs)))
             self._jobs[data.id, backbone.id] = job
@@ -189,38 +202,35 @@ class Searches:
         backbone = next((choice for choice in self.backbones() if choice.id == weights), None)
         if chosen is None or backbone is None:
             raise UserError("there is no such dataset or backbone: reload the page")
-        job = self._job(chosen, backbone, self._open(chosen)[0])
+        job = self._job(chosen, backbone, self._open(chosen))
         if job.index is None:
             raise UserError(job.problem or "the index is still being built: wait for it")
         return chosen, backbone, job.index
 
     # ---- queries
 
-    def like_item(self, data: str, weights: str, item: int) -> dict[str, Any]:
+    def like_item(self, data: str, weights: str, item: str) -> dict[str, Any]:
         """Return the nearest neighbours of an item, without the item itself."""
         chosen, backbone, index = self._index(data, weights)
-        dataset = self._open(chosen)[1]
-        row = _row_of(dataset, item, index)
+        row = _row_of(self._open(chosen), item, index)
         found = index.search(index.features[[row]], FOUND + 1, exact=False)
         rows = [(other, value) for other, value in _pairs(found) if other != row][:FOUND]
-        return _answer(backbone, index, dataset, rows)
+        return _answer(backbone, index, rows)
 
     def like_image(self, data: str, weights: str, image: bytes) -> dict[str, Any]:
         """Return the nearest neighbours of an image, or of the middle frame of a clip."""
-        chosen, backbone, index = self._index(data, weights)
+        _, backbone, index = self._index(data, weights)
         found = index.search(index.embed(decode_image(image))[None], FOUND, exact=False)
-        return _answer(backbone, index, self._open(chosen)[1], _pairs(found))
+        return _answer(backbone, index, _pairs(found))
 
-    def picture(self, data: str, item: int) -> bytes:
+    def picture(self, data: str, item: str) -> bytes:
         """Return an item as a small JPEG."""
         chosen = next((choice for choice in self.datasets() if choice.id == data), None)
         if chosen is None:
             raise UserError("there is no such dataset: reload the page")
-        dataset = self._open(chosen)[1]
-        if item >= len(dataset):
-            raise UserError("there is no such image: reload the page")
+        opened = self._open(chosen)
         try:
-            pixels = dataset.load_resized(item)
+            pixels = opened.dataset.load_resized(_number_of(opened, item))
         except BadMedia:  # it stays a grey square among the others
             pixels = np.full((PICTURE_SIDE, PICTURE_SIDE, 3), 128, np.uint8)
         return encode_jpeg(np.asarray(resize_short_side(Image.fromarray(pixels), PICTURE_SIDE)), 80)
@@ -231,25 +241,41 @@ def _id(text: str) -> str:
     return digest([text])[:12]
 
 
-def _row_of(dataset: LabelledDataset, item: int, index: Index) -> int:
+def _resolved(address: str) -> str:
+    """Return the same text for the same folder, however it was given."""
+    path = Path(address).expanduser()
+    return str(path.resolve()) if path.exists() else address
+
+
+def _weights_version(backbone: _Choice) -> str:
+    """Return what changes when the weights of a run do: it may have been trained further."""
+    try:
+        status = Run(Path(backbone.value)).weights.stat()
+    except OSError:  # no run: untrained, or of the package
+        return ""
+    return f"{status.st_mtime_ns} {status.st_size}"
+
+
+def _number_of(opened: _Opened, item: str) -> int:
+    if item not in opened.items:
+        raise UserError("this image is no longer in the folder")
+    return opened.items[item]
+
+
+def _row_of(opened: _Opened, item: str, index: Index) -> int:
     """Return the row of an item in an index, which has none for files that cannot be read."""
-    name = dataset.names[item] if item < len(dataset) else None
-    names = index.names
-    if name is None or name not in names:
+    name = opened.dataset.names[_number_of(opened, item)]
+    if name not in index.names:
         raise UserError("this image cannot be read, so it has no neighbours")
-    return names.index(name)
+    return index.names.index(name)
 
 
 def _pairs(found: Any) -> list[tuple[int, float]]:
     return list(zip(found.items[0].tolist(), found.similarities[0].tolist(), strict=True))
 
 
-def _answer(
-    choice: _Choice, index: Index, dataset: LabelledDataset, rows: Sequence[tuple[int, float]]
-) -> dict[str, Any]:
-    items = {name: item for item, name in enumerate(dataset.names)}
-    names = index.names
-    found = [{"item": items.get(names[row], 0), "name": names[row], "similarity": value} for row, value in rows]
+def _answer(choice: _Choice, index: Index, rows: Sequence[tuple[int, float]]) -> dict[str, Any]:
+    found = [{"item": _id(index.names[row]), "name": index.names[row], "similarity": value} for row, value in rows]
     return {"weights": choice.id, "title": choice.title, "found": found}
 
 

@@ -17,10 +17,11 @@ def serve(app: Starlette, host: str, port: int, token: str | None, *, opens: boo
     """Serve an application until it is interrupted; print the address first."""
     listening = _listen(host, port)
     anywhere = host in ("0.0.0.0", "::")  # noqa: S104 (the address that another machine can use is printed)
-    name = socket.gethostname() if anywhere else f"[{host}]" if ":" in host else host
+    shown = _own_address(listening.family) if anywhere else host
+    name = f"[{shown}]" if ":" in shown else shown
     query = f"?token={token}" if token else ""
     address = f"http://{name}:{listening.getsockname()[1]}/{query}"
-    print(f"{address}  (Ctrl-C ends the server; training goes on)", flush=True)
+    print(f"{address}  (Ctrl-C ends the server; training continues)", flush=True)
     if opens:
         webbrowser.open(address)
     config = uvicorn.Config(
@@ -49,6 +50,16 @@ class _EndingServer(uvicorn.Server):
         """Note the signal."""
         self.config.app.state.stopping = True  # type: ignore[union-attr]
         super().handle_exit(sig, frame)
+
+
+def _own_address(family: socket.AddressFamily) -> str:
+    """Return the address by which other machines reach this one; its name need not be known to them."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1", 9))  # nothing is sent
+            return str(probe.getsockname()[0])
+        except OSError:  # no network
+            return socket.gethostname()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from unshuffle.config import TASK_SYMBOLS, Config, addresses
+from unshuffle.config import TASK_SYMBOLS, Config, OrderingConfig, addresses
 from unshuffle.files import csv_cell
 from unshuffle.options import to_dict
-from unshuffle.report.charts import Chart, Series, charts, run_colours, thin
-from unshuffle.report.results import retrieval_scores, task_errors
+from unshuffle.report.charts import TEST, Chart, Series, charts, run_colours, thin
+from unshuffle.report.results import retrieval_scores
 from unshuffle.report.verdict import judge_features
 from unshuffle.runs.folders import NamedRun, differing
+from unshuffle.runs.history import ErrorKind, is_finished, tasks_of
 from unshuffle.runs.live import LiveRun
 from unshuffle.runs.run import Run
 from unshuffle.serve.library import WatchedRun
@@ -40,8 +41,9 @@ def describe(watched: WatchedRun) -> dict[str, Any]:
     run = watched.run
     config, iteration, planned = run.config, run.last_iteration, run.config.optim.iterations
     speed, left = _speed(run), _seconds_left(run, planned) if watched.state.state == "training" else None
-    errors = {error.task: error.trained for error in task_errors(run)}
+    errors = _newest_errors(run)
     retrieval = retrieval_scores(run).get("this network", {}).get("top 1")
+    monitored = [entry["iteration"] for entry in run.metrics("monitor") if "top1" in entry]
     started = next((entry.get("time", 0.0) for entry in run.metrics("start")), 0.0)
     row |= {
         "preset": config.preset,
@@ -50,16 +52,67 @@ def describe(watched: WatchedRun) -> dict[str, Any]:
         "progress": f"{iteration:,} of {planned:,}",
         "left": "" if left is None else duration(left),
         "speed": "" if speed is None else f"{speed:,.0f} samples/s",
-        "errors": ", ".join(f"{task} {error:.3f}" for task, error in errors.items()),
+        "errors": ", ".join(f"{task} {entry['error']:.3f}" for task, (_, entry) in errors.items()),
         "retrieval": "" if retrieval is None else f"{retrieval:.1f} %",
+        "measured": {
+            "errors": "; ".join(
+                f"{task}: {kind} error at iteration {entry['iteration']:,}" for task, (kind, entry) in errors.items()
+            ),
+            "retrieval": f"at iteration {monitored[-1]:,}" if monitored else "",
+        },
         "options": {name: str(value) for name, value in flat_config(config).items()},
         "fraction": min(1.0, iteration / planned) if planned else 1.0,
+        "no_puzzles": why_no_puzzles(watched),
     }
     row["sort"] = {
         **{"progress": iteration, "left": left, "speed": speed, "retrieval": retrieval, "started": started},
-        "errors": float(np.mean(list(errors.values()))) if errors else None,
+        "errors": float(np.mean([entry["error"] for _, entry in errors.values()])) if errors else None,
     }
     return row
+
+
+def _newest_errors(run: Run) -> dict[str, tuple[ErrorKind, Mapping[str, Any]]]:
+    """Return the newest error of each task: on the test set if that is as new or the run is finished, else on X_val.
+
+    The test set is measured much more rarely.
+    """
+    newest: dict[str, tuple[ErrorKind, Mapping[str, Any]]] = {}
+    for task in tasks_of(run):
+        *_, validation = run.metrics("validation", task)
+        test = next(reversed(list(run.metrics("test", task))), None)
+        if test is not None and (is_finished(run) or test["iteration"] >= validation["iteration"]):
+            newest[task] = "test", test
+        else:
+            newest[task] = "validation", validation
+    return newest
+
+
+def orders(config: Config) -> bool:
+    """Return whether a run has an ordering task: others have neither permutations nor puzzles."""
+    return any(isinstance(config.section(task), OrderingConfig) for task in config.task_names)
+
+
+def why_no_puzzles(watched: WatchedRun) -> str:
+    """Return why a run has no puzzles that a network could solve; nothing if it has."""
+    run = watched.run
+    if not orders(run.config):
+        return f"the run has no ordering task (its tasks: {', '.join(run.config.task_names)}), so it has no puzzles"
+    if not kept_checkpoints(run):
+        waits = watched.state.state == "training"
+        return f"the run has no checkpoint{' yet: wait for the first one (log.checkpoint_every)' if waits else ''}"
+    return "" if run.held_out.is_file() else "the run keeps no samples (log.pictures is off)"
+
+
+def kept_checkpoints(run: Run) -> list[int]:
+    """Return the iterations of the checkpoints of a run, without an import of torch."""
+    return sorted(int(path.stem) for path in run.checkpoints.glob("*.pt") if path.stem.isdigit())
+
+
+def policy_version(watched: WatchedRun) -> list[Any]:
+    """Return what changes when there is something new about the policy of a run, which `train` lines do not change."""
+    run, identity = watched.run, watched.progress[0]
+    counts = [sum(1 for _ in run.metrics(kind)) for kind in ("validation", "episode", "rollouts", "warning")]
+    return [watched.config_time, identity, is_finished(run), bool(kept_checkpoints(run)), *counts]
 
 
 def _task_symbols(config: Config) -> str:
@@ -125,7 +178,9 @@ def run_view(watched: WatchedRun) -> dict[str, Any]:
         "warnings": _warnings(run),
         "log": _log_tail(run),
         "verdict": None if verdict is None else {"change": verdict.change, "sentences": list(verdict.sentences)},
-        "folder": str(run.folder),
+        "orders": orders(run.config),
+        "policy": policy_version(watched),
+        "checkpoints": kept_checkpoints(run),
     }
 
 
@@ -236,7 +291,7 @@ def _over(chart: Chart, positions: Mapping[str, Positions], axis: Axis) -> Chart
     scale = seconds if axis == "time" else 1
     series = []
     for curve in chart.series:
-        iterations, values = positions[curve.name.removesuffix(", test")]
+        iterations, values = positions[curve.name.removesuffix(TEST)]
         moved = np.interp([point[0] for point in curve.points], iterations, values) / scale
         points = [(round(float(x), 4), point[1]) for x, point in zip(moved, curve.points, strict=True)]
         series.append(replace(curve, points=points))
@@ -270,12 +325,12 @@ def _mean(group: Sequence[Series]) -> Series:
     xs = [x for x, _ in first.points if x >= begin] or [first.points[-1][0]]
     values = np.array([np.interp(xs, *np.array(series.points, float).T) for series in group])
     means, stds = values.mean(axis=0), values.std(axis=0, ddof=1)
-    name = f"{group[0].group}, mean of {len(group)} seeds"
+    name = f"{first.group.removesuffix(TEST)}, mean of {len(group)} seeds"
     rows = list(zip(xs, means.tolist(), stds.tolist(), strict=True))
     return replace(
         first,
         name=name,
-        group=name + (", test" if first.dashed else ""),
+        group=name + (TEST if first.dashed else ""),
         points=[(x, round(mean, 5)) for x, mean, _ in rows],
         band=[(x, round(mean - std, 5), round(mean + std, 5)) for x, mean, std in rows],
     )

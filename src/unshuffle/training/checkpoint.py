@@ -11,6 +11,7 @@ import torch
 from unshuffle.errors import UserError
 from unshuffle.files import DRAFT_SUFFIX, atomic_write
 from unshuffle.runs.checkpoints import checkpoint_iterations, checkpoint_path, list_checkpoints
+from unshuffle.wording import resume_advice
 
 
 def save_checkpoint(folder: Path, iteration: int, state: dict[str, Any], keep: int) -> Path:
@@ -27,8 +28,7 @@ def save_checkpoint(folder: Path, iteration: int, state: dict[str, Any], keep: i
         kept = checkpoint_iterations(folder)
         before = f"the checkpoint of iteration {kept[-1]} is kept" if kept else "there is none before it"
         raise UserError(
-            f"checkpoint {path} cannot be written ({error.strerror or error}), and {before}: make room, then run the "
-            "same command with --resume"
+            f"checkpoint {path} cannot be written ({error.strerror or error}), and {before}: {resume_advice(error)}"
         ) from error
     _delete_outdated(folder, iteration, keep)
     return path

@@ -23,6 +23,7 @@ from unshuffle.policy.state import PermutationValidation
 from unshuffle.runs.heartbeat import Pulse, State
 from unshuffle.runs.run import Run
 from unshuffle.tasks.base import Validation
+from unshuffle.wording import resume_advice
 
 
 class Board(Protocol):
@@ -219,9 +220,7 @@ def _explained(file: Path) -> Iterator[None]:
         yield
     except OSError as error:
         problem = error.strerror or error
-        raise UserError(
-            f"{file} cannot be written ({problem}): make room, then run the same command with --resume"
-        ) from error
+        raise UserError(f"{file} cannot be written ({problem}): {resume_advice(error)}") from error
 
 
 class NoLog(RunLog):

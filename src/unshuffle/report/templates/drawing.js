@@ -18,6 +18,11 @@ const drawing = (() => {
 
   const colour = (name) => `var(--${name})`;
 
+  // A text that stays the same keeps what a reader has selected of it.
+  function setText(element, text) {
+    if (element.textContent !== text) element.textContent = text;
+  }
+
   // ---- tooltip
 
   function showTip(x, y, children) {
@@ -39,7 +44,7 @@ const drawing = (() => {
   // Draws a chart into a figure; `update` replaces its data and keeps the zoom, `zoom` sets that, `onZoom` hears of it.
   function drawChart(figure, chart, onZoom = () => {}) {
     const clip = `clip-${chartCount++}`;
-    const svg = d3.select(figure).append("svg").attr("role", "img").attr("aria-label", chart.title);
+    const svg = d3.select(figure).append("svg").attr("role", "img");
     const legend = make("div", {class: "legend"});
     figure.append(legend);
     let levels, last, top, bottom, range = null;
@@ -56,6 +61,8 @@ const drawing = (() => {
         entries.push(make("span", {}, make("i", {class: "level"}), `${name} ${level.toFixed(chart.decimals)}`));
       }
       legend.replaceChildren(...entries);
+      const ends = chart.series.map(({name, points}) => `${name} ${points[points.length - 1][1].toFixed(chart.decimals)} at ${number.format(points[points.length - 1][0])}`);
+      svg.attr("aria-label", `${chart.title}, ${chart.unit}, over ${chart.axis}. Last values: ${ends.join("; ")}.`);
       last = d3.max(chart.series, (series) => d3.max(series.points, (point) => point[0])) || 1;
       const values = chart.series.flatMap((series) => [...series.points.map((point) => point[1]), ...series.band.flatMap((point) => [point[1], point[2]])]);
       const all = [...values, ...levels.map((level) => level[1])];
@@ -73,6 +80,7 @@ const drawing = (() => {
     function draw() {
       const width = Math.max(240, figure.clientWidth);
       const x = d3.scaleLinear().domain(range || [0, last]).range([LEFT, width - RIGHT]);
+      const ticks = x.ticks(Math.min(6, width / 90)).filter((tick) => chart.axis !== "iteration" || Number.isInteger(tick));
       const y = d3.scaleLinear().domain([bottom, top]).range([HEIGHT - BOTTOM, TOP]);
       svg.attr("viewBox", `0 0 ${width} ${HEIGHT}`);
       svg.selectAll("*").remove();
@@ -81,7 +89,7 @@ const drawing = (() => {
       svg.append("g").attr("class", "grid").selectAll("line").data(y.ticks(4)).enter().append("line")
         .attr("x1", LEFT).attr("x2", width - RIGHT).attr("y1", y).attr("y2", y);
       svg.append("g").attr("class", "axis").attr("transform", `translate(0, ${HEIGHT - BOTTOM})`)
-        .call(d3.axisBottom(x).ticks(Math.min(6, width / 90)).tickFormat(number.format).tickSizeOuter(0));
+        .call(d3.axisBottom(x).tickValues(ticks).tickFormat(number.format).tickSizeOuter(0));
       svg.append("g").attr("class", "axis").attr("transform", `translate(${LEFT}, 0)`).call(d3.axisLeft(y).ticks(4).tickSize(0).tickPadding(8));
       svg.append("text").attr("class", "axisname").attr("x", width - RIGHT).attr("y", HEIGHT - 4).text(chart.axis);
       const inside = svg.append("g").attr("clip-path", `url(#${clip})`);
@@ -99,7 +107,8 @@ const drawing = (() => {
         }
       }
       const rule = svg.append("line").attr("class", "rule").attr("y1", TOP).attr("y2", HEIGHT - BOTTOM).style("display", "none");
-      const brush = d3.brushX().extent([[LEFT, TOP], [width - RIGHT, HEIGHT - BOTTOM]]).on("end", () => {
+      // a finger scrolls the page and reads values; only a mouse zooms
+      const brush = d3.brushX().extent([[LEFT, TOP], [width - RIGHT, HEIGHT - BOTTOM]]).filter(() => !d3.event.touches && !d3.event.button).on("end", () => {
         if (!d3.event.selection) return;
         const [from, to] = d3.event.selection.map(x.invert);
         const few = chart.axis === "iteration" ? 1 : (to + from) / 1e6;
@@ -107,7 +116,7 @@ const drawing = (() => {
       });
       const overlay = svg.append("g").call(brush);
       overlay.on("dblclick", () => zoom(null));
-      overlay.on("mousemove touchstart", () => {
+      overlay.on("mousemove touchstart touchmove", () => {
         const [pointer] = d3.event.touches ? d3.touches(svg.node())[0] : d3.mouse(svg.node());
         read(x.invert(pointer), x, rule);
       });
@@ -142,7 +151,7 @@ const drawing = (() => {
 
   function mosaic(task, permutation) {
     if (task.sample === null) return "";
-    const parts = make("span", {class: "parts", style: `--columns: ${task.columns}; --rows: ${permutation.length / task.columns}; --parts: ${permutation.length}`});
+    const parts = make("span", {class: "parts", role: "img", "aria-label": `parts in the order ${written(permutation)}`, style: `--columns: ${task.columns}; --rows: ${permutation.length / task.columns}; --parts: ${permutation.length}`});
     parts.append(...permutation.map((part) => make("i", {style: `--part: ${part}`})));
     return parts;
   }
@@ -195,6 +204,9 @@ const drawing = (() => {
     return [Math.max(0, Math.min(columns - 1, column)), Math.max(0, Math.min(rows - 1, row))];
   }
 
+  // The index of the value that is nearest to another one.
+  const nearest = (values, value) => d3.scan(values, (one, other) => Math.abs(one - value) - Math.abs(other - value));
+
   // ---- preferences of the policy
 
   // A preference of 1 is uniform sampling. Its logarithm is shown, on one scale for all maps of the page.
@@ -215,27 +227,35 @@ const drawing = (() => {
     return make("span", {}, make("span", {class: "key", style: `background: ${colours}`}), label);
   }
 
-  // `chosen` is the iteration of the slider, by default the last one; `onChoose` hears of another one.
-  function showPolicy(element, task, scales, chosen = null, onChoose = () => {}) {
-    setStrip(element, task);
-    const examples = task.preferences.some((row) => row !== null) ? showPreferences(element, task, scales, chosen, onChoose) : "";
-    if (task.difficulty.series.length) {
-      const figure = make("figure", {class: "chart"}, make("figcaption", {}, make("b", {}, task.difficulty.title), " ", make("span", {}, task.difficulty.unit), make("small", {}, task.difficulty.note)));
-      element.append(figure);
-      drawChart(figure, task.difficulty);
+  // `chosen` is the iteration of the slider, by default the last one; `onChoose` hears of another one, and `draw` draws
+  // the chart. Returns a function that shows other values and keeps everything else.
+  function showPolicy(element, task, scales, {chosen = null, onChoose = () => {}, draw = drawChart} = {}) {
+    let chart = null, preferences = null;
+    function update(task, scales, chosen) {
+      setStrip(element, task);
+      if (chart !== null) chart.update(task.difficulty);
+      else if (task.difficulty.series.length) {
+        const figure = make("figure", {class: "chart"}, make("figcaption", {}, make("b", {}, task.difficulty.title), " ", make("span", {}, task.difficulty.unit), make("small", {}, task.difficulty.note)));
+        element.prepend(figure);
+        chart = draw(figure, task.difficulty);
+      }
+      if (task.preferences.every((row) => row === null)) return;
+      if (preferences === null) preferences = showPreferences(element, onChoose);
+      preferences(task, scales, chosen);
     }
-    element.append(examples);
+    update(task, scales, chosen);
+    return update;
   }
 
   // One row per group, the hardest at the top, and one column per validation; null is a validation without groups.
-  function groupMap(task, values, name, keys, cell, describe) {
-    const columns = values.length;
-    const rows = d3.max(values, (row) => row === null ? 0 : row.length);
-    const canvas = make("canvas", {"aria-label": name});
-    const needle = make("div", {class: "needle"});
-    const labels = (left, ...right) => make("div", {class: "maplabels"}, make("span", {}, left), make("span", {}, ...right));
+  // `facts` returns the values, their keys, the colour of a value, and a description of a cell.
+  function groupMap(name, facts) {
+    const canvas = make("canvas", {role: "img", "aria-label": name});
+    const needle = make("div", {class: "needle"}), keys = make("span");
+    const labels = (left, right) => make("div", {class: "maplabels"}, make("span", {}, left), right);
     const map = make("div", {class: "map"},
-      labels("hardest group", ...keys), make("div", {class: "stage"}, canvas, needle), labels("easiest group", "training →"));
+      labels("hardest group", keys), make("div", {class: "stage"}, canvas, needle), labels("easiest group", make("span", {}, "training →")));
+    let task, values, cell, describe, columns, rows;
     const at = (event) => cellAt(canvas, event, columns, rows);
     const has = (column, row) => values[column] !== null && row < values[column].length;
     const draw = () => drawMap(canvas, columns, rows, tinted((column, row) => has(column, row) ? cell(values[column][row]) : ["less", 0]));
@@ -246,49 +266,72 @@ const drawing = (() => {
         make("div", {}, describe(column, row))]);
     });
     canvas.addEventListener("pointerleave", hideTip);
-    redraws.push(draw);
-    draw();
+    redraws.push(() => { if (values) draw(); });
+    function update(changed, scales) {
+      let legend;
+      task = changed;
+      ({values, legend, cell, describe} = facts(task, scales));
+      columns = values.length;
+      rows = d3.max(values, (row) => row === null ? 0 : row.length);
+      keys.replaceChildren(...legend);
+      draw();
+    }
     const select = (index) => Object.assign(needle.style, {left: `${index * 100 / columns}%`, width: `${100 / columns}%`});
-    return {map, select, onSelect: (handler) => canvas.addEventListener("click", (event) => handler(at(event)[0]))};
+    return {map, update, select, onSelect: (handler) => canvas.addEventListener("click", (event) => handler(at(event)[0]))};
   }
 
-  function preferenceMap(task, strongest) {
-    const strength = (preference) => [preference >= 1 ? "more" : "less", Math.min(1, Math.abs(doublings(preference)) / strongest)];
-    return groupMap(task, task.preferences, "preference for each group over time",
-      [key("less", `${(2 ** -strongest).toFixed(2)} ×`), " ", key("more", `${(2 ** strongest).toFixed(2)} × uniform sampling`)], strength,
-      (column, row) => (task.groups[column] === null ? "" : `${Math.round(task.sizes[column][row] * task.permutations.length)} permutations, `) +
-        `${task.preferences[column][row].toFixed(2)} × uniform sampling`);
-  }
+  const preferenceMap = () => groupMap("preference for each group over time", (task, {strongest}) => ({
+    values: task.preferences,
+    legend: [key("less", `${(2 ** -strongest).toFixed(2)} ×`), " ", key("more", `${(2 ** strongest).toFixed(2)} × uniform sampling`)],
+    cell: (preference) => [preference >= 1 ? "more" : "less", Math.min(1, Math.abs(doublings(preference)) / strongest)],
+    describe: (column, row) => (task.groups[column] === null ? "" : `${Math.round(task.sizes[column][row] * task.permutations.length)} permutations, `) +
+      `${task.preferences[column][row].toFixed(2)} × uniform sampling`,
+  }));
 
   // Advantages are in standard deviations between the rollouts; 0 is their mean.
   const signed = (value, decimals) => `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(decimals)}`;
 
-  function advantageMap(task, largest) {
-    return groupMap(task, task.rollouts.advantages, "advantage of each group over time",
-      [key("less", signed(-largest, 2)), " ", key("more", `${signed(largest, 2)} std`)],
-      (advantage) => [advantage >= 0 ? "more" : "less", Math.abs(advantage) / largest],
-      (column, row) => `advantage ${signed(task.rollouts.advantages[column][row], 2)}: error ${task.rollouts.errors[column][row].toFixed(3)} after its rollout`);
-  }
+  const advantageMap = () => groupMap("advantage of each group over time", (task, {largest}) => ({
+    values: task.rollouts.advantages,
+    legend: [key("less", signed(-largest, 2)), " ", key("more", `${signed(largest, 2)} std`)],
+    cell: (advantage) => [advantage >= 0 ? "more" : "less", Math.abs(advantage) / largest],
+    describe: (column, row) => `advantage ${signed(task.rollouts.advantages[column][row], 2)}: error ${task.rollouts.errors[column][row].toFixed(3)} after its rollout`,
+  }));
 
-  function showPreferences(element, task, scales, chosen, onChoose) {
-    const maps = [preferenceMap(task, scales.strongest)];
-    const slider = make("input", {type: "range", min: 0, max: task.iterations.length - 1, step: 1, "aria-label": "validation"});
+  // Returns a function that shows a task.
+  function showPreferences(element, onChoose) {
+    const maps = [];
+    const slider = make("input", {type: "range", min: 0, step: 1, "aria-label": "validation"});
     const label = make("output");
     const now = make("p", {class: "now"});
-    const examples = make("div", {class: `examples ${task.layout}`});
-    element.append(make("div", {}, maps[0].map, make("div", {class: "slider"}, slider, label), now));
-    if (task.rollouts !== null) {
-      maps.push(advantageMap(task, scales.largest));
-      element.append(make("div", {}, make("h5", {}, "Advantage of each group, by the rollouts at each validation"), maps[1].map));
+    const examples = make("div", {class: "examples"});
+    let task = null;
+    const add = (map, before, ...after) => {
+      maps.push(map);
+      map.onSelect((index) => { slider.value = index; choose(); });
+      examples.before(make("div", {}, ...before, map.map, ...after));
+    };
+    element.append(examples);
+    add(preferenceMap(), [], make("div", {class: "slider"}, slider, label), now);
+
+    function update(changed, scales, chosen) {
+      task = changed;
+      if (task.rollouts !== null && maps.length === 1) add(advantageMap(), [make("h4", {}, "Advantage of each group, by the rollouts at each validation")]);
+      examples.classList.add(task.layout);
+      slider.max = task.iterations.length - 1;
+      slider.value = chosen === null ? slider.max : nearest(task.iterations, chosen);
+      maps.forEach((map) => map.update(task, scales));
+      show();
     }
 
     function show() {
       const index = Number(slider.value);
       maps.forEach((map) => map.select(index));
-      label.textContent = `iteration ${number.format(task.iterations[index])}`;
+      setText(label, `iteration ${number.format(task.iterations[index])}`);
+      slider.setAttribute("aria-valuetext", label.textContent);
       const preferences = task.preferences[index];
       if (preferences === null) {
-        now.textContent = "The policy has not started: every permutation is equally likely.";
+        setText(now, "The policy has not started: every permutation is equally likely.");
         examples.replaceChildren();
         return;
       }
@@ -299,9 +342,9 @@ const drawing = (() => {
       const reward = task.rewards[index];
       const equal = preferences[most].toFixed(2) === preferences[least].toFixed(2);
       const noun = groups === null ? "pairs" : "permutations";
-      now.textContent = (equal ? `From here on the ${noun} of all groups are equally likely.` : `From here on group ${most + 1} of ${preferences.length}, counted from the hardest, is preferred: its ${noun} are ` +
+      setText(now, (equal ? `From this iteration the ${noun} of all groups are equally likely.` : `From this iteration group ${most + 1} of ${preferences.length} (1 = hardest) is preferred: its ${noun} are ` +
         `${preferences[most].toFixed(2)} times as likely as with uniform sampling. The least preferred is group ${least + 1}, ${preferences[least].toFixed(2)} times.`) +
-        (reward === null || reward === undefined ? "" : ` The reward of the episode that ended here is ${signed(reward, 4)}.`);
+        (reward === null || reward === undefined ? "" : ` The reward of the episode that ended here is ${signed(reward, 4)}.`));
       if (groups !== null) examples.replaceChildren(...(equal ? [exampleSet("Hardest", filled[0]), exampleSet("Easiest", filled[filled.length - 1])]
         : [exampleSet("Preferred", most), exampleSet("Least preferred", least)]));
 
@@ -313,7 +356,7 @@ const drawing = (() => {
           set.append(make("figure", {}, mosaic(task, task.permutations[member]),
             make("figcaption", {}, `${written(task.permutations[member])}, error ${error.toFixed(2)}`)));
         }
-        return make("div", {}, make("h5", {}, `${title}: group ${group + 1}, ${members.length} permutation${members.length === 1 ? "" : "s"}`), set);
+        return make("div", {}, make("h4", {}, `${title}: group ${group + 1}, ${members.length} permutation${members.length === 1 ? "" : "s"}`), set);
       }
     }
 
@@ -322,42 +365,58 @@ const drawing = (() => {
       show();
     }
 
-    slider.value = chosen === null ? task.iterations.length - 1 : d3.scan(task.iterations, (one, other) => Math.abs(one - chosen) - Math.abs(other - chosen));
     slider.addEventListener("input", choose);
-    maps.forEach((map) => map.onSelect((index) => { slider.value = index; choose(); }));
-    show();
-    return examples;
+    return update;
   }
 
   // ---- the error map
 
-  function mapErrors(element, task) {
-    setStrip(element, task);
+  // Shows the hardest permutation until another one is pointed at. Returns a function that shows other values.
+  function mapErrors(element, task, chosen = null) {
     element.classList.add(`${task.layout}-map`);
-    const columns = task.iterations.length, rows = task.permutations.length;
-    const error = (column, row) => task.errors[column * rows + task.ranking[row]] / 100;
-    const canvas = make("canvas", {"aria-label": "error of each permutation at each validation"});
-    const below = make("div", {class: "below"});
+    const canvas = make("canvas", {role: "img", "aria-label": "error of each permutation at each validation"}), needle = make("div", {class: "needle"});
+    const below = make("div", {class: "below"}), easiest = make("span"), last = make("span");
     const scale = make("span", {class: "scale", style: `background: linear-gradient(to right, ${d3.range(0, 1.01, 0.1).map(d3.interpolateViridis).join()})`});
     element.append(
       make("div", {class: "maplabels"}, make("span", {}, "hardest permutation"), make("span", {}, "error 0 ", scale, " 1")),
-      canvas,
-      make("div", {class: "maplabels"}, make("span", {}, `easiest permutation · iteration ${number.format(task.iterations[0])}`), make("span", {}, number.format(task.iterations[columns - 1]))),
+      make("div", {class: "stage"}, canvas, needle),
+      make("div", {class: "maplabels"}, easiest, last),
       below,
     );
-    drawMap(canvas, columns, rows, (column, row) => viridis(error(column, row)));
+    let columns, rows, picked = null;
+    const error = (column, row) => task.errors[column * rows + task.ranking[row]] / 100;
+
+    function update(changed, chosen = null) {
+      task = changed;
+      columns = task.iterations.length;
+      rows = task.permutations.length;
+      setStrip(element, task);
+      setText(easiest, `easiest permutation · iteration ${number.format(task.iterations[0])}`);
+      setText(last, number.format(task.iterations[columns - 1]));
+      drawMap(canvas, columns, rows, (column, row) => viridis(error(column, row)));
+      needle.hidden = chosen === null;
+      if (chosen !== null) Object.assign(needle.style, {left: `${nearest(task.iterations, chosen) * 100 / columns}%`, width: `${100 / columns}%`});
+      if (picked === null) show(columns - 1, 0);
+      else show(nearest(task.iterations, picked.iteration), task.ranking.indexOf(picked.permutation));
+    }
 
     function show(column, row) {
       const permutation = task.permutations[task.ranking[row]];
       const last = column < columns - 1 ? `, ${error(columns - 1, row).toFixed(2)} at the last validation` : "";
-      const caption = make("p", {}, `Permutation ${written(permutation)}: error ${error(column, row).toFixed(2)} at iteration ${number.format(task.iterations[column])}${last}. ` +
-        `Rank ${row + 1} of ${rows}, the hardest first.`);
-      below.replaceChildren(mosaic(task, permutation), caption);
+      const text = `Permutation ${written(permutation)}: error ${error(column, row).toFixed(2)} at iteration ${number.format(task.iterations[column])}${last}. ` +
+        `Rank ${row + 1} of ${rows}, the hardest first.`;
+      if (below.textContent !== text) below.replaceChildren(mosaic(task, permutation), make("p", {}, text));
     }
 
-    canvas.addEventListener("pointermove", (event) => show(...cellAt(canvas, event, columns, rows)));
-    canvas.addEventListener("pointerdown", (event) => show(...cellAt(canvas, event, columns, rows)));
-    show(columns - 1, 0);
+    for (const kind of ["pointermove", "pointerdown"]) {
+      canvas.addEventListener(kind, (event) => {
+        const [column, row] = cellAt(canvas, event, columns, rows);
+        picked = {permutation: task.ranking[row], iteration: task.iterations[column]};
+        show(column, row);
+      });
+    }
+    update(task, chosen);
+    return update;
   }
 
   // One byte per error travels as base64.
@@ -365,5 +424,5 @@ const drawing = (() => {
     task.errors = Uint8Array.from(atob(task.errors), (letter) => letter.charCodeAt(0));
   }
 
-  return {make, number, colour, drawChart, mosaic, setStrip, written, scalesOf, showPolicy, mapErrors, decodeErrors};
+  return {make, number, setText, nearest, drawChart, mosaic, setStrip, written, scalesOf, showPolicy, mapErrors, decodeErrors};
 })();
