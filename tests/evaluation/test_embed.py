@@ -227,7 +227,7 @@ def test_the_command_says_what_it_wrote(
     assert "7 images, 13824 features each" in output and "pool5 of " in output
     assert f"note: {tmp_path / 'photos.csv'} has 1 MB: --out {tmp_path / 'photos.parquet'} is a third of that" in output
     assert cli.run([*line, str(tmp_path / "photos.txt")]) == 2
-    assert "features are written as .npy, .parquet, .csv" in capsys.readouterr().err
+    assert "has an unknown format: use .npy, .parquet, .csv" in capsys.readouterr().err
 
 
 def test_the_pretrained_weights_are_the_default(
