@@ -19,6 +19,10 @@ def find_chromium() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
+class BrowserError(Exception):
+    """What the browser answers to a call that failed."""
+
+
 class Page:
     """A tab, with its console errors and its network requests."""
 
@@ -42,7 +46,8 @@ class Page:
         while True:
             answer = self._read()
             if answer.get("id") == self._number:
-                assert "error" not in answer, answer["error"]
+                if "error" in answer:
+                    raise BrowserError(answer["error"]["message"])
                 result: dict[str, Any] = answer["result"]
                 return result
 
@@ -86,9 +91,17 @@ class Page:
     def wait(self, script: str, seconds: float = 60.0) -> None:
         """Wait until an expression is true."""
         deadline = time.monotonic() + seconds
-        while not self.run(f"Boolean({script})"):
+        while not self._holds(script):
             assert time.monotonic() < deadline, f"still not so after {seconds:g} seconds: {script}"
             time.sleep(0.02)
+
+    def _holds(self, script: str) -> bool:
+        try:
+            return bool(self.run(f"Boolean({script})"))
+        except BrowserError as error:
+            if "navigated" not in str(error):
+                raise
+            return False  # the page it was asked of has just been left
 
     def run(self, script: str) -> Any:
         """Return the value of an expression, or of the promise that it is."""

@@ -527,7 +527,7 @@ BAD = {
     "overwritten": ("overwritten.tar", r"overwritten\.tar is .*damaged"),
     "no members": ("empty.tar", "there are no images in the 1 shard"),
     "no images": ("labels.tar", "there are no images in the 1 shard"),
-    "only bad": ("bad.tar", r"no images in the 1 shard .*bad\.tar/a\.jpg: not an image"),
+    "only bad": ("bad.tar", r"no images in the 1 shard .*bad\.tar/a\.jpg: not a supported image format"),
     "compressed": ("x.tar.gz", "is compressed"),
     "a folder": ("folder.tar", "folder.tar"),
 }
@@ -645,7 +645,7 @@ def test_members_that_cannot_be_used_are_listed(tmp_path: Path, cache: Path) -> 
     assert "empty" in reasons["x.tar/empty.png"] and "too small" in reasons["x.tar/tiny.png"]
     found, remark = data.sentences()
     assert found == f"6 images in {path}, 4 files skipped; read from 1 shard at short side 32 px"
-    assert remark.endswith("; there is no pretext test set, so errors are those on X_val")
+    assert remark.endswith("; there is no pretext test set, so errors are those on the validation set")
     with pytest.raises(UserError, match="4 of 10 images cannot be used"):
         prepare(Config(images=str(path), data=replace(settings, max_bad_fraction=0.3)), progress=False)
 

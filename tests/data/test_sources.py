@@ -157,9 +157,12 @@ def test_too_many_bad_files(config: Config, image_folder: Path, limit: float, re
         assert media.images is not None
         return
     sentence = (
-        f"2 of 8 images cannot be used, more than data.max_bad_fraction = {limit:g} allows (b/cc.jpg: not an image"
+        f"2 of 8 images cannot be used, more than data.max_bad_fraction = {limit:g} allows "
+        "(b/cc.jpg: not a supported image format"
     )
-    with pytest.raises(UserError, match=rf"{re.escape(sentence)}.*; all are listed in {media.skipped_file}$"):
+    with pytest.raises(
+        UserError, match=rf"{re.escape(sentence)}.*; all are listed in {media.skipped_file}\. Remove or"
+    ):
         _ = media.images
     assert listed(media.skipped_file) == ["b/cc.jpg", "g.png"]
     assert media.skipped_file.parent == config.data.cache / "skipped", "without a run folder"
@@ -179,7 +182,7 @@ def test_the_most_frequent_reason_is_named(config: Config, image_folder: Path) -
     for number in range(3):
         (image_folder / f"z{number}.png").touch()
     data = replace(config.data, max_bad_fraction=0.0)
-    with pytest.raises(UserError, match=r"5 of 11 images .* \(4 of them such as g\.png: the file is empty\)"):
+    with pytest.raises(UserError, match=r"5 of 11 images .* \(4 files, e\.g\. g\.png: the file is empty\)"):
         _ = open_media(replace(config, images=str(image_folder), data=data)).images
 
 

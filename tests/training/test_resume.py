@@ -554,7 +554,7 @@ def test_a_longer_run_ends_where_one_of_that_length_does(small: Any, tmp_path: P
     assert rollouts[0] == rollouts[1] and bool(rollouts[0]) == bool(options)
     assert (
         "14 iterations instead of 9: warm-up and milestones (6) stay at their iterations, so the learning rates "
-        "continue at 10 % of their full values; --optim.milestones sets further drops\n"
+        "continue at 10 % of their peak values; --optim.milestones sets further drops\n"
     ) in text.getvalue()
     assert run.config.optim.iterations == 14
     assert [(entry["iteration"], entry["before"], entry["iterations"]) for entry in run.metrics("extended")] == [
@@ -572,7 +572,7 @@ def test_a_longer_run_with_a_cosine_says_how_the_learning_rates_continue(small: 
     longer = small(tmp_path / "run", optim={**cosine, "iterations": 18})
     run = run_pretraining(longer, resume=True, console=Console(file=text, width=300))
     assert (
-        "18 iterations instead of 9: the cosine now ends there, so the learning rates continue at 50 % of their full "
+        "18 iterations instead of 9: the cosine now ends there, so the learning rates continue at 50 % of their peak "
         "values instead of 0 %\n"
     ) in text.getvalue()
     lrs = [entry["lr"]["backbone"] for entry in run.metrics("train")]
@@ -591,7 +591,7 @@ def test_what_a_run_cannot_become(small: Any, tmp_path: Path) -> None:
     run_pretraining(small(tmp_path / "run"))
     config = (tmp_path / "run" / "config.yaml").read_bytes()
     for optim, sentence in (
-        ({"iterations": 8}, "was started for 9 iterations and cannot become shorter, 8"),
+        ({"iterations": 8}, "has 9 iterations and cannot become shorter: give more than that instead of 8"),
         ({"iterations": 12, "milestones": [7]}, r"milestones before that cannot change; they are 6$"),
         ({"iterations": 12, "batch_size": 2}, r"keeps its config, but optim\.batch_size would change"),
     ):
