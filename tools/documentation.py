@@ -126,7 +126,7 @@ def relinked(text: str, file: Path, folder: Path) -> str:
 def filled(text: str) -> str:
     """Return a page with what the code says in the place of its marks."""
     parts = {"options": option_tables, "commands": command_tables, "api": api_entries}
-    text = re.sub(r"\s±\s", "\u00a0±\u00a0", text)  # so that a figure and its std stay on one line
+    text = re.sub(r"\s±\s+", "\u00a0±\u00a0", text)  # so that a figure and its std stay on one line
     return MARK.sub(lambda match: "\n".join(parts[match[1]]()), text)
 
 

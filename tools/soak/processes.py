@@ -146,7 +146,7 @@ def _dying_worker(folder: Path, out: str, rng: Random) -> Sequence[str]:
 
     iteration = rng.randrange(ITERATIONS)
     ended = run(command(out), folder, lambda: _failing_batch(iteration, fail))
-    refused = [] if ended.sentence else [f"iteration {iteration}: {ended.problem or 'it went on'}"]
+    refused = [] if ended.sentence else [f"iteration {iteration}: {ended.problem or 'it continued'}"]
     return [*refused, *_resume(folder, out)]
 
 

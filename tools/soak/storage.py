@@ -64,7 +64,7 @@ def _note(row: Row, campaign: Campaign, number: int, problems: Sequence[str], en
     row.count += 1
     row.lost += [f"number {number}: {problem} (--only e --seed {campaign.seed})" for problem in problems]
     row.noticed += sum(ended.code == 2 for ended in ends)
-    row.result = f"{row.noticed} commands ended with one sentence, the others went on; "
+    row.result = f"{row.noticed} commands ended with one sentence, the others continued; "
     row.result += "all results as undisturbed" if not row.lost else "see below"
 
 
@@ -165,7 +165,7 @@ def _check_read_only(campaign: Campaign, folder: Path, whole: Path, row: Row) ->
                 ended = run(command, campaign.folder / "originals")
                 row.count += 1
                 if not any(word in ended.sentence for word in ("ead-only", "cannot write", "ermission")):
-                    answer = ended.problem or ended.sentence or "it went on"
+                    answer = ended.problem or ended.sentence or "it continued"
                     row.lost.append(f"{command[:3]}: {answer} (--only e --seed {campaign.seed})")
         finally:
             if not mounted:
