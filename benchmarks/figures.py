@@ -28,6 +28,7 @@ from unshuffle.analysis.figures import (
 )
 
 RESULTS = Path(__file__).parent / "results"
+TOP = (1, 5, 10, 20, 50)
 Row = Mapping[str, str]
 
 
@@ -487,6 +488,24 @@ def voc_segmentation() -> Figure:
     return figure
 
 
+@styled
+def untrained() -> Figure:
+    """Retrieval with an untrained network over k, and by chance."""
+    rows = read("untrained_cpu")
+    figure, axes = panels(width=6.4, height=4.2)
+    for data, colour in zip(dict.fromkeys(row["data"] for row in rows), COLOURS, strict=False):
+        own = [row for row in rows if row["data"] == data]
+        axes[0, 0].plot(*curve(own, "untrained", "k"), "o-", color=colour, label=data)
+        axes[0, 0].plot(*curve(own, "chance", "k"), color=colour, linewidth=1, linestyle=LEVELS[2])
+    log_scale(axes[0, 0])
+    axes[0, 0].set_xticks(TOP, [str(k) for k in TOP])
+    axes[0, 0].minorticks_off()
+    axes[0, 0].set_ylim(0, 100)
+    name_axes(axes[0, 0], "Untrained CaffeNet; dotted: chance", "k nearest neighbours", "top k [%]")
+    legend(figure, axes[0, 0], 2)
+    return figure
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "validation_cost": validation_cost,
     "frame_similarity": frame_similarity,
@@ -501,6 +520,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "rotation": rotation,
     "recipes_temporal": temporal_recipe,
     "voc_segmentation_cpu": voc_segmentation,
+    "untrained_cpu": untrained,
 }
 """Figures by the names of their files."""
 

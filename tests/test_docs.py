@@ -6,11 +6,13 @@ import os
 import re
 import shlex
 import textwrap
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import documentation as tool
 import unshuffle
@@ -158,6 +160,39 @@ def test_wrong_commands_are_found(line: str) -> None:
     assert problem(line)
 
 
+STUDIES = re.findall(r"^\| \[.+?\]\(([\w-]+)\.md\) \|", read(ROOT / "docs" / "results" / "index.md"), re.MULTILINE)
+
+
+def test_each_page_of_the_results_is_a_study() -> None:
+    pages = {page.stem for page in (ROOT / "docs" / "results").glob("*.md")}
+    assert sorted(STUDIES) == sorted(pages - {"index", "gallery", "model-card"})
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_study_has_a_question_an_answer_a_table_a_figure_and_a_command(study: str) -> None:
+    text = read(ROOT / "docs" / "results" / f"{study}.md")
+    question, answer, _ = text.split("\n\n", maxsplit=2)
+    assert question.startswith("# ") and question.endswith("?")
+    assert answer.startswith("**")
+    assert re.search(r"^\|(---\|)+$", text, re.MULTILINE)
+    assert re.search(r"^!\[[^]]+\]\(\S+\)$", text, re.MULTILINE)
+    assert any(language == "console" and COMMAND.search(code) for language, code in blocks(text))
+
+
+def first_columns(text: str) -> list[str]:
+    """The cells in the first column of each table, joined."""
+    tables = re.findall(r"^\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return [" ".join(row.split("|")[1] for row in table.splitlines()) for table in tables]
+
+
+def test_the_page_on_installing_has_every_dependency_and_extra() -> None:
+    project = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]
+    needed = {Requirement(line).name for line in project["dependencies"]}
+    extras = set(project["optional-dependencies"]) - {"dev", "dev-more"}
+    listed = [set(SPAN.findall(first)) for first in first_columns(read(ROOT / "docs" / "how-to" / "install.md"))]
+    assert listed == [needed, extras]
+
+
 PUBLIC_MEMBERS = {name: members.split() for name, members in tool.MEMBERS.items() if members}
 
 
@@ -194,6 +229,11 @@ def test_the_reference_says_where_presets_differ() -> None:
         if line.startswith("| `--optim.batch_size`")
     ]
     assert row.endswith("| `128`<br>`32` in `demo`<br>`64` in `cpu`<br>`512` in `small` |")
+
+
+def test_a_figure_and_its_std_stay_on_one_line() -> None:
+    text = "- error +0.016 ±\n  0.007, before\n  0.436 ± 0.004"
+    assert tool.filled(text) == "- error +0.016\u00a0±\u00a00.007, before\n  0.436\u00a0±\u00a00.004"
 
 
 def test_pages_of_the_site_link_to_copies(tmp_path: Path) -> None:
