@@ -236,6 +236,10 @@ def test_a_figure_and_its_std_stay_on_one_line() -> None:
     assert tool.filled(text) == "- error +0.016\u00a0±\u00a00.007, before\n  0.436\u00a0±\u00a00.004"
 
 
+def test_a_figure_opens_in_full_size() -> None:
+    assert tool.filled("# A\n\n![Errors](a.svg)\n") == "# A\n\n[![Errors](a.svg)](a.svg)\n"
+
+
 def test_pages_of_the_site_link_to_copies(tmp_path: Path) -> None:
     page = ROOT / "docs" / "how-to" / "x.md"
     text = "[a](../../LICENSE) [b](../../CHANGELOG.md#changes) [c](../index.md) `[d](../../LICENSE)` [e](https://x.org/LICENSE)"

@@ -46,6 +46,7 @@ MEMBERS = {
 """What is public of each public class, its own or inherited; the rest serves unshuffle alone."""
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+FIGURE = re.compile(r"^(!\[[^]]*\]\(([^)\s]+)\))$", re.MULTILINE)
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
 
@@ -124,9 +125,10 @@ def relinked(text: str, file: Path, folder: Path) -> str:
 
 
 def filled(text: str) -> str:
-    """Return a page with what the code says in the place of its marks."""
+    """Return a page with what the code says in the place of its marks, and with figures that open in full size."""
     parts = {"options": option_tables, "commands": command_tables, "api": api_entries}
     text = re.sub(r"\s±\s+", "\u00a0±\u00a0", text)  # so that a figure and its std stay on one line
+    text = FIGURE.sub(r"[\1](\2)", text)  # on a phone a figure of several panels is too small
     return MARK.sub(lambda match: "\n".join(parts[match[1]]()), text)
 
 
