@@ -2,9 +2,10 @@
 
     python benchmarks/rivals.py train --images DATA [--videos DATA] [--sibling_pattern PATTERN] [--arms rotation SimCLR
                                 S+T I S+T+I S+T+I+P ... ARMS.yaml] [--seconds 120] [--seeds 3] [--first_seed 0]
-                                [--shared FILE.yaml] [--jobs 1] [--out runs/rivals] [--device cuda]
-    python benchmarks/rivals.py evaluate --out runs/rivals --train CLASSES --test CLASSES
-                                [--frames_train CLASSES --frames_test CLASSES] [--voc DEVKIT] [--inside] [--jobs 4]
+                                [--shared FILE.yaml] [--jobs 1] [--out runs/rivals] [--device cuda] [EVALUATION]
+    python benchmarks/rivals.py evaluate --out runs/rivals [--jobs 4] EVALUATION
+
+    EVALUATION: --train CLASSES --test CLASSES [--frames_train CLASSES --frames_test CLASSES] [--voc DEVKIT] [--inside]
 
 DATA and CLASSES are folders or packed stores. `train` first measures what a run of each arm takes: its start (a process
 of its own that trains two iterations, measured once with images and once with images and videos) and an iteration with
@@ -21,13 +22,14 @@ the default of lightly, and any other number works too. Others are our arms, as 
 of them.
 
 `evaluate` measures the runs that are finished: top-1 retrieval and a linear probe on pool5 of --train and --test, top-1
-retrieval of frames on --frames_train and --frames_test, and of the objects of a VOC 2012 devkit. With --inside it opens
-the training sides only, and measures leave-one-out retrieval in them, without neighbours that match --sibling_pattern,
-and a cross-validated linear probe of images; recipes are chosen by that. Results go to results/rivals_DEVICE.csv
-(results/rivals_inside_DEVICE.csv), or into the folder --results, after each run.
+retrieval of frames on --frames_train and --frames_test, and of the objects of a VOC 2012 devkit. `train` with these
+options does so after each run. With --inside only the training sides are opened, for leave-one-out retrieval in them,
+without neighbours that match --sibling_pattern, and a cross-validated linear probe of images; recipes are chosen by
+that. After each run the results go to results/rivals_DEVICE.csv (results/rivals_inside_DEVICE.csv), or into the folder
+--results.
 
 Both steps can be stopped at any moment and given again: a run that was interrupted is trained again, a finished one is
-not. That table is all that another machine needs to continue: runs in it are not repeated, and its times count.
+not. Another machine needs nothing but the table, as --known: runs in it are not repeated, and its times count.
 """
 
 import argparse
@@ -42,12 +44,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -77,12 +79,13 @@ from unshuffle.tasks.instance import InstanceTask
 from unshuffle.tasks.prepare import prepare
 from unshuffle.training import trainer as trainer_module
 from unshuffle.training.trainer import Trainer, initial_backbone
-from unshuffle.wording import plus_minus
+from unshuffle.wording import counted, plus_minus
 
 Values = dict[str, Any]
 Key = tuple[str, int, float]
 """Arm, seed and seconds: which run it is."""
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 SIMCLR = "SimCLR"
 ARMS = ("rotation", SIMCLR, f"{SIMCLR}, temperature 0.5", "S+T", "I", "S+T+I", "S+T+I+P")
 NEVER = 1_000_000_000
@@ -276,6 +279,15 @@ def time_of_simclr(config: Config) -> dict[str, float]:
 # ---- training
 
 
+class Times(NamedTuple):
+    """What a run of an arm takes."""
+
+    start: float
+    """Seconds."""
+    milliseconds: float
+    """Of an iteration, with its part of validations and rollouts."""
+
+
 @dataclass(frozen=True)
 class Rival:
     """A run to train."""
@@ -286,75 +298,82 @@ class Rival:
     """Without seed, folder and schedule."""
     allowed: float
     """Seconds, start included."""
-    start: float
-    """Seconds."""
-    milliseconds: float
-    """Of an iteration."""
     out: Path
     """The folder of all runs."""
+    times: Times
 
     @property
     def folder(self) -> Path:
         """The run folder."""
-        return self.out / f"{self.allowed:g}s" / self.arm / f"seed-{self.seed}"
+        return run_folder(self.out, self.allowed, self.arm, self.seed)
 
     @property
     def iterations(self) -> int:
         """The iterations that fit into the time."""
-        return max(2, int(1e3 * (self.allowed - self.start) / self.milliseconds))
+        return max(2, int(1e3 * (self.allowed - self.times.start) / self.times.milliseconds))
 
 
 def train(args: argparse.Namespace) -> int:
-    """Time the arms, then train those and the seeds that are missing, the first seed of all arms first.
+    """Time the arms, then train what is missing, the first seed of all arms first, and measure it if there is data.
 
-    Return how many failed.
+    Return how many runs failed.
     """
-    known = known_rows(args)
-    shared = shared_config(args)
+    rows, shared = table_rows(args), shared_config(args)
     configs = {arm: merge(shared, changes) for arm, changes in arms(args).items()}
     seeds = range(args.first_seed, args.first_seed + args.seeds)
-    rivals = [Rival(arm, seed, configs[arm], args.seconds, 0, 0, args.out) for seed in seeds for arm in configs]
-    missing = [
-        rival
-        for rival in rivals
-        if (rival.arm, rival.seed, rival.allowed) not in known and not result_file(rival.folder).is_file()
-    ]
+    missing = [(arm, seed) for seed in seeds for arm in configs if not is_done(arm, seed, args)]
     share_resident_data()
     times = {}
-    for arm in dict.fromkeys(rival.arm for rival in missing):
-        check(configs[arm])
-        prepare(configs[arm])  # packs folders, once
-        times[arm] = next((times_in(row) for row in known.values() if row["arm"] == arm), None)
-        times[arm] = times[arm] or calibrate(arm, configs[arm], args.out)
-        print(f"{arm}: start {times[arm]['start']:.1f} s, {times[arm]['milliseconds']:.2f} ms", flush=True)
-    failed = 0
-    for rival, figures in each(train_rival, [replace(rival, **times[rival.arm]) for rival in missing], args.jobs):
-        if figures is None:
+    for arm in dict.fromkeys(arm for arm, _ in missing):
+        measured = attempt(partial(times_of, config=configs[arm], rows=list(rows.values()), out=args.out), arm)
+        if measured is not None:
+            times[arm] = measured
+            print(f"{arm}: start {measured.start:.1f} s, {measured.milliseconds:.2f} ms", flush=True)
+    rivals = [
+        Rival(arm, seed, configs[arm], args.seconds, args.out, times[arm]) for arm, seed in missing if arm in times
+    ]
+    failed = len(missing) - len(rivals)
+    for rival, training in each(partial(train_rival, args=args), rivals, args.jobs):
+        if training is None:
             failed += 1
             continue
-        seconds = f"{figures['trained']:.1f} s"
-        print(f"{rival.arm}, seed {rival.seed}: {figures['iterations']} iterations in {seconds}", flush=True)
+        seconds = f"{training['trained']:.1f} s"
+        print(f"{rival.arm}, seed {rival.seed}: {training['iterations']} iterations in {seconds}", flush=True)
+        if wanted(args):
+            add_row(rows, result_file(rival.folder), args)
     return failed
 
 
-def train_rival(rival: Rival) -> Values:
-    """Train a run; return what the table says of its training."""
-    shutil.rmtree(rival.folder, ignore_errors=True)  # interrupted
-    own = {"out": str(rival.folder), "seed": rival.seed, "optim": schedule(rival.iterations)}
-    begin = time.perf_counter()
-    train_one(rival.arm, merge(rival.config, own))
-    figures = {
-        "arm": rival.arm,
-        "seed": rival.seed,
-        "samples": " + ".join(f"{rival.config.batch_size(task)} {task}" for task in rival.config.task_names),
-        "iterations": rival.iterations,
-        "allowed": rival.allowed,
-        "start": round(rival.start, 1),
-        "milliseconds": round(rival.milliseconds, 3),
-        "trained": round(time.perf_counter() - begin, 1),
-    }
-    write_json(result_file(rival.folder), figures)
-    return figures
+def is_done(arm: str, seed: int, args: argparse.Namespace) -> bool:
+    """Return whether a run is finished, here or in the table that is continued, and measured as far as asked for."""
+    if (arm, seed, args.seconds) in known_rows(args):
+        return True
+    file = result_file(run_folder(args.out, args.seconds, arm, seed))
+    return file.is_file() and wanted(args) <= read_figures(file, args).keys()
+
+
+def train_rival(rival: Rival, args: argparse.Namespace) -> Values:
+    """Train a run, unless it is finished, and measure it if there is data; return its columns about the training."""
+    file = result_file(rival.folder)
+    if not file.is_file():
+        shutil.rmtree(rival.folder, ignore_errors=True)  # interrupted
+        own = {"out": str(rival.folder), "seed": rival.seed, "optim": schedule(rival.iterations)}
+        begin = time.perf_counter()
+        train_one(rival.arm, merge(rival.config, own))
+        training = {
+            "arm": rival.arm,
+            "seed": rival.seed,
+            "samples": " + ".join(f"{rival.config.batch_size(task)} {task}" for task in rival.config.task_names),
+            "iterations": rival.iterations,
+            "allowed": rival.allowed,
+            "start": round(rival.times.start, 1),
+            "milliseconds": round(rival.times.milliseconds, 3),
+            "trained": round(time.perf_counter() - begin, 1),
+        }
+        write_json(file, training)
+    measure(file, args)
+    columns: Values = json.loads(file.read_text())
+    return columns
 
 
 def train_one(arm: str, config: Config) -> None:
@@ -388,18 +407,21 @@ def share_resident_data() -> None:
     trainer_module.make_resident = resident  # type: ignore[attr-defined]
 
 
-def calibrate(arm: str, config: Config, out: Path) -> dict[str, float]:
-    """Return the seconds of an arm's start and the milliseconds of an iteration, from short runs."""
-    file = out / "times" / f"{arm}.json"
+def times_of(arm: str, config: Config, rows: Sequence[Values], out: Path) -> Times:
+    """Return what a run of an arm takes: as in a row of it, otherwise from short runs."""
+    check(config)
+    prepare(config)  # packs folders, once
+    for row in rows:
+        if row["arm"] == arm:
+            return Times(float(row["start"]), float(row["milliseconds"]))
+    file, folder = out / "times" / f"{arm}.json", out / "timed" / arm
     if not file.is_file():
-        folder = out / "timed" / arm
         shutil.rmtree(folder, ignore_errors=True)  # interrupted
         timed = merge(config, {"out": str(folder), "optim": schedule(TIMED[1])})
-        times = time_of_simclr(timed) if arm.startswith(SIMCLR) else time_of(timed, folder)
+        figures = time_of_simclr(timed) if arm.startswith(SIMCLR) else time_of(timed, folder)
         free_memory()
-        write_json(file, {"start": start_of(config, out), "milliseconds": times["milliseconds"]})
-    figures: dict[str, float] = json.loads(file.read_text())
-    return figures
+        write_json(file, Times(start_of(config, out), figures["milliseconds"])._asdict())
+    return Times(**json.loads(file.read_text()))
 
 
 def start_of(config: Config, out: Path) -> float:
@@ -415,6 +437,11 @@ def start_of(config: Config, out: Path) -> float:
         subprocess.run([sys.executable, __file__, "job", str(job)], check=True)
         write_json(file, time.perf_counter() - begin)
     return float(json.loads(file.read_text()))
+
+
+def run_folder(out: Path, seconds: float, arm: str, seed: int) -> Path:
+    """Return the folder of a run."""
+    return out / f"{seconds:g}s" / arm / f"seed-{seed}"
 
 
 def result_file(folder: Path) -> Path:
@@ -453,21 +480,23 @@ def attempt(work: Callable[[Item], Result], item: Item) -> Result | None:
 
 
 def evaluate(args: argparse.Namespace) -> int:
-    """Evaluate all finished runs, and write the table after each; return how many failed."""
-    rows, failed = known_rows(args), 0
-    files = sorted(args.out.glob("*/*/seed-*/rival.json"))
+    """Measure all finished runs; return how many failed."""
+    rows, failed = table_rows(args), 0
+    files = finished(args)
     for file, figures in each(partial(measure, args=args), files, args.jobs):
         if figures is None:
             failed += 1
-            continue
-        row = json.loads(file.read_text()) | {name: round(value, 2) for name, value in figures.items()}
-        rows[key_of(row)] = row
-        print(f"{row['arm']}, seed {row['seed']}:", {name: row[name] for name in figures}, flush=True)
-        save(list(rows.values()), args)
+        else:
+            add_row(rows, file, args)
     if not rows:
         sys.exit(f"there are no finished runs in {args.out}")
     summarise(list(rows.values()))
     return failed
+
+
+def finished(args: argparse.Namespace) -> list[Path]:
+    """Return the result files of the finished runs."""
+    return sorted(args.out.glob("*/*/seed-*/rival.json"))
 
 
 def known_rows(args: argparse.Namespace) -> dict[Key, Values]:
@@ -476,53 +505,84 @@ def known_rows(args: argparse.Namespace) -> dict[Key, Values]:
     return {key_of(row): row for row in rows}
 
 
+def table_rows(args: argparse.Namespace) -> dict[Key, Values]:
+    """Return all rows so far: those of the table that is continued, and those of the runs that were measured here."""
+    rows = known_rows(args)
+    for file in finished(args):
+        if figures := read_figures(file, args):
+            row = json.loads(file.read_text()) | figures
+            rows[key_of(row)] = row
+    return rows
+
+
+def add_row(rows: dict[Key, Values], file: Path, args: argparse.Namespace) -> None:
+    """Print the figures of a run, add its row, and write the table: runs of equal length together, by arms."""
+    figures = read_figures(file, args)
+    row = json.loads(file.read_text()) | figures
+    print(f"{row['arm']}, seed {row['seed']}:", figures, flush=True)
+    rows[key_of(row)] = row
+    columns = [*TRAINING, *(name for name in FIGURES if any(row.get(name, "") != "" for row in rows.values()))]
+    ordered = sorted(rows.values(), key=lambda row: (float(row["allowed"]), row["arm"], int(row["seed"])))
+    name = f"rivals{'_inside' if args.inside else ''}_{torch.device(args.device).type}.csv"
+    save_table([{name: row.get(name, "") for name in columns} for row in ordered], args.results / name, args.device)
+
+
 def key_of(row: Mapping[str, Any]) -> Key:
     """Return which run a row is of."""
     return row["arm"], int(row["seed"]), float(row["allowed"])
 
 
-def times_in(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the times of a row's arm."""
-    return {name: float(row[name]) for name in ("start", "milliseconds")}
+def figures_file(file: Path, args: argparse.Namespace) -> Path:
+    """Return the file of the figures of a run, beside its result file."""
+    return file.with_name("inside.json" if args.inside else "test.json")
 
 
-def save(rows: Sequence[Values], args: argparse.Namespace) -> None:
-    """Write the table: the runs of equal length together, by arms."""
-    columns = [*TRAINING, *(name for name in FIGURES if any(row.get(name, "") != "" for row in rows))]
-    ordered = sorted(rows, key=lambda row: (float(row["allowed"]), row["arm"], int(row["seed"])))
-    name = f"rivals{'_inside' if args.inside else ''}_{torch.device(args.device).type}.csv"
-    save_table([{name: row.get(name, "") for name in columns} for row in ordered], args.results / name, args.device)
-
-
-def measure(file: Path, args: argparse.Namespace) -> dict[str, float]:
-    """Return the figures of a finished run; those that were measured before are read."""
-    cached = file.with_name("inside.json" if args.inside else "test.json")
-    figures: dict[str, float] = json.loads(cached.read_text()) if cached.is_file() else {}
-    weights = str(file.with_name(WEIGHTS_NAME))
-    if not args.inside:
-        figures |= on_test_sides(weights, args, figures)
-    elif not figures:
-        figures = inside(weights, args)
-    write_json(cached, figures)
+def read_figures(file: Path, args: argparse.Namespace) -> dict[str, float]:
+    """Return the figures of a run that were measured before."""
+    measured = figures_file(file, args)
+    figures: dict[str, float] = json.loads(measured.read_text()) if measured.is_file() else {}
     return figures
 
 
-def on_test_sides(weights: str, args: argparse.Namespace, known: Mapping[str, float]) -> dict[str, float]:
-    """Return retrieval and linear probe of images, and retrieval of frames and of objects, as far as not known."""
+def measure(file: Path, args: argparse.Namespace) -> dict[str, float]:
+    """Return the figures of a finished run, all that there is data for; those that were measured before are read."""
+    figures, weights = read_figures(file, args), str(file.with_name(WEIGHTS_NAME))
+    if not wanted(args) <= figures.keys():
+        new = inside(weights, args) if args.inside else on_test_sides(weights, args, figures)
+        figures |= {name: round(value, 2) for name, value in new.items()}
+        write_json(figures_file(file, args), figures)
+    return figures
+
+
+def wanted(args: argparse.Namespace) -> set[str]:
+    """Return the figures that there is data for."""
+    if args.inside:
+        images, frames = ({"images_top1", "images_linear"} if args.train else set()), {"frames_top1"}
+        return images | (frames if args.frames_train else set())
+    return set(evaluations(args))
+
+
+def evaluations(args: argparse.Namespace) -> dict[str, tuple[str, Values, tuple[str, ...]]]:
+    """Return the evaluation of each figure that there is data for: its name, its options, where the figure stands."""
     images = {"train": args.train, "test": args.test}
     frames = {"train": args.frames_train, "test": args.frames_test, "frames": FRAMES}
     objects = {"voc": args.voc, "year": 2012, "train_set": "train", "test_set": "val"}
-    chosen = {
-        "images_top1": ("retrieval", {**images, "limit": 0}, ("top1",)),
-        "images_linear": ("linear", {**images, "limit": 0, "layers": ["pool5"]}, ("pool5", "top1")),
-        "frames_top1": ("retrieval", {**frames, "limit": 0}, ("top1",)),
-        "objects_top1": ("retrieval", {**objects, "limit": 0}, ("top1",)),
+    possible = {
+        "images_top1": ("retrieval", images, ("top1",)),
+        "images_linear": ("linear", {**images, "layers": ["pool5"]}, ("pool5", "top1")),
+        "frames_top1": ("retrieval", frames, ("top1",)),
+        "objects_top1": ("retrieval", objects, ("top1",)),
     }
+    return {name: entry for name, entry in possible.items() if None not in entry[1].values()}
+
+
+def on_test_sides(weights: str, args: argparse.Namespace, known: Mapping[str, float]) -> dict[str, float]:
+    """Return the figures of the evaluations, but for those that are known."""
     figures = {}
-    for name, (evaluation, options, keys) in chosen.items():
-        if name in known or None in options.values():
+    for name, (evaluation, options, keys) in evaluations(args).items():
+        if name in known:
             continue
-        values = {"preset": "quick", "weights": weights, "device": args.device, **options}
+        values = {"preset": "quick", "limit": 0, "weights": weights, "device": args.device, **options}
         metrics: Any = build_evaluation(evaluation, values).run(Console(quiet=True)).metrics
         for key in keys:
             metrics = metrics[key]
@@ -608,7 +668,7 @@ def summarise(rows: Sequence[Values]) -> None:
             if values:
                 spread = stdev(values) if len(values) > 1 else None
                 figures.append(f"{column} {plus_minus(fmean(values), spread, 2)}")
-        print(f"{arm}, {seconds:g} s ({len(own)} seeds): {', '.join(figures)}")
+        print(f"{arm}, {seconds:g} s ({counted(len(own), 'seeds')}): {', '.join(figures)}")
 
 
 if __name__ == "__main__":
