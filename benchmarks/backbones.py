@@ -1,22 +1,24 @@
 """Step times of several backbones: unshuffle's trainer against a plain timm loop that does the same work.
 
     python benchmarks/backbones.py [--backbones caffenet timm:resnet18 ...] [--batch 256] [--size 112]
-                                   [--modes eager compiled] [--images DATA] [--device cuda]
+                                   [--modes eager compiled] [--images DATA] [--results FOLDER] [--device cuda]
 
 The work is a step of instance discrimination: two views of each image through the backbone, a projection head,
 NT-Xent, backward pass and AdamW. The plain loop is what a careful user writes around a timm model: bf16 autocast,
 channels-last, a fused optimiser, once as it is and once with torch.compile. Its views are rendered beforehand and cost
 it nothing; those of unshuffle are cropped and augmented in every step, which is part of its time. unshuffle's step is
 recorded as a CUDA graph, once as it is and once with model.compile. `caffenet` is not in timm: the plain loop trains
-our plain modules. All are measured in one run, each after a warm-up. Results go to results/backbones_DEVICE.csv.
+our plain modules. All are measured in one run, each after a warm-up; run it alone on the GPU. Results go to
+results/backbones_DEVICE.csv, or into the folder --results, after each measurement.
 """
 
 import argparse
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
-from table import write_table
+from table import RESULTS, save_table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -43,14 +45,15 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--modes", nargs="+", choices=("eager", "compiled"), default=["eager", "compiled"])
     parser.add_argument("--images", help="images of unshuffle's steps; by default the synthetic world")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     rows = []
     for name in args.backbones:
         for compiled in (mode == "compiled" for mode in args.modes):
-            rows.append(row(name, "plain loop", compiled, plain_ms(name, compiled, args), args))
-            rows.append(row(name, "unshuffle", compiled, our_ms(name, compiled, args), args))
-    write_table(f"backbones_{torch.device(args.device).type}", rows, args.device)
+            for loop, milliseconds in (("plain loop", plain_ms), ("unshuffle", our_ms)):
+                rows.append(row(name, loop, compiled, milliseconds(name, compiled, args), args))
+                save_table(rows, args.results / f"backbones_{torch.device(args.device).type}.csv", args.device)
 
 
 def row(name: str, loop: str, compiled: bool, milliseconds: float, args: argparse.Namespace) -> dict[str, Any]:

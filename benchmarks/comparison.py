@@ -37,6 +37,7 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from rich.console import Console
 from table import RESULTS, write_table
 
 from unshuffle.ablation.ablation import HEADLINES, PAPER_ARMS, make_plan, run_ablation
@@ -47,7 +48,7 @@ from unshuffle.analysis.analysis import flat_numbers
 from unshuffle.analysis.figures import COLOURS, legend_below, name_axes, panels, save_figure, styled, thousands
 from unshuffle.config import Config, PolicyConfig, paper, paper_literal, preset_config, small
 from unshuffle.options import merge, to_dict
-from unshuffle.pretraining import pretrain
+from unshuffle.pretraining import run_pretraining
 from unshuffle.runs.checkpoints import list_checkpoints, load_checkpoint
 from unshuffle.runs.history import stored_permutations
 from unshuffle.runs.run import Run
@@ -191,7 +192,7 @@ def time_of(config: Config, out: Path) -> dict[str, Any]:
         "policy": {"interval": TIMED_INTERVAL, "batches": TIMED_INTERVAL, "start_below": 2.0},
         "monitor": {"gallery": None, "queries": None},
     }
-    run = pretrain(**to_dict(merge(config, plain(options))))
+    run = run_pretraining(merge(config, plain(options)), console=Console(quiet=True))
     samples = sum(config.batch_size(task) for task in config.task_names)
     lines = [entry for entry in run.metrics("train") if begin < entry["iteration"] <= end]
     step = 1e3 * samples * fmean(1 / entry["samples_per_second"] for entry in lines)

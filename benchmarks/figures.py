@@ -8,6 +8,7 @@ benchmarks themselves.
 
 import argparse
 import csv
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -368,17 +369,30 @@ def reward_signal() -> Figure:
     return figure
 
 
+RIVALS = {
+    "images_top1": ("Caltech-101, nearest neighbours", 24.9),
+    "images_linear": ("Caltech-101, linear probe on pool5", 31.8),
+    "frames_top1": ("UCF-101, single frames", 27.2),
+    "objects_top1": ("VOC 2012, objects", 11.6),
+}
+"""Figures of the rivals, with those of the untrained network."""
+
+
 @styled
 def rivals() -> Figure:
-    """Retrieval and linear probe of each arm, with a dot for each seed."""
+    """Each evaluation of each arm, with a dot for each seed; runs of other lengths have rows of their own."""
     rows = read("rivals_cuda")
-    arms = list(dict.fromkeys(row["arm"] for row in rows))
-    figure, axes = panels(1, 2, width=4.8, height=3.0, sharey=True)
-    for axis, column, untrained, title in (
-        (axes[0, 0], "images_top1", 24.9, "nearest neighbours"),
-        (axes[0, 1], "images_linear", 31.8, "linear probe on pool5, seed 0"),
-    ):
-        groups = [(arm, [[float(row[column]) for row in rows if row["arm"] == arm and row[column]]]) for arm in arms]
+    lengths = {row.get("allowed") for row in rows}
+    names = [row["arm"] if len(lengths) == 1 else f"{row['arm']}, {float(row['allowed']):g} s" for row in rows]
+    columns = [column for column in RIVALS if any(row.get(column) for row in rows)]
+    height = max(3.0, 0.45 * len(set(names)))
+    figure, axes = panels(math.ceil(len(columns) / 2), 2, width=4.8, height=height, sharey=True)
+    for axis in axes.flat[len(columns) :]:
+        axis.axis("off")
+    for axis, column in zip(axes.flat, columns, strict=False):
+        title, untrained = RIVALS[column]
+        measured = [(name, float(row[column])) for name, row in zip(names, rows, strict=True) if row[column]]
+        groups = [(arm, [[value for name, value in measured if name == arm]]) for arm in dict.fromkeys(names)]
         dots(axis, groups, ["mean"])
         axis.axvline(untrained, color=QUIET, linewidth=1, linestyle=LEVELS[2])
         axis.annotate(
@@ -393,7 +407,8 @@ def rivals() -> Figure:
         for row, (_, values) in enumerate(groups):
             if not values[0]:
                 axis.annotate("not measured", (untrained + 4, row), fontsize=8, color=QUIET, va="center")
-        name_axes(axis, f"Caltech-101, {title}", "top 1 [%]", "")
+        one = max(len(values[0]) for _, values in groups) == 1
+        name_axes(axis, f"{title}{', one seed' if one else ''}", "top 1 [%]", "")
     return figure
 
 

@@ -1,29 +1,35 @@
 """Rotation prediction and SimCLR against our arms: same backbone, same data, same GPU seconds, start included.
 
     python benchmarks/rivals.py train --images DATA [--videos DATA] [--sibling_pattern PATTERN] [--arms rotation SimCLR
-                                S+T I S+T+I S+T+I+P ... ARMS.yaml] [--seconds 120] [--seeds 3]
-                                [--shared FILE.yaml] [--out runs/rivals] [--device cuda]
-    python benchmarks/rivals.py evaluate --out runs/rivals --train CLASSES --test CLASSES
-                                [--frames_train CLASSES --frames_test CLASSES] [--inside]
+                                S+T I S+T+I S+T+I+P ... ARMS.yaml] [--seconds 120] [--seeds 3] [--first_seed 0]
+                                [--shared FILE.yaml] [--jobs 1] [--out runs/rivals] [--device cuda] [EVALUATION]
+    python benchmarks/rivals.py evaluate --out runs/rivals [--jobs 4] EVALUATION
 
-`train` trains all runs one after another in this process, so that only the first one copies the data to the GPU. Each
-run has the iterations that fit into --seconds: the start of a run (a process of its own that trains two iterations,
-measured once with images and once with images and videos) and the iterations with their part of the validations and
-rollouts (a short run of each arm). The folders are packed before. Finished runs are not repeated; other --seconds need
-another --out. Run it alone on the GPU.
+    EVALUATION: --train CLASSES --test CLASSES [--frames_train CLASSES --frames_test CLASSES] [--voc DEVKIT] [--inside]
+
+DATA and CLASSES are folders or packed stores. `train` first measures what a run of each arm takes: its start (a process
+of its own that trains two iterations, measured once with images and once with images and videos) and an iteration with
+its part of the validations and rollouts (a short run of each arm). A run has the iterations that fit into --seconds
+then, one after another in this process, so that only the first one copies the data to the GPU. Folders are packed
+before. Run it alone on the GPU. With --jobs several train at a time: their iterations stay the same, so the figures
+mean the same, but `trained` is no longer the time of a run alone.
 
 All arms begin with the preset `small` with the changes in --shared. `rotation` is our task R alone. `SimCLR` has the
 loss and the projection head of the package `lightly`, and the parameters of its augmentations, which our batched code
-applies on the device; data, backbone, kernels and precision are those of our arms. Its loss reads from the GPU in every
-step, so it is not recorded as a CUDA graph. It has AdamW at 1e-3 with a cosine, 512 images a step, views as large as
-ours, and a temperature of 0.2; `SimCLR, temperature 0.5` has the default of lightly. Others are our arms, as `unshuffle
-ablate` names them, or a file of them.
+applies on the device; data, backbone, kernels, precision and the captured step are those of our arms. It has AdamW at
+1e-3 with a cosine, 512 images a step, views as large as ours, and a temperature of 0.2; `SimCLR, temperature 0.5` has
+the default of lightly, and any other number works too. Others are our arms, as `unshuffle ablate` names them, or a file
+of them.
 
 `evaluate` measures the runs that are finished: top-1 retrieval and a linear probe on pool5 of --train and --test, top-1
-retrieval of frames on --frames_train and --frames_test. With --inside it opens the training sides only, and measures
-leave-one-out retrieval in them, without neighbours that match --sibling_pattern, and a cross-validated linear probe of
-images; recipes are chosen by that. Results go to results/rivals_DEVICE.csv (results/rivals_inside_DEVICE.csv), or into
-the folder --results.
+retrieval of frames on --frames_train and --frames_test, and of the objects of a VOC 2012 devkit. `train` with these
+options does so after each run. With --inside only the training sides are opened, for leave-one-out retrieval in them,
+without neighbours that match --sibling_pattern, and a cross-validated linear probe of images; recipes are chosen by
+that. After each run the results go to results/rivals_DEVICE.csv (results/rivals_inside_DEVICE.csv), or into the folder
+--results.
+
+Both steps can be stopped at any moment and given again: a run that was interrupted is trained again, a finished one is
+not. Another machine needs nothing but the table, as --known: runs in it are not repeated, and its times count.
 """
 
 import argparse
@@ -35,29 +41,34 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from comparison import ORDERING, TIMED, time_of
+from comparison import ORDERING, TIMED, read_rows, time_of
 from rich.console import Console
-from table import RESULTS, write_table
+from table import RESULTS, save_table
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from unshuffle.ablation.arms import build_evaluation, find_arms, plain
 from unshuffle.accelerator import choose_device, wait_for
-from unshuffle.config import FEATURE_BATCH, Config, check, small
+from unshuffle.config import FEATURE_BATCH, Config, check, merge_sections, small
 from unshuffle.data.dataset import Square, open_dataset
 from unshuffle.data.source import Source
 from unshuffle.data.squares import Resident, make_resident
 from unshuffle.evaluation.features import find_backbone, pool5
 from unshuffle.evaluation.probes import C_GRID, logistic_regression, standardised
 from unshuffle.evaluation.retrieval import top_k_accuracy
+from unshuffle.files import atomic_write
 from unshuffle.models.weights import save_backbone
 from unshuffle.options import merge, read_yaml, to_dict
 from unshuffle.pretraining import run_pretraining
@@ -67,17 +78,23 @@ from unshuffle.tasks.base import Outcome
 from unshuffle.tasks.instance import InstanceTask
 from unshuffle.tasks.prepare import prepare
 from unshuffle.training import trainer as trainer_module
-from unshuffle.training.step import Step
 from unshuffle.training.trainer import Trainer, initial_backbone
-from unshuffle.wording import plus_minus
+from unshuffle.wording import counted, plus_minus
 
 Values = dict[str, Any]
+Key = tuple[str, int, float]
+"""Arm, seed and seconds: which run it is."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 SIMCLR = "SimCLR"
 ARMS = ("rotation", SIMCLR, f"{SIMCLR}, temperature 0.5", "S+T", "I", "S+T+I", "S+T+I+P")
 NEVER = 1_000_000_000
 WARMUP = 500
 FRAMES = 10  # of each video
 FOLDS = 4  # of the cross-validated probe
+TRAINING = ("arm", "seed", "samples", "iterations", "allowed", "start", "milliseconds", "trained")
+"""Columns of the table about the training of a run; `allowed`, `start` and `trained` are seconds."""
+FIGURES = ("images_top1", "images_linear", "frames_top1", "objects_top1")
 
 
 def main() -> None:
@@ -87,23 +104,28 @@ def main() -> None:
     parser.add_argument("job_file", nargs="?", type=Path, help=argparse.SUPPRESS)  # what `train` starts
     for name in ("--images", "--videos"):
         parser.add_argument(name, nargs="+")
-    for name in ("--train", "--test", "--frames_train", "--frames_test"):
+    for name in ("--train", "--test", "--frames_train", "--frames_test", "--voc"):
         parser.add_argument(name)
     parser.add_argument("--sibling_pattern", default="")
     parser.add_argument("--shared", type=Path, help="changes of all arms")
     parser.add_argument("--arms", nargs="+", default=list(ARMS))
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first_seed", type=int, default=0)
     parser.add_argument("--inside", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1, help="runs that are trained or evaluated at a time")
     parser.add_argument("--out", type=Path, default=Path("runs/rivals"))
+    parser.add_argument("--known", type=Path, help="table of another machine, which is continued here")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     if args.step == "job":
         job = json.loads(args.job_file.read_text())
-        train_one(job["arm"], merge(small(), job["config"]))
+        train_one(job["arm"], merge_sections(small(), job["config"]))
     else:
-        {"train": train, "evaluate": evaluate}[args.step](args)
+        failed = {"train": train, "evaluate": evaluate}[args.step](args)
+        if failed:
+            sys.exit(f"{failed} of the runs failed: see above")
 
 
 # ---- arms
@@ -196,9 +218,31 @@ class LightlySimCLR(InstanceTask):
         from lightly.loss import NTXentLoss
 
         first, second = head(features.flatten(0, 1)).float().unflatten(0, features.shape[:2]).unbind(1)
-        with torch.autocast(features.device.type, enabled=False):
+        with torch.autocast(features.device.type, enabled=False), OffDiagonal():
             loss: Tensor = NTXentLoss(temperature=self.settings.temperature)(first, second)
         return Outcome(loss, torch.zeros_like(loss))
+
+
+class OffDiagonal(TorchFunctionMode):
+    """Select what lies off the diagonal of a square as slices instead of by a mask: the same numbers in the same order.
+
+    How many numbers a mask selects is read from the GPU, which a CUDA graph cannot record. The two masks of lightly's
+    loss are its only reads, and they leave out the diagonal.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), options: Values | None = None
+    ) -> Any:
+        """Call a function of torch, or take its place if it selects by a mask."""
+        if function is Tensor.__getitem__ and isinstance(arguments[1], Tensor) and arguments[1].dtype == torch.bool:
+            return off_diagonal(arguments[0])
+        return function(*arguments, **(options or {}))
+
+
+def off_diagonal(square: Tensor) -> Tensor:
+    """Return the n (n - 1) numbers off the diagonal of an (n, n) tensor, row by row."""
+    side = len(square)
+    return square.flatten()[1:].view(side - 1, side + 1)[:, :-1].flatten()
 
 
 def simclr_trainer(config: Config) -> Trainer:
@@ -206,11 +250,7 @@ def simclr_trainer(config: Config) -> Trainer:
     device = choose_device(config.device)
     seed_everything(config.seed)
     task = LightlySimCLR(config, device)
-    trainer = Trainer(config, prepare(config), {task.name: task}, initial_backbone(config), device)
-    # the loss of lightly reads from the GPU, which a CUDA graph cannot record
-    weights = {task.name: config.instance.loss_weight}
-    trainer.__dict__["learn"] = Step(trainer.network.train(), weights, trainer.optimisers, trainer.precision)
-    return trainer
+    return Trainer(config, prepare(config), {task.name: task}, initial_backbone(config), device)
 
 
 def train_simclr(config: Config) -> None:
@@ -239,51 +279,123 @@ def time_of_simclr(config: Config) -> dict[str, float]:
 # ---- training
 
 
-def train(args: argparse.Namespace) -> None:
-    """Time all arms, then train all arms and seeds: the first seed of all arms first."""
-    shared = shared_config(args)
-    share_resident_data()
+class Times(NamedTuple):
+    """What a run of an arm takes."""
+
+    start: float
+    """Seconds."""
+    milliseconds: float
+    """Of an iteration, with its part of validations and rollouts."""
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A run to train."""
+
+    arm: str
+    seed: int
+    config: Config
+    """Without seed, folder and schedule."""
+    allowed: float
+    """Seconds, start included."""
+    out: Path
+    """The folder of all runs."""
+    times: Times
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return run_folder(self.out, self.allowed, self.arm, self.seed)
+
+    @property
+    def iterations(self) -> int:
+        """The iterations that fit into the time."""
+        return max(2, int(1e3 * (self.allowed - self.times.start) / self.times.milliseconds))
+
+
+def train(args: argparse.Namespace) -> int:
+    """Time the arms, then train what is missing, the first seed of all arms first, and measure it if there is data.
+
+    Return how many runs failed.
+    """
+    rows, shared = table_rows(args), shared_config(args)
     configs = {arm: merge(shared, changes) for arm, changes in arms(args).items()}
-    for config in configs.values():
-        check(config)
-        prepare(config)  # packs folders, once
-    times = {arm: calibrate(arm, config, args.out) for arm, config in configs.items()}
-    for seed in range(args.seeds):
-        for arm, config in configs.items():
-            out, seconds = args.out / arm / f"seed-{seed}", times[arm]
-            if result_file(out).is_file():
-                continue
-            if out.exists():  # interrupted
-                shutil.rmtree(out)
-            iterations = max(2, int((args.seconds - seconds["start"]) / seconds["iteration"]))
-            begin = time.perf_counter()
-            train_one(arm, merge(config, {"out": str(out), "seed": seed, "optim": schedule(iterations)}))
-            figures = {
-                "arm": arm,
-                "seed": seed,
-                "samples": {task: config.batch_size(task) for task in config.task_names},
-                "iterations": iterations,
-                "allowed": args.seconds,
-                "start": seconds["start"],
-                "trained": time.perf_counter() - begin,
-            }
-            result_file(out).write_text(json.dumps(figures))
-            print(f"{arm}, seed {seed}: {iterations} iterations in {figures['trained']:.1f} s", flush=True)
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    missing = [(arm, seed) for seed in seeds for arm in configs if not is_done(arm, seed, args)]
+    share_resident_data()
+    times = {}
+    for arm in dict.fromkeys(arm for arm, _ in missing):
+        measured = attempt(partial(times_of, config=configs[arm], rows=list(rows.values()), out=args.out), arm)
+        if measured is not None:
+            times[arm] = measured
+            print(f"{arm}: start {measured.start:.1f} s, {measured.milliseconds:.2f} ms", flush=True)
+    rivals = [
+        Rival(arm, seed, configs[arm], args.seconds, args.out, times[arm]) for arm, seed in missing if arm in times
+    ]
+    failed = len(missing) - len(rivals)
+    for rival, training in each(partial(train_rival, args=args), rivals, args.jobs):
+        if training is None:
+            failed += 1
+            continue
+        seconds = f"{training['trained']:.1f} s"
+        print(f"{rival.arm}, seed {rival.seed}: {training['iterations']} iterations in {seconds}", flush=True)
+        if wanted(args):
+            add_row(rows, result_file(rival.folder), args)
+    return failed
+
+
+def is_done(arm: str, seed: int, args: argparse.Namespace) -> bool:
+    """Return whether a run is finished, here or in the table that is continued, and measured as far as asked for."""
+    if (arm, seed, args.seconds) in known_rows(args):
+        return True
+    file = result_file(run_folder(args.out, args.seconds, arm, seed))
+    return file.is_file() and wanted(args) <= read_figures(file, args).keys()
+
+
+def train_rival(rival: Rival, args: argparse.Namespace) -> Values:
+    """Train a run, unless it is finished, and measure it if there is data; return its columns about the training."""
+    file = result_file(rival.folder)
+    if not file.is_file():
+        shutil.rmtree(rival.folder, ignore_errors=True)  # interrupted
+        own = {"out": str(rival.folder), "seed": rival.seed, "optim": schedule(rival.iterations)}
+        begin = time.perf_counter()
+        train_one(rival.arm, merge(rival.config, own))
+        training = {
+            "arm": rival.arm,
+            "seed": rival.seed,
+            "samples": " + ".join(f"{rival.config.batch_size(task)} {task}" for task in rival.config.task_names),
+            "iterations": rival.iterations,
+            "allowed": rival.allowed,
+            "start": round(rival.times.start, 1),
+            "milliseconds": round(rival.times.milliseconds, 3),
+            "trained": round(time.perf_counter() - begin, 1),
+        }
+        write_json(file, training)
+    measure(file, args)
+    columns: Values = json.loads(file.read_text())
+    return columns
 
 
 def train_one(arm: str, config: Config) -> None:
     """Train one run."""
-    if arm.startswith(SIMCLR):
-        train_simclr(config)
-    else:
-        run_pretraining(config, console=Console(quiet=True))
+    try:
+        if arm.startswith(SIMCLR):
+            train_simclr(config)
+        else:
+            run_pretraining(config, console=Console(quiet=True))
+    finally:
+        free_memory()
+
+
+def free_memory() -> None:
+    """Give back the GPU memory of a training that is over: its graphs have memory of their own."""
     gc.collect()
     if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # the graphs of this run have memory of their own
+        torch.cuda.empty_cache()
 
 
 def share_resident_data() -> None:
-    """Keep the data on the GPU from one run to the next."""
+    """Keep the data on the GPU from one run of a process to the next."""
     copies: dict[tuple[str, ...], Resident | None] = {}
 
     def resident(source: Source, device: torch.device, memory_fraction: float) -> Resident | None:
@@ -295,82 +407,182 @@ def share_resident_data() -> None:
     trainer_module.make_resident = resident  # type: ignore[attr-defined]
 
 
-def calibrate(arm: str, config: Config, out: Path) -> dict[str, float]:
-    """Return the seconds of an arm's start and of an iteration, from short runs."""
-    file = out / arm / "calibration.json"
+def times_of(arm: str, config: Config, rows: Sequence[Values], out: Path) -> Times:
+    """Return what a run of an arm takes: as in a row of it, otherwise from short runs."""
+    check(config)
+    prepare(config)  # packs folders, once
+    for row in rows:
+        if row["arm"] == arm:
+            return Times(float(row["start"]), float(row["milliseconds"]))
+    file, folder = out / "times" / f"{arm}.json", out / "timed" / arm
     if not file.is_file():
-        timed = merge(config, {"out": str(out / arm / "timed"), "optim": schedule(TIMED[1])})
-        times = time_of_simclr(timed) if arm.startswith(SIMCLR) else time_of(timed, out / arm / "timed")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({"start": start_of(config, out), "iteration": times["milliseconds"] / 1e3}))
-    figures: dict[str, float] = json.loads(file.read_text())
-    print(f"{arm}: start {figures['start']:.1f} s, {1e3 * figures['iteration']:.2f} ms", flush=True)
-    return figures
+        shutil.rmtree(folder, ignore_errors=True)  # interrupted
+        timed = merge(config, {"out": str(folder), "optim": schedule(TIMED[1])})
+        figures = time_of_simclr(timed) if arm.startswith(SIMCLR) else time_of(timed, folder)
+        free_memory()
+        write_json(file, Times(start_of(config, out), figures["milliseconds"])._asdict())
+    return Times(**json.loads(file.read_text()))
 
 
 def start_of(config: Config, out: Path) -> float:
     """Return the seconds of a process that trains two iterations of I, or of S+T+I if the arm uses videos."""
     tasks = "S+T+I" if "temporal" in config.task_names else "I"
-    file = out / f"start-{tasks}.json"
+    file, folder = out / "times" / f"start-{tasks}.json", out / "timed" / f"start-{tasks}"
     if not file.is_file():
-        started = merge(config, {"tasks": tasks, "out": str(out / f"start-{tasks}"), "optim": schedule(2)})
-        job = out / "start.json"
-        job.write_text(json.dumps({"arm": tasks, "config": plain(to_dict(started))}))
+        shutil.rmtree(folder, ignore_errors=True)  # interrupted
+        started = merge(config, {"tasks": tasks, "out": str(folder), "optim": schedule(2)})
+        job = out / "times" / "job.json"
+        write_json(job, {"arm": tasks, "config": plain(to_dict(started))})
         begin = time.perf_counter()
         subprocess.run([sys.executable, __file__, "job", str(job)], check=True)
-        file.write_text(json.dumps(time.perf_counter() - begin))
+        write_json(file, time.perf_counter() - begin)
     return float(json.loads(file.read_text()))
 
 
-def result_file(out: Path) -> Path:
+def run_folder(out: Path, seconds: float, arm: str, seed: int) -> Path:
+    """Return the folder of a run."""
+    return out / f"{seconds:g}s" / arm / f"seed-{seed}"
+
+
+def result_file(folder: Path) -> Path:
     """Return the file that says that a run is finished, and what it took."""
-    return out / "rival.json"
+    return folder / "rival.json"
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Write a file as a whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(file) as draft:
+        draft.write_text(json.dumps(value))
+
+
+def each(work: Callable[[Item], Result], items: Sequence[Item], jobs: int) -> Iterator[tuple[Item, Result | None]]:
+    """Yield each item with its result, None where the work failed; several at a time in processes of their own."""
+    if jobs == 1:
+        yield from ((item, attempt(work, item)) for item in items)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn"), share_resident_data) as pool:
+        started = {pool.submit(attempt, work, item): item for item in items}
+        for future in as_completed(started):
+            yield started[future], future.result()
+
+
+def attempt(work: Callable[[Item], Result], item: Item) -> Result | None:
+    """Return the result; None if there is an error, which is printed, so that other runs go on."""
+    try:
+        return work(item)
+    except Exception:
+        traceback.print_exc()
+        return None
 
 
 # ---- evaluation
 
 
-def evaluate(args: argparse.Namespace) -> None:
-    """Evaluate all finished runs, and write the table."""
-    kind = "inside" if args.inside else "test"
-    rows = []
-    for file in sorted(args.out.glob("*/seed-*/rival.json")):
-        run, cached = json.loads(file.read_text()), file.with_name(f"{kind}.json")
-        if run["arm"] not in args.arms and args.arms != list(ARMS):
-            continue
-        if not cached.is_file():
-            weights = str(file.with_name(WEIGHTS_NAME))
-            cached.write_text(json.dumps(inside(weights, args) if args.inside else on_test_sides(weights, args)))
-        rows.append(row(run) | {name: round(value, 2) for name, value in json.loads(cached.read_text()).items()})
-        print(rows[-1], flush=True)
+def evaluate(args: argparse.Namespace) -> int:
+    """Measure all finished runs; return how many failed."""
+    rows, failed = table_rows(args), 0
+    files = finished(args)
+    for file, figures in each(partial(measure, args=args), files, args.jobs):
+        if figures is None:
+            failed += 1
+        else:
+            add_row(rows, file, args)
     if not rows:
         sys.exit(f"there are no finished runs in {args.out}")
-    name = "rivals_inside" if args.inside else "rivals"
-    write_table(name, rows, args.device, out=args.results / f"{name}_{args.device}.csv")
-    summarise(rows)
+    summarise(list(rows.values()))
+    return failed
 
 
-def row(run: Values) -> Values:
-    """Return the columns about the training of a run."""
-    samples = " + ".join(f"{count} {task}" for task, count in run["samples"].items())
-    times = {name: round(run[name], 1) for name in ("allowed", "start", "trained")}
-    return {"arm": run["arm"], "seed": run["seed"], "samples": samples, "iterations": run["iterations"], **times}
+def finished(args: argparse.Namespace) -> list[Path]:
+    """Return the result files of the finished runs."""
+    return sorted(args.out.glob("*/*/seed-*/rival.json"))
 
 
-def on_test_sides(weights: str, args: argparse.Namespace) -> dict[str, float]:
-    """Return retrieval and linear probe of images, and retrieval of frames."""
+def known_rows(args: argparse.Namespace) -> dict[Key, Values]:
+    """Return the rows of the table that is continued, if any."""
+    rows = [] if args.known is None else read_rows(args.known)
+    return {key_of(row): row for row in rows}
+
+
+def table_rows(args: argparse.Namespace) -> dict[Key, Values]:
+    """Return all rows so far: those of the table that is continued, and those of the runs that were measured here."""
+    rows = known_rows(args)
+    for file in finished(args):
+        if figures := read_figures(file, args):
+            row = json.loads(file.read_text()) | figures
+            rows[key_of(row)] = row
+    return rows
+
+
+def add_row(rows: dict[Key, Values], file: Path, args: argparse.Namespace) -> None:
+    """Print the figures of a run, add its row, and write the table: runs of equal length together, by arms."""
+    figures = read_figures(file, args)
+    row = json.loads(file.read_text()) | figures
+    print(f"{row['arm']}, seed {row['seed']}:", figures, flush=True)
+    rows[key_of(row)] = row
+    columns = [*TRAINING, *(name for name in FIGURES if any(row.get(name, "") != "" for row in rows.values()))]
+    ordered = sorted(rows.values(), key=lambda row: (float(row["allowed"]), row["arm"], int(row["seed"])))
+    name = f"rivals{'_inside' if args.inside else ''}_{torch.device(args.device).type}.csv"
+    save_table([{name: row.get(name, "") for name in columns} for row in ordered], args.results / name, args.device)
+
+
+def key_of(row: Mapping[str, Any]) -> Key:
+    """Return which run a row is of."""
+    return row["arm"], int(row["seed"]), float(row["allowed"])
+
+
+def figures_file(file: Path, args: argparse.Namespace) -> Path:
+    """Return the file of the figures of a run, beside its result file."""
+    return file.with_name("inside.json" if args.inside else "test.json")
+
+
+def read_figures(file: Path, args: argparse.Namespace) -> dict[str, float]:
+    """Return the figures of a run that were measured before."""
+    measured = figures_file(file, args)
+    figures: dict[str, float] = json.loads(measured.read_text()) if measured.is_file() else {}
+    return figures
+
+
+def measure(file: Path, args: argparse.Namespace) -> dict[str, float]:
+    """Return the figures of a finished run, all that there is data for; those that were measured before are read."""
+    figures, weights = read_figures(file, args), str(file.with_name(WEIGHTS_NAME))
+    if not wanted(args) <= figures.keys():
+        new = inside(weights, args) if args.inside else on_test_sides(weights, args, figures)
+        figures |= {name: round(value, 2) for name, value in new.items()}
+        write_json(figures_file(file, args), figures)
+    return figures
+
+
+def wanted(args: argparse.Namespace) -> set[str]:
+    """Return the figures that there is data for."""
+    if args.inside:
+        images, frames = ({"images_top1", "images_linear"} if args.train else set()), {"frames_top1"}
+        return images | (frames if args.frames_train else set())
+    return set(evaluations(args))
+
+
+def evaluations(args: argparse.Namespace) -> dict[str, tuple[str, Values, tuple[str, ...]]]:
+    """Return the evaluation of each figure that there is data for: its name, its options, where the figure stands."""
     images = {"train": args.train, "test": args.test}
     frames = {"train": args.frames_train, "test": args.frames_test, "frames": FRAMES}
-    chosen = {
-        "images_top1": ("retrieval", {**images, "limit": 0}, ("top1",)),
-        "images_linear": ("linear", {**images, "limit": 0, "layers": ["pool5"]}, ("pool5", "top1")),
-        "frames_top1": ("retrieval", {**frames, "limit": 0}, ("top1",)),
+    objects = {"voc": args.voc, "year": 2012, "train_set": "train", "test_set": "val"}
+    possible = {
+        "images_top1": ("retrieval", images, ("top1",)),
+        "images_linear": ("linear", {**images, "layers": ["pool5"]}, ("pool5", "top1")),
+        "frames_top1": ("retrieval", frames, ("top1",)),
+        "objects_top1": ("retrieval", objects, ("top1",)),
     }
+    return {name: entry for name, entry in possible.items() if None not in entry[1].values()}
+
+
+def on_test_sides(weights: str, args: argparse.Namespace, known: Mapping[str, float]) -> dict[str, float]:
+    """Return the figures of the evaluations, but for those that are known."""
     figures = {}
-    for name, (evaluation, options, keys) in chosen.items():
-        if None in options.values():
+    for name, (evaluation, options, keys) in evaluations(args).items():
+        if name in known:
             continue
-        values = {"preset": "quick", "weights": weights, "device": args.device, **options}
+        values = {"preset": "quick", "limit": 0, "weights": weights, "device": args.device, **options}
         metrics: Any = build_evaluation(evaluation, values).run(Console(quiet=True)).metrics
         for key in keys:
             metrics = metrics[key]
@@ -445,15 +657,18 @@ def nearest_other(vectors: Tensor, labels: Tensor, families: Tensor) -> float:
 
 
 def summarise(rows: Sequence[Values]) -> None:
-    """Print mean and standard deviation over the seeds of each arm."""
-    columns = [name for name in rows[0] if name.endswith(("top1", "linear"))]
-    for arm in dict.fromkeys(row["arm"] for row in rows):
-        own = [row for row in rows if row["arm"] == arm]
+    """Print mean and standard deviation over the seeds of each arm, for each length of the runs."""
+    groups: dict[tuple[float, str], list[Values]] = {}
+    for row in rows:
+        groups.setdefault((float(row["allowed"]), row["arm"]), []).append(row)
+    for (seconds, arm), own in sorted(groups.items()):
         figures = []
-        for column in columns:
-            values = [row[column] for row in own]
-            figures.append(f"{column} {plus_minus(fmean(values), stdev(values) if len(values) > 1 else None, 2)}")
-        print(f"{arm} ({len(own)} seeds): {', '.join(figures)}")
+        for column in FIGURES:
+            values = [float(row[column]) for row in own if row.get(column, "") != ""]
+            if values:
+                spread = stdev(values) if len(values) > 1 else None
+                figures.append(f"{column} {plus_minus(fmean(values), spread, 2)}")
+        print(f"{arm}, {seconds:g} s ({counted(len(own), 'seeds')}): {', '.join(figures)}")
 
 
 if __name__ == "__main__":

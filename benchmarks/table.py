@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from unshuffle.files import atomic_write
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -19,14 +21,19 @@ def write_table(
 ) -> None:
     """Write results/NAME.csv, or the file `out`, and print it."""
     out = out or RESULTS / f"{name}.csv"
+    save_table(rows, out, device, note)
+    print(out.read_text())
+
+
+def save_table(rows: Sequence[Mapping[str, Any]], out: Path, device: str = "cpu", note: str = "") -> None:
+    """Write the file `out`, as a whole or not at all."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("w", newline="") as file:
+    with atomic_write(out) as draft, draft.open("w", newline="") as file:
         for line in (command(), f"{versions()}, {machine(device)}{'; ' if note else ''}{note}"):
             file.write(f"# {line}\n")
         writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    print(out.read_text())
 
 
 def command() -> str:

@@ -63,6 +63,15 @@ def test_a_folder_of_images_trains_the_spatial_task_alone(tmp_path: Path) -> Non
     assert [entry["top1"] for entry in run.metrics("monitor")] == [100.0, 100.0]  # every query is in the gallery
 
 
+@pytest.mark.parametrize(("gpu", "preset"), [(True, "small"), (False, "cpu")])
+def test_the_preset_of_own_data_from_python(gpu: bool, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(pretraining, "run_pretraining", lambda config, resume: config)
+    assert unshuffle.pretrain(images="x").preset == preset  # type: ignore[attr-defined]
+    assert unshuffle.pretrain(images="x", preset="demo").preset == "demo"  # type: ignore[attr-defined]
+    assert unshuffle.pretrain().preset == "demo"  # type: ignore[attr-defined]
+
+
 def test_resume_from_python(tmp_path: Path) -> None:
     unshuffle.pretrain(out=tmp_path / "run", resume=True, **TINY)  # there is no run yet, so it starts
     run = unshuffle.pretrain(out=tmp_path / "run", resume=True)
