@@ -39,7 +39,7 @@ LIVE = {
     ),
     "compare": ("/compare?{selected}", "document.querySelectorAll('.chart path.curve').length > 3", 900),
     "search": ("/search", "document.querySelectorAll('.items img').length > 3", 1000),
-    "puzzle": ("/puzzle?run={run}", "document.querySelector('.board button')", 760),
+    "puzzle": ("/puzzle?run={run}", "document.querySelector('.board button')", 748),
 }
 """Pages of the live page: address, when it is complete, height of the picture."""
 CLICKED = {
