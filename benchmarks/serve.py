@@ -6,11 +6,11 @@
     python benchmarks/serve.py training [--clients 50] [--pairs 8]
 
 load: each client holds a stream open and asks for the table and for a run in turn; before that, the time from the
-command to the page and its table. points: copies of a run with long logs: time and size of each answer, and the time
-until Chromium has drawn it. search: time of a query and the recall of its ten nearest against brute force. training: a
-demo training with one thread pinned to one core; server and clients, pinned to the other, are paused and resumed in
-turn; one of the clients asks for what the page of the run asks for, policy and puzzles included. Each writes
-benchmarks/results/serve_NAME_cpu.csv.
+command to the page and its table. points: copies of a run with long logs: time and size of each answer, CPU time of the
+server for it, and the time until Chromium has drawn it. search: time of a query and the recall of its ten nearest
+against brute force. training: a demo training with one thread pinned to one core; server and clients, pinned to the
+other, are paused and resumed in turn; one of the clients asks for what the page of the run asks for, policy and puzzles
+included. Each writes benchmarks/results/serve_NAME_cpu.csv.
 """
 
 import argparse
@@ -174,7 +174,8 @@ def points(options: argparse.Namespace) -> None:
             while any("reading" in row["message"] for row in json.loads(ask(port, "/api/runs"))["runs"]):
                 time.sleep(0.5)
             rows.append({"what": "the table, while the logs are read", "first_s": round(first, 2)})
-            rows.append({"what": "all logs are read", "first_s": round(time.perf_counter() - begin, 2)})
+            read = {"first_s": round(time.perf_counter() - begin, 2), "first_cpu_s": round(processor_seconds(pid), 2)}
+            rows.append({"what": "all logs are read", **read})
             rows.append({"what": "memory of the server", "kb": round(1e3 * memory_mb(pid))})
             chosen = "&".join(f"run=run-{number}" for number in range(options.runs))
             paths = {
@@ -186,14 +187,16 @@ def points(options: argparse.Namespace) -> None:
             complete = {"/": f"document.querySelectorAll('tbody tr').length === {options.runs}"}
             for page, path in paths.items():
                 # the first answer is computed, later ones are kept until something changes
-                times = []
+                times, costs = [], []
                 for _ in range(6):
-                    start = time.perf_counter()
+                    start, cost = time.perf_counter(), processor_seconds(pid)
                     body = ask(port, path)
                     times.append(time.perf_counter() - start)
+                    costs.append(processor_seconds(pid) - cost)
                 row = {
                     "what": re.sub(r"run=.*&axis=", "axis=", page),
                     "first_s": round(times[0], 3),
+                    "first_cpu_s": round(costs[0], 2),
                     "then_ms": round(1e3 * statistics.median(times[1:]), 1),
                     "kb": round(len(body) / 1e3),
                 }

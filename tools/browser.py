@@ -139,6 +139,7 @@ class Page:
         self.mouse("mouseMoved", x + by / 2, y, button="left")
         self.mouse("mouseMoved", x + by, y, button="left")
         self.mouse("mouseReleased", x + by, y, button="left", clickCount=1)
+        self.run("new Promise((done) => setTimeout(done))")  # until then D3 ignores clicks
 
     def picture(self, left: float, top: float, width: float, height: float) -> bytes:
         """Return a part of the page, also below the window, as PNG."""

@@ -38,10 +38,15 @@ LIVE = {
         1840,
     ),
     "compare": ("/compare?{selected}", "document.querySelectorAll('.chart path.curve').length > 3", 900),
-    "search": ("/search?item=3", "document.querySelectorAll('.found img').length === 20", 1000),
-    "puzzle": ("/puzzle?run={run}", "document.querySelector('.board button')", 760),
+    "search": ("/search", "document.querySelectorAll('.items img').length > 3", 1000),
+    "puzzle": ("/puzzle?run={run}", "document.querySelector('.board button')", 748),
 }
 """Pages of the live page: address, when it is complete, height of the picture."""
+CLICKED = {
+    "search": (".items button:nth-child(4)", "document.querySelectorAll('.found img').length === 20"),
+    "puzzle": ("#ask", "document.querySelector('.restored')"),
+}
+"""What is clicked on a page, and when the answer is shown."""
 UNFOLD = "document.querySelectorAll('#policy details').forEach((details) => { details.open = true; })"
 
 
@@ -99,10 +104,11 @@ def draw_live(page: Page, runs: Sequence[Path]) -> None:
                     page.scheme("light" if width == DESKTOP else "dark")
                     page.visit(found[0] + path.format(**names))
                     page.wait(complete, 300)
-                    if name == "puzzle":
-                        page.click("#ask")
-                        page.wait("document.querySelector('.restored')")
-                        page.run("scrollTo(0, 0)")
+                    if name in CLICKED:
+                        clicked, answered = CLICKED[name]
+                        page.click(clicked)
+                        page.wait(answered, 300)
+                        page.run("scrollTo({top: 0, behavior: 'instant'})")
                     page.wait("[...document.querySelectorAll('.found img')].every((image) => image.complete)")
                     if width == DESKTOP:
                         save(f"serve/{name}", screenshot(page, 0, width, height))

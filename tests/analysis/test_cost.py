@@ -11,17 +11,13 @@ from typing import Any
 import pytest
 
 from unshuffle.analysis.analysis import AnalysisResult
-from unshuffle.analysis.cost import (
-    PAPER_COST,
+from unshuffle.analysis.cost import PAPER_COST, derived_cost, draw, measured_cost, training_seconds
+from unshuffle.analysis.passes import (
     Validations,
-    derived_cost,
-    draw,
-    measured_cost,
     rollout_passes,
     task_steps,
     total_passes,
     training_passes,
-    training_seconds,
     validations_of,
 )
 from unshuffle.config import demo

@@ -1,4 +1,6 @@
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,17 @@ def test_answers_are_kept_for_their_version_only(run: Run, monkeypatch: pytest.M
     for key in ("b", "c"):
         runs.remember(key, 1, make)
     assert runs.remember("a", 2, make) == 5, "the oldest was forgotten"
+
+
+def test_an_answer_is_made_once_for_all_that_ask(run: Run) -> None:
+    runs, made, asked = Library([run.folder]), list[int](), threading.Event()
+
+    def make() -> int:
+        made.append(1)
+        asked.wait(0.5)
+        return len(made)
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(runs.remember, "a", 1, make) for _ in range(4)]
+        asked.set()
+    assert [answer.result() for answer in answers] == [1, 1, 1, 1]

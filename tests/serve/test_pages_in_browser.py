@@ -73,6 +73,11 @@ def names(page: Page) -> list[str]:
     return shown
 
 
+def press(page: Page, key: str, code: str = "", number: int = 0) -> None:
+    for kind in ("keyDown", "keyUp"):
+        page.call("Input.dispatchKeyEvent", type=kind, key=key, code=code or key, windowsVirtualKeyCode=number)
+
+
 def append_validation(run: Run, iteration: int) -> None:
     with run.metrics_file.open("a") as file:
         for task in ("spatial", "temporal"):
@@ -136,10 +141,7 @@ def test_new_points_and_a_reload_keep_zoom_and_slider(
         assert zoomed != whole
         page.run("document.getElementById('at').focus()")
         for _ in range(2):
-            for kind in ("keyDown", "keyUp"):
-                page.call(
-                    "Input.dispatchKeyEvent", type=kind, key="ArrowLeft", code="ArrowLeft", windowsVirtualKeyCode=37
-                )
+            press(page, "ArrowLeft", number=37)
         chosen = text(page, "output[for=at]")
         page.wait("document.querySelector('#solved .hint').textContent.includes('iteration 8')")
         groups = page.run("document.querySelector('table.groups').textContent")
@@ -194,6 +196,75 @@ def test_a_new_point_keeps_what_is_opened_zoomed_picked_and_selected(
             assert before[1][-15:] in page.run("getSelection().toString()"), "it is still selected"
             assert page.run("window.kept.isConnected"), "no map is made anew"
         page.visit("about:blank")
+
+
+def test_a_new_point_keeps_the_lines_of_the_table(
+    page: Page, serving: Any, library_folder: Path, tmp_path: Path
+) -> None:
+    for name in ("first", "second"):
+        shutil.copytree(library_folder / name, tmp_path / "runs" / name)
+    with serving(tmp_path / "runs") as client:
+        page.visit(f"{client.address}/?run=first&run=second")
+        page.wait("document.querySelectorAll('td.differs').length === 2")
+        for iteration, selector in ((14, "tr[data-name=second]"), (16, "#differing")):
+            page.run("window.kept = document.querySelector('tr[data-name=first] a')")
+            page.run(f"getSelection().selectAllChildren(document.querySelector('{selector}'))")
+            before = page.run("getSelection().toString()")
+            append_validation(Run(tmp_path / "runs" / "first"), iteration)
+            page.wait(f"document.querySelector('tr[data-name=first]').textContent.includes('{iteration} of 12')")
+            assert page.run("getSelection().toString()") == before and before
+            assert page.run("window.kept.isConnected"), "a click on it is not lost"
+        page.visit("about:blank")
+
+
+def test_a_drag_over_a_chart_outlasts_a_new_point(
+    page: Page, serving: Any, library_folder: Path, tmp_path: Path
+) -> None:
+    run = Run(Path(shutil.copytree(library_folder / "first", tmp_path / "runs" / "live")))
+    chart = "document.querySelector('.chart')"
+    points = f"{chart}.querySelectorAll('circle').length"
+    with serving(tmp_path / "runs") as client:
+        page.visit(f"{client.address}/run/live")
+        page.wait(PAGES["/run/first"])
+        x, y = page.centre(".chart svg")
+        page.mouse("mousePressed", x, y, button="left", clickCount=1)
+        page.mouse("mouseMoved", x + 90, y, button="left")
+        before = page.run(points)
+        append_validation(run, 14)
+        page.wait("document.querySelector('.log').textContent.includes('     14  validation')")
+        width = page.run(f"{chart}.querySelector('.selection').getBoundingClientRect().width")
+        assert width == pytest.approx(90, abs=4)
+        page.mouse("mouseReleased", x + 90, y, button="left", clickCount=1)
+        page.wait(f"{points} > {before}")
+        page.wait("location.search.includes('zoom')")
+        page.visit("about:blank")
+
+
+def test_charts_and_maps_are_read_with_the_keyboard(page: Page, client: Any) -> None:
+    page.visit(f"{client.address}/run/first")
+    page.wait(PAGES["/run/first"])
+    ticks = (
+        "[...document.querySelector('.chart .axis').querySelectorAll('text')].map((tick) => tick.textContent).join()"
+    )
+    whole = page.run(ticks)
+    page.run("document.querySelector('.chart svg').focus()")
+    press(page, "ArrowLeft", number=37)
+    last = text(page, "#tip")
+    assert last.startswith("iteration 12") and "spatial" in last
+    press(page, "ArrowLeft", number=37)
+    assert not text(page, "#tip").startswith("iteration 12")
+    press(page, "+")
+    near = page.run(ticks)
+    press(page, "-")
+    assert len({whole, near, page.run(ticks)}) == 3
+    press(page, "Escape")
+    assert page.run(ticks) == whole and page.run("document.getElementById('tip').hidden")
+    below = "#policy .errormap .below"
+    page.run("document.querySelector('#policy .errormap canvas').focus()")
+    assert "Rank 1 of 6" in text(page, below) and "at iteration 12" in text(page, below)
+    press(page, "ArrowDown", number=40)
+    press(page, "ArrowLeft", number=37)
+    assert "Rank 2 of 6" in text(page, below) and "at iteration 12" not in text(page, below)
 
 
 def test_a_train_line_asks_for_neither_policy_nor_puzzles(
@@ -332,6 +403,18 @@ def test_comparing_over_time(page: Page, client: Any) -> None:
     page.wait("location.search.includes('axis=passes') && location.search.includes('seeds=mean')")
 
 
+def test_a_run_is_chosen_with_the_keyboard(page: Page, client: Any) -> None:
+    page.visit(f"{client.address}/compare?run=first")
+    page.wait("document.querySelector('.chart path.curve')")
+    page.run("document.querySelector('input[data-run=second]').focus()")
+    press(page, " ", "Space", 32)
+    page.wait("document.querySelector('#differing')")
+    assert page.run("document.activeElement.dataset.run") == "second"
+    press(page, " ", "Space", 32)
+    page.wait("document.querySelector('#differing') === null")
+    page.wait("location.search === '?run=first'")
+
+
 def test_a_dropped_image_finds_its_neighbours(page: Page, client: Any, images: Path) -> None:
     page.visit(f"{client.address}/search")
     page.wait("document.querySelector('main [role=status]').textContent.startsWith('13 images')")
@@ -392,6 +475,8 @@ def test_a_puzzle_is_solved_by_hand_and_by_the_network(page: Page, client: Any) 
     before = page.run(order)
     page.mouse("mousePressed", x, y, button="left", clickCount=1)
     page.mouse("mouseMoved", to_x, to_y, button="left")
+    shift = page.run("getComputedStyle(document.querySelector('.board button')).translate.split(' ').map(parseFloat)")
+    assert shift == pytest.approx([to_x - x, to_y - y], abs=1), "it follows the pointer"
     page.mouse("mouseReleased", to_x, to_y, button="left", clickCount=1)
     assert page.run(order) == [before[4], *before[1:4], before[0], *before[5:]], "dragged"
     page.click("#race")

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from unshuffle.analysis.analysis import Analysis, AnalysisResult, metrics_table
-from unshuffle.analysis.cost import total_passes
 from unshuffle.analysis.figures import COLOURS, LEVELS, QUIET, name_axes, panels, styled, thousands
+from unshuffle.analysis.passes import total_passes
 from unshuffle.config import Config
 from unshuffle.console import say
 from unshuffle.errors import UserError

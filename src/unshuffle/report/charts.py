@@ -58,6 +58,11 @@ class Chart:
     """What the curves are drawn over."""
 
 
+def chart_values(chart: Chart) -> dict[str, Any]:
+    """Return a chart as plain values for the page's script, without a copy of each point as `asdict` makes it."""
+    return {**vars(chart), "series": [dict(vars(series)) for series in chart.series]}
+
+
 def charts(runs: Sequence[NamedRun]) -> list[Chart]:
     """Return all charts: the tasks of one run share a chart, and several runs have a chart per task."""
     folders = [named.run for named in runs]
@@ -180,16 +185,16 @@ def _task_charts(
         run = runs[0].run
         series = _thinned(Series(task, task, task_colour_name(task), curve(run, task)) for task in tasks)
         return [Chart(title, unit, series, _chance_levels(levels(run)), note=note)]
-    task_charts = []
+    task_charts, run_levels = [], [levels(named.run) for named in runs]
     for task in tasks:
         series = _run_series(runs, partial(curve, task=task))
         by_run = [
             {
                 f"chance{name.removeprefix(task)}": level
-                for name, level in levels(named.run).items()
+                for name, level in by_name.items()
                 if name in (task, f"{task}{TEST}")
             }
-            for named in runs
+            for by_name in run_levels
         ]
         chance = [levels for levels in by_run if levels]
         chart = Chart(f"{title}, {task}", unit, series, _common(chance), note=f"{note}{_differing(chance)}")
@@ -227,8 +232,9 @@ def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
     """Return at most `limit` finite points: the means of neighbours if there are more; both ends are kept."""
     points = [point for point in points if math.isfinite(point[1])]
     if len(points) > limit:
-        middle = [np.mean(bunch, axis=0) for bunch in np.array_split(np.array(points[1:-1]), limit - 2)]
-        points = [points[0], *((round(float(x)), float(y)) for x, y in middle), points[-1]]
+        bounds = np.arange(limit - 1) * (len(points) - 2) // (limit - 2)
+        means = np.add.reduceat(np.array(points[1:-1], float), bounds[:-1]) / np.diff(bounds)[:, None]
+        points = [points[0], *((round(x), y) for x, y in means.tolist()), points[-1]]
     return [(iteration, round(value, 5)) for iteration, value in points]
 
 

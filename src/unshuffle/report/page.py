@@ -1,7 +1,6 @@
 """`unshuffle report`: one self-contained HTML file about one run or several."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from markupsafe import Markup
 import unshuffle
 from unshuffle.errors import UserError
 from unshuffle.files import atomic_write, check_file
-from unshuffle.report.charts import Chart, charts, run_colours
+from unshuffle.report.charts import Chart, chart_values, charts, run_colours
 from unshuffle.report.rendering import d3, environment, script_hash, template_source
 from unshuffle.report.snapshot import Snapshot
 from unshuffle.report.views import View, add_pictures, describe_run
@@ -103,7 +102,7 @@ def _render(views: Sequence[View], page_charts: Sequence[Chart], tables: Sequenc
             measures={measure.key: measure.title for view in views for measure in view["measures"]},
             chances=chance_cells(views),
             charts=page_charts,
-            data={"charts": [asdict(chart) for chart in page_charts], "runs": [view["data"] for view in views]},
+            data={"charts": list(map(chart_values, page_charts)), "runs": [view["data"] for view in views]},
             tables=tables,
             differing=differing([view["config"] for view in views]),
             no_pictures=NO_PICTURES,

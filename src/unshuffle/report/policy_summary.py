@@ -2,14 +2,14 @@
 
 import base64
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from unshuffle.analysis.difficulty import divide_samples
 from unshuffle.analysis.error_map import by_mean_error
-from unshuffle.report.charts import difficulty_chart
+from unshuffle.report.charts import chart_values, difficulty_chart
 from unshuffle.report.puzzles import highest_contrast, strip
 from unshuffle.report.snapshot import Snapshot
 from unshuffle.runs.history import (
@@ -215,7 +215,7 @@ def policy_data(run: Run, task: str, states: Sequence[SamplingState], snapshot: 
         "sizes": [state and _rounded(state.sizes.tolist()) for state in active],
         "rewards": [rewards.get(state.iteration) for state in states],
         "rollouts": _rollout_data(run, task, states),
-        "difficulty": asdict(difficulty_chart(divide_samples(run, history, task))),
+        "difficulty": chart_values(difficulty_chart(divide_samples(run, history, task))),
         "sample": _sample(snapshot, task),
     }
 

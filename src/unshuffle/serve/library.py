@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +38,15 @@ class WatchedRun:
         return NamedRun(self.run, self.name, self.arm)
 
 
+@dataclass
+class _Answer:
+    """What was made for a version; whoever holds the lock makes it."""
+
+    version: Any = None
+    value: Any = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
 class Library:
     """All runs of some folders; safe to use from any thread."""
 
@@ -51,7 +60,7 @@ class Library:
         self._looked = 0.0
         self._versions = round(1e3 * time.time())  # a page that knew another server asks again
         self._runs: dict[str, WatchedRun] = {}
-        self._answers: dict[Any, tuple[Any, Any]] = {}
+        self._answers: dict[Any, _Answer] = {}
         self._reader: threading.Thread | None = None
 
     def runs(self) -> dict[str, WatchedRun]:
@@ -63,18 +72,17 @@ class Library:
             return dict(self._runs)
 
     def remember(self, key: Any, version: Any, make: Callable[[], T]) -> T:
-        """Return an answer that was made before for the same version, or make it."""
-        known = self._answers.get(key)
-        if known is not None and known[0] == version:
-            answer: T = known[1]
-            return answer
-        answer = make()
+        """Return an answer that was made before for the same version, or make it while others that ask wait for it."""
         with self._lock:
-            self._answers.pop(key, None)
+            answer = self._answers.pop(key, None) or _Answer()
             while len(self._answers) >= MAX_REMEMBERED:
                 self._answers.pop(next(iter(self._answers)))
-            self._answers[key] = (version, answer)
-        return answer
+            self._answers[key] = answer
+        with answer.lock:
+            if answer.version != version:
+                answer.value, answer.version = make(), version
+            value: T = answer.value
+            return value
 
     def _look(self) -> None:
         found = {name: watched.run.folder for name, watched in self._runs.items()}  # a deleted run is shown as such

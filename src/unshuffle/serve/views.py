@@ -3,16 +3,18 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
 
 import numpy as np
 
+from unshuffle.analysis.analysis import flat_values
+from unshuffle.analysis.passes import total_passes
 from unshuffle.config import TASK_SYMBOLS, Config, OrderingConfig, addresses
 from unshuffle.files import csv_cell
 from unshuffle.options import to_dict
-from unshuffle.report.charts import TEST, Chart, Series, charts, run_colours, thin
+from unshuffle.report.charts import TEST, Chart, Series, chart_values, charts, run_colours, thin
 from unshuffle.report.results import retrieval_scores
 from unshuffle.report.verdict import judge_features
 from unshuffle.runs.folders import NamedRun, differing
@@ -129,8 +131,6 @@ def data_words(config: Config) -> str:
 
 def flat_config(config: Config) -> dict[str, Any]:
     """Return all options under dotted names."""
-    from unshuffle.analysis.analysis import flat_values  # imports matplotlib
-
     return flat_values(to_dict(config))
 
 
@@ -174,7 +174,7 @@ def run_view(watched: WatchedRun) -> dict[str, Any]:
     verdict = judge_features(run)
     return {
         "row": row,
-        "charts": [asdict(chart) for chart in [*charts([watched.named]), *_speed_charts(run)]],
+        "charts": [chart_values(chart) for chart in [*charts([watched.named]), *_speed_charts(run)]],
         "warnings": _warnings(run),
         "log": _log_tail(run),
         "verdict": None if verdict is None else {"change": verdict.change, "sentences": list(verdict.sentences)},
@@ -242,7 +242,7 @@ def compare_view(runs: Sequence[WatchedRun], axis: Axis, *, seeds: bool) -> dict
         drawn = [_with_means(chart, named) for chart in drawn]
     names = differing(list(configs.values()))
     return {
-        "charts": [asdict(chart) for chart in drawn],
+        "charts": list(map(chart_values, drawn)),
         "runs": [
             {
                 "name": watched.name,
@@ -303,8 +303,6 @@ def _positions(run: Run, axis: Axis) -> Positions:
         moments = {entry["iteration"]: entry["seconds"] for entry in run.metrics() if "seconds" in entry}
         moments = {0: 0.0} | dict(sorted(moments.items()))
         return list(moments), list(moments.values())
-    from unshuffle.analysis.cost import total_passes  # imports matplotlib
-
     iterations = sorted({0, *(entry["iteration"] for entry in run.metrics())})
     some = [iterations[round(position)] for position in np.linspace(0, len(iterations) - 1, min(200, len(iterations)))]
     return some, total_passes(run, some, shared_backbone=True)

@@ -44,10 +44,12 @@ const drawing = (() => {
   // Draws a chart into a figure; `update` replaces its data and keeps the zoom, `zoom` sets that, `onZoom` hears of it.
   function drawChart(figure, chart, onZoom = () => {}) {
     const clip = `clip-${chartCount++}`;
-    const svg = d3.select(figure).append("svg").attr("role", "img");
+    const svg = d3.select(figure).append("svg").attr("role", "img").attr("tabindex", 0);
     const legend = make("div", {class: "legend"});
     figure.append(legend);
     let levels, last, top, bottom, range = null;
+    let x, rule, pointed = null; // the axis, and where on it values are read
+    let dragging = false, late = false; // what is new is drawn when the drag has ended
 
     function measure() {
       levels = Object.entries(chart.levels);
@@ -78,8 +80,10 @@ const drawing = (() => {
     }
 
     function draw() {
+      late = dragging;
+      if (dragging) return;
       const width = Math.max(240, figure.clientWidth);
-      const x = d3.scaleLinear().domain(range || [0, last]).range([LEFT, width - RIGHT]);
+      x = d3.scaleLinear().domain(range || [0, last]).range([LEFT, width - RIGHT]);
       const ticks = x.ticks(Math.min(6, width / 90)).filter((tick) => chart.axis !== "iteration" || Number.isInteger(tick));
       const y = d3.scaleLinear().domain([bottom, top]).range([HEIGHT - BOTTOM, TOP]);
       svg.attr("viewBox", `0 0 ${width} ${HEIGHT}`);
@@ -106,30 +110,68 @@ const drawing = (() => {
             .append("circle").attr("r", 2.6).attr("cx", (point) => x(point[0])).attr("cy", (point) => y(point[1]));
         }
       }
-      const rule = svg.append("line").attr("class", "rule").attr("y1", TOP).attr("y2", HEIGHT - BOTTOM).style("display", "none");
-      // a finger scrolls the page and reads values; only a mouse zooms
-      const brush = d3.brushX().extent([[LEFT, TOP], [width - RIGHT, HEIGHT - BOTTOM]]).filter(() => !d3.event.touches && !d3.event.button).on("end", () => {
-        if (!d3.event.selection) return;
-        const [from, to] = d3.event.selection.map(x.invert);
-        const few = chart.axis === "iteration" ? 1 : (to + from) / 1e6;
-        if (to - from >= few) zoom([from, to]); else draw();
+      rule = svg.append("line").attr("class", "rule").attr("y1", TOP).attr("y2", HEIGHT - BOTTOM).style("display", "none");
+      showRule();
+      // a finger scrolls the page and reads values; only a mouse and the keyboard zoom
+      const brush = d3.brushX().extent([[LEFT, TOP], [width - RIGHT, HEIGHT - BOTTOM]]).filter(() => !d3.event.touches && !d3.event.button).on("start", () => { dragging = true; }).on("end", () => {
+        dragging = false;
+        if (d3.event.selection) { if (!zoomInto(d3.event.selection.map(x.invert))) draw(); }
+        else if (late) draw();
       });
       const overlay = svg.append("g").call(brush);
       overlay.on("dblclick", () => zoom(null));
       overlay.on("mousemove touchstart touchmove", () => {
         const [pointer] = d3.event.touches ? d3.touches(svg.node())[0] : d3.mouse(svg.node());
-        read(x.invert(pointer), x, rule);
+        const event = d3.event.touches ? d3.event.touches[0] : d3.event;
+        read(x.invert(pointer), event.pageX, event.pageY);
       });
-      overlay.on("mouseleave", () => { rule.style("display", "none"); hideTip(); });
+      overlay.on("mouseleave", stopReading);
     }
 
-    function read(iteration, x, rule) {
-      const nearest = (points) => d3.scan(points, (one, other) => Math.abs(one[0] - iteration) - Math.abs(other[0] - iteration));
-      const rows = chart.series.map((series) => ({series, point: series.points[nearest(series.points)]}));
-      const at = rows[d3.scan(rows, (one, other) => Math.abs(one.point[0] - iteration) - Math.abs(other.point[0] - iteration))].point[0];
-      rule.style("display", null).attr("x1", x(at)).attr("x2", x(at));
-      const event = d3.event.touches ? d3.event.touches[0] : d3.event;
-      showTip(event.pageX, event.pageY, [
+    // Zooms unless nothing would be between the ends.
+    function zoomInto([from, to]) {
+      const few = chart.axis === "iteration" ? 1 : (to + from) / 1e6;
+      if (to - from >= few) zoom(from <= 0 && to >= last ? null : [from, to]);
+      return to - from >= few;
+    }
+
+    function showRule() {
+      const shown = pointed !== null && pointed >= x.domain()[0] && pointed <= x.domain()[1];
+      rule.style("display", shown ? null : "none").attr("x1", shown ? x(pointed) : 0).attr("x2", shown ? x(pointed) : 0);
+    }
+
+    function stopReading() {
+      pointed = null;
+      showRule();
+      hideTip();
+    }
+
+    // Arrow keys read one point after the other, + and - zoom around what was read, Escape shows all.
+    svg.node().addEventListener("keydown", (event) => {
+      const [from, to] = x.domain(), step = {ArrowLeft: -1, ArrowRight: 1}[event.key], factor = {"+": 0.5, "-": 2}[event.key];
+      if (step !== undefined) {
+        const ats = [...new Set(chart.series.flatMap((series) => series.points.map((point) => point[0])))].filter((at) => at >= from && at <= to).sort(d3.ascending);
+        if (!ats.length) return;
+        const next = pointed === null ? (step > 0 ? 0 : ats.length - 1) : nearest(ats, pointed) + step;
+        const at = ats[Math.max(0, Math.min(ats.length - 1, next))], box = svg.node().getBoundingClientRect();
+        read(at, scrollX + box.left + x(at), scrollY + box.top + HEIGHT / 2);
+      } else if (factor !== undefined) {
+        const middle = pointed === null ? (from + to) / 2 : pointed, half = factor * (to - from) / 2;
+        zoomInto([Math.max(0, middle - half), Math.min(last, middle + half)]);
+      } else if (event.key === "Escape") {
+        stopReading();
+        zoom(null);
+      } else return;
+      event.preventDefault();
+    });
+    svg.node().addEventListener("blur", stopReading);
+
+    function read(position, left, top) {
+      const closest = (points) => d3.scan(points, (one, other) => Math.abs(one[0] - position) - Math.abs(other[0] - position));
+      const rows = chart.series.map((series) => ({series, point: series.points[closest(series.points)]}));
+      const at = pointed = rows[d3.scan(rows, (one, other) => Math.abs(one.point[0] - position) - Math.abs(other.point[0] - position))].point[0];
+      showRule();
+      showTip(left, top, [
         make("div", {}, `${chart.axis} ${number.format(at)}`),
         ...rows.map(({series, point}) => make("div", {}, make("i", {style: `background: ${colour(series.colour)}`}),
           `${series.name} ${point[1].toFixed(chart.decimals)}${point[0] === at ? "" : ` (at ${number.format(point[0])})`}`)),
@@ -374,7 +416,7 @@ const drawing = (() => {
   // Shows the hardest permutation until another one is pointed at. Returns a function that shows other values.
   function mapErrors(element, task, chosen = null) {
     element.classList.add(`${task.layout}-map`);
-    const canvas = make("canvas", {role: "img", "aria-label": "error of each permutation at each validation"}), needle = make("div", {class: "needle"});
+    const canvas = make("canvas", {role: "img", tabindex: 0, "aria-label": "error of each permutation at each validation; arrow keys choose one"}), needle = make("div", {class: "needle"});
     const below = make("div", {class: "below"}), easiest = make("span"), last = make("span");
     const scale = make("span", {class: "scale", style: `background: linear-gradient(to right, ${d3.range(0, 1.01, 0.1).map(d3.interpolateViridis).join()})`});
     element.append(
@@ -408,13 +450,22 @@ const drawing = (() => {
       if (below.textContent !== text) below.replaceChildren(mosaic(task, permutation), make("p", {}, text));
     }
 
-    for (const kind of ["pointermove", "pointerdown"]) {
-      canvas.addEventListener(kind, (event) => {
-        const [column, row] = cellAt(canvas, event, columns, rows);
-        picked = {permutation: task.ranking[row], iteration: task.iterations[column]};
-        show(column, row);
-      });
+    function pick(column, row) {
+      picked = {permutation: task.ranking[row], iteration: task.iterations[column]};
+      show(column, row);
     }
+
+    for (const kind of ["pointermove", "pointerdown"]) canvas.addEventListener(kind, (event) => pick(...cellAt(canvas, event, columns, rows)));
+    canvas.addEventListener("keydown", (event) => {
+      const step = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]}[event.key];
+      if (step === undefined) return;
+      event.preventDefault();
+      const [column, row] = picked === null ? [columns - 1, 0] : [nearest(task.iterations, picked.iteration), task.ranking.indexOf(picked.permutation)];
+      pick(Math.max(0, Math.min(columns - 1, column + step[0])), Math.max(0, Math.min(rows - 1, row + step[1])));
+    });
+    // read aloud while it is chosen by keys, and not with every validation
+    canvas.addEventListener("focus", () => below.setAttribute("aria-live", "polite"));
+    canvas.addEventListener("blur", () => below.removeAttribute("aria-live"));
     update(task, chosen);
     return update;
   }

@@ -99,6 +99,8 @@
 
   // ---- charts that are renewed and keep their zoom
 
+  const keys = () => make("span", {class: "keys"}, "On the keyboard, arrow keys read values, + and − zoom, Escape zooms out.");
+
   function zoomable(figure, chart, name = `zoom ${chart.title}`) {
     const drawn = drawChart(figure, chart, (range) => remember(name, range === null ? null : range.map((value) => value.toPrecision(6)).join("~")));
     const stored = (query.get(name) || "").split("~").map(Number);
@@ -135,9 +137,12 @@
     ["retrieval", "retrieval", "how often the nearest neighbour of a labelled image has its class"],
   ];
 
+  const TIGHT = ["progress", "left", "speed", "errors", "retrieval"]; // columns that are not broken into lines
+
   function showRuns() {
     document.title = "Runs · unshuffle";
     let rows = [];
+    const lines = new Map();
     const filter = make("input", {type: "search", id: "filter", placeholder: "text in any column"});
     filter.value = query.get("filter") || "";
     const compare = make("a", {class: "button main", id: "compare"}, "Compare");
@@ -145,9 +150,6 @@
     const heads = make("tr", {role: "row"}, make("th", {role: "columnheader", scope: "col"}, "compare"));
     const body = make("tbody", {role: "rowgroup"});
     const none = make("p", {class: "hint"});
-    const cell = (title, kind, ...content) => make("td", {role: "cell", "data-title": title, class: kind}, ...content);
-    const measured = (row, column) => row.measured ? row.measured[column] : "";
-    const titled = (element, title) => { if (title) element.title = title; return element; };
     const options = make("div", {id: "options"});
     for (const [column, title, meaning] of COLUMNS) {
       const button = make("button", {type: "button", title: meaning}, title);
@@ -181,35 +183,51 @@
       return kept;
     }
 
+    // A line is made once and only what changes in it is renewed: whatever is focused, selected or being clicked stays.
+    function makeLine(name) {
+      const box = make("input", {type: "checkbox", "aria-label": `compare ${name}`, "data-run": name});
+      box.addEventListener("change", () => {
+        remember("run", box.checked ? [...query.getAll("run"), name] : query.getAll("run").filter((other) => other !== name));
+        show();
+      });
+      const cells = new Map(COLUMNS.map(([column, title]) => [column, make("td", {role: "cell", "data-title": title, class: TIGHT.includes(column) ? "tight" : ""})]));
+      cells.get("name").append(make("a", {href: `/run/${pathOf(name)}`}, name));
+      const element = make("tr", {"data-name": name, role: "row"}, make("td", {role: "cell", "data-title": "compare"}, box), ...cells.values());
+      return {element, update(row) {
+        box.checked = query.getAll("run").includes(name);
+        for (const column of ["preset", "tasks", "data", "left", "speed", "retrieval"]) setText(cells.get(column), row[column]);
+        showChanged(cells.get("state"), [row.state, row.message], () => [stateOf(row), row.message ? make("small", {class: "why", title: row.message}, row.message) : ""]);
+        showChanged(cells.get("progress"), [row.progress, row.fraction], () => row.progress ? [row.progress, make("span", {class: "bar"}, make("i", {style: `width: ${100 * row.fraction}%`}))] : []);
+        showChanged(cells.get("errors"), row.errors, () => row.errors.split(", ").filter(Boolean).map((line) => make("span", {class: "line"}, line)));
+        for (const [column, title] of Object.entries(row.measured || {})) cells.get(column).title = title;
+      }};
+    }
+
+    function showLinesOf(kept) {
+      const focused = document.activeElement;
+      const elements = kept.map((row) => {
+        if (!lines.has(row.name)) lines.set(row.name, makeLine(row.name));
+        lines.get(row.name).update(row);
+        return lines.get(row.name).element;
+      });
+      if (elements.length !== body.children.length || elements.some((element, index) => element !== body.children[index])) body.replaceChildren(...elements);
+      if (body.contains(focused)) focused.focus({preventScroll: true});
+    }
+
     function show() {
       const kept = shown(), chosen = query.getAll("run");
       for (const head of heads.querySelectorAll("[data-column]")) {
         if (head.dataset.column === query.get("sort")) head.setAttribute("aria-sort", query.has("descending") ? "descending" : "ascending");
         else head.removeAttribute("aria-sort");
       }
-      const focused = document.activeElement && document.activeElement.dataset.run;
-      showChanged(body, [kept, chosen], () => kept.map((row) => {
-        const box = make("input", {type: "checkbox", "aria-label": `compare ${row.name}`, "data-run": row.name});
-        box.checked = chosen.includes(row.name);
-        box.addEventListener("change", () => {
-          remember("run", box.checked ? [...query.getAll("run"), row.name] : query.getAll("run").filter((name) => name !== row.name));
-          show();
-        });
-        const bar = row.progress ? make("span", {class: "bar"}, make("i", {style: `width: ${100 * row.fraction}%`})) : "";
-        const lines = (text) => text.split(", ").filter(Boolean).map((line) => make("span", {class: "line"}, line));
-        return make("tr", {"data-name": row.name, role: "row"}, cell("compare", "", box),
-          cell("run", "", make("a", {href: `/run/${pathOf(row.name)}`}, row.name)),
-          cell("state", "", stateOf(row), row.message ? make("small", {class: "why", title: row.message}, row.message) : ""),
-          cell("preset", "", row.preset), cell("tasks", "", row.tasks), cell("data", "", row.data), cell("progress", "tight", row.progress, bar),
-          cell("time left", "tight", row.left), cell("speed", "tight", row.speed), titled(cell("error", "tight", ...lines(row.errors)), measured(row, "errors")), titled(cell("retrieval", "tight", row.retrieval), measured(row, "retrieval")));
-      }));
-      if (focused) { const box = body.querySelector(`[data-run=${CSS.escape(focused)}]`); if (box) box.focus(); }
+      showLinesOf(kept);
       none.textContent = rows.length === 0 ? "There are no runs yet: start one with unshuffle pretrain." : kept.length === 0 ? "No run contains this text." : "";
       compare.href = address("/compare", {run: chosen});
       compare.textContent = chosen.length ? `Compare ${chosen.length} runs` : "Compare";
       csv.href = address("/api/runs.csv", {run: kept.map((row) => row.name)});
       const selected = rows.filter((row) => chosen.includes(row.name) && row.options);
-      options.replaceChildren(...(selected.length > 1 ? [differences(selected.map((row) => ({name: row.name, options: row.options})))] : []));
+      const compared = selected.map((row) => ({name: row.name, options: row.options}));
+      showChanged(options, compared, () => compared.length > 1 ? [differences(compared)] : []);
     }
 
     filter.addEventListener("input", () => { remember("filter", filter.value); show(); });
@@ -237,7 +255,7 @@
     const missing = make("div"), head = make("div", {}, missing, facts, message, verdict), warnings = make("div", {class: "warnings"}), grid = make("div", {class: "charts"});
     const policy = make("div", {id: "policy"}), solved = make("div", {id: "solved"}), log = make("pre", {class: "log", tabindex: 0, role: "region", "aria-label": "the last lines of the log"});
     const slider = make("input", {type: "range", min: 0, max: 0, step: 1, id: "at", "aria-label": "iteration"}), label = make("output", {for: "at"});
-    const curves = make("section", {}, make("h2", {}, "Curves"), make("p", {class: "hint"}, "Hover over a curve to read its values. Drag to zoom in, double-click to zoom out."), grid);
+    const curves = make("section", {}, make("h2", {}, "Curves"), make("p", {class: "hint"}, "Hover over a curve to read its values. Drag to zoom in, double-click to zoom out. ", keys()), grid);
     const time = make("section", {}, make("h2", {}, "Through time"),
       make("p", {class: "hint"}, "Move the slider: groups as they were then, and puzzles as the network of the nearest checkpoint solves them."),
       make("div", {class: "slider"}, slider, label), solved, policy);
@@ -417,16 +435,19 @@
     seeds.checked = query.get("seeds") === "mean";
     seeds.addEventListener("change", () => { remember("seeds", seeds.checked ? "mean" : null); renew(); });
     choice.append(make("label", {}, seeds, "mean ± std over seeds"));
-    main.replaceChildren(make("h1", {}, "Compare"), make("p", {class: "hint"}, "Select runs; each has a colour. Hover over a curve to read its values, drag to zoom in, double-click to zoom out."), picks, choice, options, grid);
+    main.replaceChildren(make("h1", {}, "Compare"), make("p", {class: "hint"}, "Select runs; each has a colour. Hover over a curve to read its values, drag to zoom in, double-click to zoom out. ", keys()), picks, choice, options, grid);
     let draw = chartGrid(grid), known = [];
     const renew = oneAtATime(async () => {
       const chosen = query.getAll("run");
-      showChanged(picks, [known, chosen], () => known.map((name) => {
+      showChanged(picks, known, () => known.map((name) => {
         const box = make("input", {type: "checkbox", "data-run": name});
-        box.checked = chosen.includes(name);
-        box.addEventListener("change", () => { remember("run", box.checked ? [...chosen, name] : chosen.filter((other) => other !== name)); renew(); });
+        box.addEventListener("change", () => {
+          remember("run", box.checked ? [...query.getAll("run"), name] : query.getAll("run").filter((other) => other !== name));
+          renew();
+        });
         return make("label", {}, box, name);
       }));
+      for (const box of picks.querySelectorAll("input")) box.checked = chosen.includes(box.dataset.run);
       try {
         const view = await ask(address("/api/compare", {run: chosen, axis: query.get("axis"), seeds: query.get("seeds")}));
         draw(view.charts);
@@ -610,10 +631,21 @@
       element.addEventListener("pointerdown", (event) => {
         if (element.hasPointerCapture && element.hasPointerCapture(event.pointerId)) element.releasePointerCapture(event.pointerId);
         const ended = new AbortController();
-        addEventListener("pointercancel", () => ended.abort(), {signal: ended.signal}); // it became a scroll
-        addEventListener("pointerup", (end) => {
+        const end = () => {
           ended.abort();
-          const target = document.elementFromPoint(end.clientX, end.clientY);
+          element.classList.remove("dragged");
+          element.style.translate = "";
+        };
+        addEventListener("pointermove", (move) => {
+          const [right, down] = [move.clientX - event.clientX, move.clientY - event.clientY];
+          if (Math.hypot(right, down) < 4) return; // a click
+          element.classList.add("dragged");
+          element.style.translate = `${right}px ${down}px`;
+        }, {signal: ended.signal});
+        addEventListener("pointercancel", end, {signal: ended.signal}); // it became a scroll
+        addEventListener("pointerup", (up) => {
+          const target = document.elementFromPoint(up.clientX, up.clientY); // below the one that is dragged
+          end();
           const onto = target && target.closest(".board button");
           if (onto && board().contains(onto) && onto !== element) swap(position, Number(onto.dataset.position));
         }, {signal: ended.signal});
