@@ -513,8 +513,8 @@ def describe(trainer: Trainer, run: Run, console: Console) -> None:
     if optim.warmup > optim.iterations / 2:
         say(
             console,
-            f"note: the learning rate rises during {optim.warmup} of the {optim.iterations} iterations: give more "
-            "iterations, or a smaller --optim.warmup",
+            f"note: the learning rate rises during the first {counted(optim.warmup, 'iterations')}, of "
+            f"{optim.iterations} in all: give more iterations, or a smaller --optim.warmup",
         )
 
 
