@@ -49,7 +49,9 @@ _ELSEWHERE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("weights", "pretrained", "checkpoint"), ("weights", "init")),
     **dict.fromkeys(("bs", "batch"), ("batch_size",)),
     **dict.fromkeys(("gpu", "gpus", "accelerator"), ("device",)),
-    **dict.fromkeys(("data", "data_dir", "dataset", "input", "path"), ("images", "videos")),
+    **dict.fromkeys(("data", "data_dir", "dataset", "input", "path", "folder"), ("images", "videos", "data", "src")),
+    **dict.fromkeys(("images", "videos"), ("data", "src", "train", "test")),
+    **dict.fromkeys(("run", "run_dir"), ("runs", "weights")),
     **dict.fromkeys(("output", "output_dir", "save_dir"), ("out",)),
     **dict.fromkeys(("num_workers", "workers"), ("workers", "data.workers")),
 }
@@ -380,8 +382,11 @@ def _find(option: str, arguments: dict[str, _Argument]) -> tuple[_Argument, bool
             options[f"{section}{dot}no_{field}"] = (argument, False)
     name = option.lstrip("-").replace("-", "_")
     if name not in options or not option.startswith("--"):
-        meant = [name] if name in options else []
-        meant = meant or [full for full in _ELSEWHERE.get(name, ()) if full in options]
+        known = (name, *_ELSEWHERE.get(name, ()))
+        meant = [full for full in known if full in options]
+        for argument in arguments.values() if not meant else ():
+            if argument.positional and argument.name in known:
+                raise UserError(f"there is no option {option}: give {argument.shown} without an option")
         meant = meant or [full for full in options if full.rpartition(".")[2] == name]
         nearest = f" (did you mean {listed([f'--{full}' for full in meant], 3)}?)" if meant else ""
         raise UserError(f"there is no option {option}{nearest or did_you_mean(name, options, '--')}")
