@@ -1,4 +1,5 @@
 import os
+import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -265,6 +266,24 @@ def test_a_large_backbone_on_a_cpu_is_warned_of(
     assert "the backbone resnet18 is made for a GPU; on this CPU each iteration takes about" in printed
     assert "Use --backbone tiny instead" in printed
     assert run.config.optim.epochs == 0.1
+
+
+def test_the_advice_for_a_large_backbone_is_that_of_the_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pretraining, "estimate_step", lambda config: 1.0)
+    options = {**TINY, "preset": "cpu", "images": tmp_path / "nowhere", "instance": {"crop_size": 32}}
+    with pytest.raises(unshuffle.UserError, match="nowhere does not exist"):
+        unshuffle.pretrain(out=tmp_path / "run", backbone="resnet18", **options)
+    assert "Use --backbone caffenet instead" in capsys.readouterr().out, "with its weights"
+
+
+def test_what_is_trained_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = unshuffle.pretrain(out=tmp_path / "first", **TINY)
+    line = r"preset demo: tiny \(0\.\d\d million weights{}\) on cpu; spatial \(\|Ψ\| = 4\), temporal"
+    assert re.search(line.format(""), capsys.readouterr().out)
+    unshuffle.pretrain(out=tmp_path / "second", init=str(first.folder), **TINY)
+    assert re.search(line.format(f", starting from {first.folder}"), capsys.readouterr().out)
 
 
 def test_the_estimate_of_a_step_grows_with_the_batch() -> None:

@@ -240,8 +240,8 @@ def notes_on(config: Config) -> list[str]:
 
 def _warn_of_cpu(config: Config, console: Console) -> None:
     """Print how long the training would take without a GPU, if it is made for one, and what to choose instead."""
-    backbone = config.model.backbone
-    if config.preset not in GPU_PRESETS and backbone in ("tiny", preset_config(config.preset).model.backbone):
+    backbone, usual = config.model.backbone, preset_config(config.preset).model.backbone
+    if config.preset not in GPU_PRESETS and backbone in ("tiny", usual):
         return
     choice = f"--preset {config.preset}" if config.preset in GPU_PRESETS else f"the backbone {backbone}"
     seconds, optim = estimate_step(config), config.optim
@@ -250,7 +250,7 @@ def _warn_of_cpu(config: Config, console: Console) -> None:
         if optim.epochs is not None
         else f"{counted(optim.iterations, 'iterations')} take about {duration(seconds * optim.iterations)}"
     )
-    advice = f"--preset {CPU_PRESET}" if config.preset in GPU_PRESETS else "--backbone tiny"
+    advice = f"--preset {CPU_PRESET}" if config.preset in GPU_PRESETS else f"--backbone {usual}"
     say(console, f"warning: {choice} is made for a GPU; on this CPU {time_left}. Use {advice} instead")
 
 
@@ -498,10 +498,11 @@ def describe(trainer: Trainer, run: Run, console: Console) -> None:
     weights = sum(parameter.numel() for parameter in trainer.network.backbone.parameters())
     processes = trainer.part.world_size
     device = str(trainer.device) if processes == 1 else f"{trainer.device.type}, {processes} processes"
+    start = "" if config.init is None else f", starting from {config.init}"
     say(
         console,
-        f"{config.model.backbone} ({weights / 1e6:.2f} million weights) on {device}; {tasks}; "
-        f"iterations {trainer.iteration} to {config.optim.iterations}; into {run.folder}",
+        f"preset {config.preset}: {config.model.backbone} ({weights / 1e6:.2f} million weights{start}) on {device}; "
+        f"{tasks}; iterations {trainer.iteration} to {config.optim.iterations}; into {run.folder}",
     )
     # what may be unintended when only the number of iterations was changed
     optim = config.optim
@@ -513,8 +514,8 @@ def describe(trainer: Trainer, run: Run, console: Console) -> None:
     if optim.warmup > optim.iterations / 2:
         say(
             console,
-            f"note: the learning rate rises during {optim.warmup} of the {optim.iterations} iterations: give more "
-            "iterations, or a smaller --optim.warmup",
+            f"note: the learning rate rises during the first {counted(optim.warmup, 'iterations')}, of "
+            f"{optim.iterations} in all: give more iterations, or a smaller --optim.warmup",
         )
 
 

@@ -1,9 +1,11 @@
+import io
 import math
 from collections.abc import Callable
 from itertools import combinations
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy.stats import ks_2samp
 
 from unshuffle.analysis.analysis import AnalysisResult
@@ -125,6 +127,10 @@ def test_groups_of_a_run(run: Run, analyse: Analyse) -> None:
     assert [*analysis.metrics["variance_percent"]] == [6, 8, 12]
     assert len(analysis.figure().axes) == 2 + 6 + 1
     assert "grouped (sample" not in analysis.statement
+    console = Console(width=64, file=io.StringIO())
+    console.print(analysis.table)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in printed and "12" in printed, "headings are whole"
 
 
 def test_groups_of_a_run_that_grouped_pairs(pair_run: Run, analyse: Analyse) -> None:

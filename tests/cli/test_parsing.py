@@ -137,7 +137,11 @@ def test_values(line: str, command: Command) -> None:
         ("x --file-nam 3", "there is no option --file-nam (did you mean --file_name?)"),
         ("x --colour 3", "there is no option --colour"),
         ("x --hidden 3", "there is no option --hidden"),
-        ("x --data 3", "there is no option --data"),
+        ("x --data 3", "there is no option --data: give DATA without an option"),
+        ("--images 3", "there is no option --images: give DATA without an option"),
+        ("x -count 3", "there is no option -count (did you mean --count?)"),
+        ("x -rate 3", "there is no option -rate (did you mean --section.rate?)"),
+        ("x --section.steps 1 -c 3", "there is no option -c"),
         ("x --fast=yes", "--fast is 'yes', but must be true or false, or have no value"),
         ("x --fast yes", "'yes' belongs to no option"),
         ("x y", "'y' belongs to no option"),
@@ -286,6 +290,17 @@ def test_an_option_of_a_command_comes_before_a_short_name() -> None:
 def test_several_folders() -> None:
     assert pretrain("--images", "a", "b", "--videos", "c").images == ("a", "b")
     assert pretrain("--images", "a").images == "a"
+
+
+def test_folders_are_divided_by_commas_if_all_of_them_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b", "c,d"):
+        (tmp_path / name).mkdir()
+    assert pretrain("--images", "a,b").images == ("a", "b")
+    assert pretrain("--images", "a,b", "c,d").images == ("a", "b", "c,d")
+    assert pretrain("--images", "c,d").images == "c,d"
+    assert pretrain("--images", "a,nowhere").images == "a,nowhere"
+    assert pretrain("--images", "shards-{0..9}.tar,a").images == "shards-{0..9}.tar,a"
 
 
 def test_a_list_is_not_split_at_the_comma_in_the_name_of_a_file(tmp_path: Path) -> None:

@@ -224,6 +224,7 @@ def backbone() -> Backbone:
 def test_embedding_in_python(pool: str, backbone: Backbone, pictures: Path, tmp_path: Path) -> None:
     embedded = unshuffle.embed(pictures, "random:tiny", pool=pool, size=48, workers=1, device="cpu")  # type: ignore[arg-type]
     assert len(embedded) == len(embedded.names) == 7 and len(embedded.dataset.skipped) == 2
+    assert repr(embedded).startswith(f"<Index of 7 images of {pictures}: ") and len(repr(embedded).splitlines()) == 1
     with torch.no_grad():
         maps = backbone(preprocess(pictures / embedded.names[0], 48)[None])
     expected = {"avg": maps.mean(dim=(2, 3)), "max": maps.amax(dim=(2, 3)), "flat": maps.flatten(1)}[pool][0]
@@ -253,3 +254,5 @@ def test_a_single_file(pictures: Path, clips: Path) -> None:
     text.write_text("no picture")
     with pytest.raises(UserError, match=r"notes.of is neither an image nor a video: .* --kind"):
         unshuffle.embed(text, "random:tiny")
+    with pytest.raises(UserError, match="a short side of 0 pixels is too small"):
+        unshuffle.embed(nameless, "random:tiny", size=0)

@@ -66,6 +66,14 @@ def test_names_of_torchvision() -> None:
         cached_weights("resnet19")
 
 
+def test_a_name_without_its_family_is_understood() -> None:
+    with pytest.raises(UserError, match=r"no backbone 'ResNet34' \(did you mean torchvision:resnet34\?\)"):
+        build_backbone("ResNet34")
+    pytest.importorskip("timm")
+    with pytest.raises(UserError, match=r"did you mean timm:vit_tiny_patch16_224\?"):
+        build_backbone("vit_tiny_patch16_224")
+
+
 def test_a_timm_backbone() -> None:
     timm = pytest.importorskip("timm")
     backbone = build_backbone("timm:resnet10t").eval()

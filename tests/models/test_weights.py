@@ -140,8 +140,12 @@ def test_weights_of_another_architecture_raise(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="weights of tiny, not of caffenet"):
         load_backbone(tmp_path / "w.safetensors", architecture="caffenet")
     backbone = build_backbone("caffenet")
-    with pytest.raises(UserError, match="weights of tiny, not of caffenet"):
+    advice = "; --backbone chooses the network to train$"
+    with pytest.raises(UserError, match=f"weights of tiny, not of caffenet{advice}"):
         load_into(backbone, tmp_path / "w.safetensors")
+    torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "w.pth")
+    with pytest.raises(UserError, match=f"does not fit caffenet: it lacks .*{advice}"):
+        load_into(backbone, tmp_path / "w.pth")
 
 
 def test_a_file_without_architecture_is_recognised(tmp_path: Path) -> None:

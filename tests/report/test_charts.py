@@ -45,6 +45,12 @@ def test_several_runs_have_a_chart_for_each_task(run: Run, uniform_run: Run) -> 
     assert len({series.colour for series in by_title["Retrieval"].series}) == 2
 
 
+def test_a_run_without_labels_hides_no_baselines(run: Run, hostile_run: Run) -> None:
+    by_title = {chart.title: chart for chart in charts(find_runs([run.folder, hostile_run.folder]))}
+    assert len(by_title["Retrieval"].series) == 1
+    assert list(by_title["Retrieval"].levels) == ["raw pixels", "colour histograms"]
+
+
 def test_difficulty_is_in_percent_of_the_samples(run: Run) -> None:
     chart = difficulty_chart(divide_samples(run, read_history(run, "spatial"), "spatial"))
     assert len(chart.series) == 4 and chart.levels == {"uniform sampling": 25.0}

@@ -333,6 +333,7 @@ def test_data_is_described_by_its_sources_and_splits(run: Run, tmp_path: Path) -
         "shards": 3,
     }
     splits = {"spatial": {"training": 1034, "validation": 100, "test": 100, "requested": 100, "source": "images"}}
+    splits["temporal"] = {**splits["spatial"], "training": 34, "source": "videos"}
     lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
     lines[0] |= {"sources": [source], "splits": splits}
     assert lines[0]["kind"] == "start"
@@ -340,4 +341,5 @@ def test_data_is_described_by_its_sources_and_splits(run: Run, tmp_path: Path) -
     words = " ".join(" ".join(Seen(written([copied], tmp_path / "report.html")).texts).split())
     assert "Data: 1,234 images in <b>photos." in words
     assert "1234 images in <b>photos; read from 3 shards at short side 256 px." in words
-    assert "samples training validation test from spatial 1,034 100 100 images" in words
+    assert "samples training validation test from spatial 1,034 100 100 images temporal 34 100 100 videos" in words
+    assert "Temporal task: only 34 samples to train on" in words

@@ -49,6 +49,10 @@ def page_data(page: Path) -> dict[str, Any]:
     return data
 
 
+def output_of_files(output: str) -> list[str]:
+    return re.findall(r"^  (.*), \d.* [kM]B, replacing the earlier one$", output, re.MULTILINE)
+
+
 def test_the_command(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,7 +62,8 @@ def test_the_command(
     output = capsys.readouterr().out
     assert f"{COUNT + 1} images, 13824 features each; 1 file skipped" in output
     assert "features: pool5 of random:tiny (tiny, 96 px) (--pool flat)" in output
-    assert "near-duplicates: 2 in 1 group, such as 03 & more.png, copy.png" in output and "outliers: " in output
+    assert "near-duplicates: 2 in 1 group, such as 03 & more.png, copy.png" in output
+    assert "outliers (mean similarity to the 5 nearest): " in output and "replacing" not in output
     assert "skipped" in output and "broken.png" in output and "neighbours.html" in output
     metrics = json.loads((tmp_path / "n.json").read_text())["metrics"]
     assert metrics["near_duplicates"] == [["03 & more.png", "copy.png"]] and metrics["items"] == COUNT + 1
@@ -66,6 +71,9 @@ def test_the_command(
     assert sorted(path.name for path in tmp_path.iterdir()) == written
     assert cli.run([*line, "--pool", "avg", "--threshold", "1"]) == 0, "its own page may be written again"
     assert "96 features each" in (output := capsys.readouterr().out) and "the mean of each channel" in output
+    assert "neighbours-2.html" in output and "replacing" not in output
+    assert cli.run([*line, "--out", "neighbours.html"]) == 0
+    assert output_of_files(capsys.readouterr().out) == ["neighbours.html", "neighbours.png"]
 
 
 def test_the_page_has_the_neighbours_of_every_image(index: Index, tmp_path: Path) -> None:

@@ -104,8 +104,11 @@ def test_labels_decide_where_there_are_some(written: Callable[..., Run]) -> None
     assert verdict is not None and verdict.change == "better"
     assert verdict.sentences == [
         "The features got better: the nearest neighbours of labelled images have their class in 60.0 % of the cases "
-        "(30.0 % before training, chance 10.0 %)."
+        "(30.0 % before training, chance 10.0 %).",
+        "Labelled images decide: crops and frames of one sample also share textures, which better features may ignore.",
     ]
+    agreed = judge_features(written({**own(20), "top1": 30.0, **labelled}, {**own(20), "top1": 60.0, **labelled}))
+    assert agreed is not None and agreed.sentences == verdict.sentences[:1], "nothing to explain"
     assert [measure.key for measure in feature_measures(run)] == ["top1", "crops_top1", "own_rankme"]
 
 

@@ -298,7 +298,7 @@ def test_one_long_video_cannot_be_divided(config: Config, tmp_path: Path, write_
 
 def test_validation_must_leave_something(config: Config) -> None:
     config = replace(config, synthetic=replace(config.synthetic, clips=1), tasks="T")
-    with pytest.raises(UserError, match="nothing is left to train on of 1 sample when 1 are held out"):
+    with pytest.raises(UserError, match="nothing is left to train on of 1 sample when 1 is held out"):
         prepare(config, progress=False)
 
 
@@ -411,7 +411,7 @@ def test_a_test_set_that_leaves_nothing() -> None:
     names = [f"g{number % 2}_c{number}" for number in range(12)]
     with pytest.raises(
         UserError,
-        match=r"nothing is left to train on of 12 samples when 1 are held out as the pretext test set and siblings "
+        match=r"nothing is left to train on of 12 samples when 1 is held out as the pretext test set and siblings "
         r"stay together: give more data, or set data\.test_size to 0",
     ):
         split(names, 2, 1, "g[01]", 0)

@@ -1,6 +1,7 @@
 """The analyses behind `unshuffle analyze NAME`: their common options, their results, and the list of them."""
 
 import csv
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -56,10 +57,14 @@ class AnalysisResult:
         return paths
 
 
+TITLE_WIDTH = 26
+"""Characters of a line of a table's title."""
+
+
 def metrics_table(title: str, columns: Mapping[str, Mapping[Any, Any]], rows: Mapping[Any, str]) -> Table:
     """Return a table of figures: a column for each mapping, a row for each of its keys under a readable name."""
     # long headings take two lines, so that the columns of two tasks fit into 80 characters
-    table = plain_table(title, *(escape(column).replace(", ", ",\n") for column in columns))
+    table = plain_table(textwrap.fill(title, TITLE_WIDTH), *(escape(column).replace(", ", ",\n") for column in columns))
     for key, name in rows.items():
         table.add_row(escape(name), *(_cell(figures.get(key)) for figures in columns.values()))
     return table

@@ -170,7 +170,7 @@ class GroupCount(Analysis):
         )
         figure = partial(draw, comparisons, counts, best, states[max(states)], max(states))
         equal = {
-            f"iteration {iteration:,}": {
+            f"iteration\n{iteration:,}": {
                 division.count: f"{division.equal_pairs} of {division.pairs}" for division in divisions
             }
             for iteration, divisions in comparisons.items()

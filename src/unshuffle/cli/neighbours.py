@@ -33,14 +33,16 @@ def main(args: Sequence[str]) -> int:
     """Compute the features, write the page and the sheet, and print what stands out."""
     command = parse(NeighboursCommand, "neighbours", args)
     from rich.console import Console
+    from rich.filesize import decimal
 
     from unshuffle.accelerator import choose_device
     from unshuffle.data.inventory import write_skipped
     from unshuffle.evaluation.embed import skipped_file
-    from unshuffle.evaluation.index import build_index
+    from unshuffle.evaluation.index import OUTLIER_NEIGHBOURS, build_index
     from unshuffle.report.similarity_page import neighbours_page, page_file
 
     out, device = page_file(command.out), choose_device(command.device)
+    replaced = ", replacing the earlier one" if out.exists() else ""
     backbone, data = command.open()
     options = {name: getattr(command, name) for name in ("pool", "batch", "workers")}
     index = build_index(backbone, data, command.weights, device=device, console=Console(stderr=True), **options)
@@ -51,12 +53,14 @@ def main(args: Sequence[str]) -> int:
     copies, groups = sum(map(len, page.near_duplicates)), counted(len(page.near_duplicates), "groups")
     first = f", such as {listed(page.near_duplicates[0], 2)}" if copies else ""
     print(f"near-duplicates: {f'{copies} in {groups}{first}' if copies else 'none'}")
-    print(f"outliers: {', '.join(f'{printable(name)} ({value:.2f})' for name, value in page.outliers[:4])}")
+    nearest = min(OUTLIER_NEIGHBOURS, len(index) - 1)
+    outliers = ", ".join(f"{printable(name)} ({value:.2f})" for name, value in page.outliers[:4])
+    print(f"outliers (mean similarity to the {nearest} nearest): {outliers}")
     if data.skipped:
         write_skipped(skipped_file(out), data.skipped)
     print_left_out(data.skipped, data.ignored, skipped_file(out))
     for file in page.files:
-        print(f"  {printable(str(file))}, {file.stat().st_size / 1e6:.1f} MB")
+        print(f"  {printable(str(file))}, {decimal(file.stat().st_size)}{replaced}")
     metrics = {
         **{"items": len(index), "dimensions": index.features.shape[1], "skipped": data.skipped},
         **{"near_duplicates": page.near_duplicates, "outliers": dict(page.outliers)},

@@ -49,7 +49,9 @@ _ELSEWHERE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("weights", "pretrained", "checkpoint"), ("weights", "init")),
     **dict.fromkeys(("bs", "batch"), ("batch_size",)),
     **dict.fromkeys(("gpu", "gpus", "accelerator"), ("device",)),
-    **dict.fromkeys(("data", "data_dir", "dataset", "input", "path"), ("images", "videos")),
+    **dict.fromkeys(("data", "data_dir", "dataset", "input", "path", "folder"), ("images", "videos", "data", "src")),
+    **dict.fromkeys(("images", "videos"), ("data", "src", "train", "test")),
+    **dict.fromkeys(("run", "run_dir"), ("runs", "weights")),
     **dict.fromkeys(("output", "output_dir", "save_dir"), ("out",)),
     **dict.fromkeys(("num_workers", "workers"), ("workers", "data.workers")),
 }
@@ -231,7 +233,8 @@ class _Argument:
             return None
         if self.is_list:
             entry, _ = plain_type(get_args(hint)[0])
-            parts = words if is_address or entry is Path else [part for word in words for part in _split(word)]
+            split = _split_paths if is_address or entry is Path else _split
+            parts = [part for word in words for part in split(word)]
             converted: Any = [_convert(part, entry) for part in parts]
         else:
             converted = _convert(words[0], self.hint)
@@ -241,6 +244,13 @@ class _Argument:
 def _split(word: str) -> list[str]:
     """Return the entries of a list in one word, which commas divide; the name of a file may contain some."""
     return [word] if Path(word).exists() else [part for part in word.split(",") if part]
+
+
+def _split_paths(word: str) -> list[str]:
+    """Return the paths in one word, which commas divide if all of them exist: names and patterns may contain some."""
+    parts = word.split(",")
+    exist = all(part and Path(part).expanduser().exists() for part in parts)
+    return parts if exist and not Path(word).exists() else [word]
 
 
 def _convert(word: str, hint: Any) -> Any:
@@ -323,21 +333,21 @@ def _read(arguments: dict[str, _Argument], args: Sequence[str]) -> dict[str, Any
     any_positional = any(argument.positional for argument in arguments.values())
     while rest:
         word = rest.pop(0)
-        if not word.startswith("--"):
+        if not _is_option(word):
             free.append(word)
             continue
-        option, has_value, attached = word.removeprefix("--").partition("=")
+        option, has_value, attached = word.partition("=")
         argument, flag = _find(option, arguments)
         if argument.is_flag:
             if not has_value and rest and rest[0].lower() in _BOOLS:
                 has_value, attached = "=", rest.pop(0)
-            if not has_value and rest and not rest[0].startswith("--") and not any_positional:
+            if not has_value and rest and not _is_option(rest[0]) and not any_positional:
                 has_value, attached = "=", rest.pop(0)
             if has_value and attached.lower() not in _BOOLS:
-                raise UserError(f"--{option} is '{attached}', but must be true or false, or have no value")
+                raise UserError(f"{option} is '{attached}', but must be true or false, or have no value")
             values[argument.name] = flag == (_BOOLS[attached.lower()] if has_value else True)
             continue
-        words = [attached] if has_value else list(takewhile(lambda word: not word.startswith("--"), rest))
+        words = [attached] if has_value else list(takewhile(lambda word: not _is_option(word), rest))
         words = words if argument.is_list else words[:1]
         del rest[: 0 if has_value else len(words)]
         values[argument.name] = argument.value(words)
@@ -358,6 +368,11 @@ def _read_positional(arguments: Sequence[_Argument], words: list[str]) -> dict[s
     return values
 
 
+def _is_option(word: str) -> bool:
+    """Return whether a word is an option, also if it lacks a dash; negative numbers and a single dash are values."""
+    return word.startswith("--") or (word[:1] == "-" and word[1:2].isalpha())
+
+
 def _find(option: str, arguments: dict[str, _Argument]) -> tuple[_Argument, bool]:
     """Return the argument of an option, and False where it is a flag that is switched off."""
     options = {name: (argument, True) for name, argument in arguments.items() if not argument.positional}
@@ -365,12 +380,16 @@ def _find(option: str, arguments: dict[str, _Argument]) -> tuple[_Argument, bool
         if argument.is_flag:
             section, dot, field = name.rpartition(".")
             options[f"{section}{dot}no_{field}"] = (argument, False)
-    name = option.replace("-", "_")
-    if name not in options:
-        meant = [full for full in _ELSEWHERE.get(name, ()) if full in options]
+    name = option.lstrip("-").replace("-", "_")
+    if name not in options or not option.startswith("--"):
+        known = (name, *_ELSEWHERE.get(name, ()))
+        meant = [full for full in known if full in options]
+        for argument in arguments.values() if not meant else ():
+            if argument.positional and argument.name in known:
+                raise UserError(f"there is no option {option}: give {argument.shown} without an option")
         meant = meant or [full for full in options if full.rpartition(".")[2] == name]
         nearest = f" (did you mean {listed([f'--{full}' for full in meant], 3)}?)" if meant else ""
-        raise UserError(f"there is no option --{option}{nearest or did_you_mean(name, options, '--')}")
+        raise UserError(f"there is no option {option}{nearest or did_you_mean(name, options, '--')}")
     return options[name]
 
 

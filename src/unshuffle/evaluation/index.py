@@ -36,7 +36,7 @@ from unshuffle.evaluation.features import (
 )
 from unshuffle.models import Backbone
 from unshuffle.models.registry import backbone_features
-from unshuffle.wording import features_sentence
+from unshuffle.wording import counted, features_sentence
 
 QUERIES, GALLERY = 4096, 4096  # a product of so many by so many is held at a time
 USUAL = 10
@@ -165,6 +165,11 @@ class Index:
 
     def __len__(self) -> int:
         return len(self.features)
+
+    def __repr__(self) -> str:
+        """Return one line: the items, where they are from, and what their features are."""
+        items = f"{counted(len(self), self.dataset.kind)} of {self.dataset.address}"
+        return f"<Index of {items}: {self.description}, {counted(self.features.shape[1], 'numbers')} each>"
 
     @property
     def names(self) -> list[str]:
@@ -397,7 +402,7 @@ def open_unlabelled(
     limits: LimitsConfig = DEFAULT_LIMITS,
 ) -> LabelledDataset:
     """Open data without classes as squares for a backbone, by default of the size that it is evaluated at."""
-    size = size or backbone.eval_size
+    size = backbone.eval_size if size is None else size
     check_short_side(size)
     backbone_features(backbone, size)  # a wrong size is an error before anything is read
     return open_dataset(data, kind=kind, labelled=False, square=Square(size), frames=frames, limits=limits)

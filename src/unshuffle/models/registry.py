@@ -191,7 +191,16 @@ def build_backbone(name: str) -> Backbone:
         backbone = BACKBONES[name]()
     else:
         known = [*sorted(BACKBONES), *(f"{family}:NAME" for family in sorted(FAMILIES))]
-        hint = did_you_mean(name.lower(), BACKBONES)
+        hint = _did_you_mean_member(name.lower()) or did_you_mean(name.lower(), BACKBONES)
         raise UserError(f"there is no backbone '{name}'{hint}; choose from {', '.join(known)}")
     backbone.architecture = name
     return backbone
+
+
+def _did_you_mean_member(name: str) -> str:
+    """Return ` (did you mean torchvision:NAME?)` if a family has a network of this name; otherwise nothing."""
+    for family, build in FAMILIES.items():
+        with suppress(UserError), torch.device("meta"):
+            build(name)
+            return f" (did you mean {family}:{name}?)"
+    return ""

@@ -221,14 +221,17 @@ def _read_pickled(file: Path) -> tuple[Weights, dict[str, str]]:
 
 def load_into(backbone: Backbone, path: Path) -> None:
     """Load stored weights into a backbone to train it further; it keeps the normalisation of unshuffle's own crops."""
-    _load(backbone, *read_weights(path), path)
+    _load(backbone, *read_weights(path), path, advice="; --backbone chooses the network to train")
 
 
-def _load(backbone: Backbone, weights: Weights, metadata: Mapping[str, str], path: str | Path) -> None:
+def _load(
+    backbone: Backbone, weights: Weights, metadata: Mapping[str, str], path: str | Path, advice: str = ""
+) -> None:
+    """Load weights that fit a backbone; `advice` ends the error about those that do not."""
     name = backbone.architecture
     architecture = metadata.get("architecture", name)
     if not same_architecture(architecture, name):
-        raise UserError(f"{path} contains weights of {architecture}, not of {name}")
+        raise UserError(f"{path} contains weights of {architecture}, not of {name}{advice}")
     for form in backbone.forms().values():
         fit = _fit(weights, form.state_dict(), path)
         if fit is not None and not fit.unknown:
@@ -236,7 +239,8 @@ def _load(backbone: Backbone, weights: Weights, metadata: Mapping[str, str], pat
                 raise UserError(f"{path} contains values that are not finite, first in {bad[0]}: its training diverged")
             form.load_state_dict(fit.tensors, strict=False)  # only num_batches_tracked may be missing, in old files
             return
-    raise UserError(f"{path} does not fit {name}: {_mismatch(weights, backbone, path)}{_nearest(weights, path)}")
+    mismatch = f"{_mismatch(weights, backbone, path)}{_nearest(weights, path)}"
+    raise UserError(f"{path} does not fit {name}: {mismatch}{advice}")
 
 
 def _mismatch(weights: Weights, backbone: Backbone, path: str | Path) -> str:

@@ -71,7 +71,7 @@ def charts(runs: Sequence[NamedRun]) -> list[Chart]:
         "Retrieval",
         "nearest neighbour of the same class [%]",
         _monitor_series(runs, {"top1": "this network"}),
-        _common(map(_baselines, folders)),
+        _common(levels for run in folders if (levels := _baselines(run))),  # runs without labels have none
         decimals=1,
         note="Higher is better. Labelled images, which the training does not use.",
     )

@@ -18,6 +18,11 @@ NEAR_CHANCE = 0.9
 COLLAPSE = 0.5
 """An effective rank below this fraction of the one before training is a sign of collapse."""
 
+OUTVOTED = (
+    "Labelled images decide: crops and frames of one sample also share textures, which better features may ignore."
+)
+"""Beside better features by which fewer of the run's own views find each other."""
+
 
 @dataclass(frozen=True)
 class _Kind:
@@ -161,6 +166,8 @@ def judge_features(run: Run) -> Verdict | None:
     text = f"{so_far}{headline}: {'; '.join(measure.sentence for measure in stated)}."
     remark = _noise_remark([measure for measure in deciding if measure.change == "level"])
     advice = [] if change == "better" else _advice(run)
+    outvoted = change == "better" and deciding != own and any(measure.trained < measure.initial for measure in own)
+    remark += [OUTVOTED] if outvoted else []
     return Verdict(change, [text[0].upper() + text[1:], *remark, *_collapse(rank), *advice])
 
 

@@ -131,8 +131,9 @@ def split(names: Sequence[str], val_size: int, test_size: int, pattern: str, see
             positions += families[keys[remaining.pop(0)]]
         if not remaining:
             siblings = " and siblings stay together" if pattern or len(keys) < len(names) else ""
+            verb = "is" if size == 1 else "are"
             raise UserError(
-                f"nothing is left to train on of {counted(len(names), 'samples')} when {size} are held out "
+                f"nothing is left to train on of {counted(len(names), 'samples')} when {size} {verb} held out "
                 f"{purpose}{siblings}: give more data{advice}"
             )
         held_out.append(np.array(sorted(positions[:size]), dtype=np.int64))

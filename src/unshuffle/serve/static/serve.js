@@ -255,7 +255,7 @@
     const missing = make("div"), head = make("div", {}, missing, facts, message, verdict), warnings = make("div", {class: "warnings"}), grid = make("div", {class: "charts"});
     const policy = make("div", {id: "policy"}), solved = make("div", {id: "solved"}), log = make("pre", {class: "log", tabindex: 0, role: "region", "aria-label": "the last lines of the log"});
     const slider = make("input", {type: "range", min: 0, max: 0, step: 1, id: "at", "aria-label": "iteration"}), label = make("output", {for: "at"});
-    const curves = make("section", {}, make("h2", {}, "Curves"), make("p", {class: "hint"}, "Hover over a curve to read its values. Drag to zoom in, double-click to zoom out. ", keys()), grid);
+    const curves = make("section", {}, make("h2", {}, "Curves"), make("p", {class: "hint"}, "Hover over a curve, or touch it, to read its values. Drag to zoom in, double-click to zoom out. ", keys()), grid);
     const time = make("section", {}, make("h2", {}, "Through time"),
       make("p", {class: "hint"}, "Move the slider: groups as they were then, and puzzles as the network of the nearest checkpoint solves them."),
       make("div", {class: "slider"}, slider, label), solved, policy);
@@ -435,7 +435,7 @@
     seeds.checked = query.get("seeds") === "mean";
     seeds.addEventListener("change", () => { remember("seeds", seeds.checked ? "mean" : null); renew(); });
     choice.append(make("label", {}, seeds, "mean ± std over seeds"));
-    main.replaceChildren(make("h1", {}, "Compare"), make("p", {class: "hint"}, "Select runs; each has a colour. Hover over a curve to read its values, drag to zoom in, double-click to zoom out. ", keys()), picks, choice, options, grid);
+    main.replaceChildren(make("h1", {}, "Compare"), make("p", {class: "hint"}, "Select runs; each has a colour. Hover over a curve, or touch it, to read its values, drag to zoom in, double-click to zoom out. ", keys()), picks, choice, options, grid);
     let draw = chartGrid(grid), known = [];
     const renew = oneAtATime(async () => {
       const chosen = query.getAll("run");
