@@ -272,10 +272,23 @@ def test_the_advice_for_a_large_backbone_is_that_of_the_preset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(pretraining, "estimate_step", lambda config: 1.0)
-    options = {**TINY, "preset": "cpu", "images": tmp_path / "nowhere", "instance": {"crop_size": 32}}
-    with pytest.raises(unshuffle.UserError, match="nowhere does not exist"):
+    (tmp_path / "empty").mkdir()
+    options = {**TINY, "preset": "cpu", "images": tmp_path / "empty", "instance": {"crop_size": 32}}
+    with pytest.raises(unshuffle.UserError, match="no images found"):
         unshuffle.pretrain(out=tmp_path / "run", backbone="resnet18", **options)
     assert "Use --backbone caffenet instead" in capsys.readouterr().out, "with its weights"
+
+
+@pytest.mark.parametrize("option", ["data.val_images", "data.test_images", "monitor.gallery", "monitor.queries"])
+def test_data_that_is_not_there_is_said_before_anything_is_packed(tmp_path: Path, option: str) -> None:
+    folder, (section, field) = photos(tmp_path / "photos", 12), option.split(".")
+    data = {**TINY["data"], "cache": str(tmp_path / "cache")}  # type: ignore[dict-item]
+    options: dict[str, Any] = {**TINY, "data": data}
+    both = {"gallery": str(folder), "queries": str(folder)} if section == "monitor" else options.get(section, {})
+    options[section] = {**both, field: str(tmp_path / "nowhere")}
+    with pytest.raises(unshuffle.UserError, match=rf"nowhere does not exist: check the path \(--{option}\)"):
+        unshuffle.pretrain(images=folder, out=tmp_path / "run", **options)
+    assert not (tmp_path / "cache").exists() and not (tmp_path / "run").exists()
 
 
 def test_what_is_trained_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

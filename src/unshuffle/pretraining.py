@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,19 @@ from unshuffle.training.step import Step
 from unshuffle.training.trainer import Trainer, build_trainer, fit_crop_sizes, initial_backbone
 from unshuffle.wording import counted, duration, os_error_sentence, skipped_lines, skipped_sentence
 
+DATA = (
+    "images",
+    "videos",
+    "data.val_images",
+    "data.val_videos",
+    "data.test_images",
+    "data.test_videos",
+    "monitor.gallery",
+    "monitor.queries",
+)
+"""Options that name data."""
 CHANGEABLE_ON_RESUME = (
+    *DATA,
     "device",
     "log.",
     "optim.max_skipped_steps",
@@ -84,15 +97,7 @@ CHANGEABLE_ON_RESUME = (
     "data.shard_cache_gb",
     "data.gpu_memory_fraction",
     "data.limits.memory_gb",
-    "data.val_images",
-    "data.val_videos",
-    "data.test_images",
-    "data.test_videos",
-    "monitor.gallery",
-    "monitor.queries",
     "out",
-    "images",
-    "videos",
 )
 """Options, or their sections, that a resumed run may have other values of; it checks that the data is the same."""
 LENGTH = ("optim.iterations", "optim.epochs", "optim.milestones")
@@ -157,6 +162,7 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
         if is_main():
             check_loggers(config.log.to)
             _check_out(config, resumed)
+            _check_addresses(config, resumed=resumed is not None)
             if resumed is not None:
                 locks.enter_context(_run_lock(resumed))
                 with suppress(OSError):  # not there, as a rule
@@ -311,16 +317,21 @@ def _check_out(config: Config, resumed: Run | None) -> None:
                 f"start another run from its weights with --init {shlex.quote(str(resumed.folder))}"
             )
         _check_length(config, resumed)
-        for medium in ("images", "videos"):
-            for address in addresses(getattr(config, medium)):
-                if not address_exists(address):
-                    raise UserError(f"{address} does not exist: if the run's data was moved, give --{medium} again")
         return
     if config.out is not None and Run(config.out).config_file.exists():
         raise UserError(f"{config.out} already holds a run: continue it with --resume, or choose another --out")
     if config.out is not None and config.out.is_dir() and not _can_start(config.out):
         raise UserError(f"{config.out} is not empty: choose another --out")
     check_folder(config.out or Path("runs"), "--out")
+
+
+def _check_addresses(config: Config, *, resumed: bool) -> None:
+    """Raise a UserError if data that is given does not exist, before any of it is packed."""
+    for option in DATA:
+        for address in addresses(attrgetter(option)(config)):
+            if not address_exists(address):
+                again = f"if the run's data was moved, give --{option} again"
+                raise UserError(f"{address} does not exist: {again if resumed else f'check the path (--{option})'}")
 
 
 def changed_options(before: Config, after: Config) -> list[str]:
