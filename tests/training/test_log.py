@@ -230,8 +230,8 @@ def logged_by(logger: Logger, run: Run) -> Logged:
 def _logged_by_wandb(run: Run) -> Logged:
     logged = Logged("", {})
     for file in sorted(run.folder.glob("wandb/offline-run-*/*.wandb")):
-        while not (records := list(_records(file)))[-1].HasField("exit"):
-            time.sleep(0.05)  # wandb's own process still writes
+        while not ((records := list(_records(file))) and records[-1].HasField("exit")):
+            time.sleep(0.05)  # wandb's own process still writes, or has not begun to
         for record in records:
             if record.HasField("run"):
                 logged.name = record.run.display_name
@@ -256,6 +256,8 @@ def _records(file: Path) -> Iterator[Any]:
             position += rest
             continue
         _, length, kind = struct.unpack_from("<IHB", content, position)
+        if position + 7 + length > len(content):
+            return  # not written to its end yet
         message += content[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):  # the whole message, or the last piece of one
