@@ -249,7 +249,7 @@ def test_a_warning_before_the_data_where_a_gpu_is_needed(
     monkeypatch.setattr(pretraining, "prepare", prepare)
     monkeypatch.setattr(pretraining, "estimate_step", lambda config: 98.3761)
     with pytest.raises(unshuffle.UserError, match="the data is opened"):
-        unshuffle.pretrain(images="x", out=tmp_path / "run", preset=preset)
+        unshuffle.pretrain(images=tmp_path, out=tmp_path / "run", preset=preset)
     expected = (
         "warning: --preset small is made for a GPU; on this CPU 20000 iterations take about 22 days 19 h. "
         "Use --preset cpu instead\n"
