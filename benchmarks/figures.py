@@ -521,6 +521,31 @@ def untrained() -> Figure:
     return figure
 
 
+OWN_DATA = {
+    "scratch, 400": "untrained,\n400 photos",
+    "scratch, 4,000": "untrained,\n4,000 photos",
+    "weights, 400": "weights of the package,\n400 photos",
+    "weights, all": "weights of the package,\n1,212 photos",
+}
+"""Where the runs on own photographs start, and on how many."""
+
+
+@styled
+def own_data() -> Figure:
+    """Retrieval before and after a training on own photographs, for each start and number of them."""
+    rows = read("own_data_cpu")
+    figure, axes = panels(width=6.4, height=3.2)
+    groups = [
+        (name, [[float(row[when]) for row in rows if row["arm"] == arm] for when in ("before", "after")])
+        for arm, name in OWN_DATA.items()
+    ]
+    dots(axes[0, 0], groups, ["before", "after"])
+    axes[0, 0].set_xlim(left=0)
+    name_axes(axes[0, 0], "Caltech-101, nearest neighbours, three seeds", "top 1 [%]", "")
+    legend(figure, axes[0, 0], 2)
+    return figure
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "validation_cost": validation_cost,
     "frame_similarity": frame_similarity,
@@ -536,6 +561,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "recipes_temporal": temporal_recipe,
     "voc_segmentation_cpu": voc_segmentation,
     "untrained_cpu": untrained,
+    "own_data_cpu": own_data,
 }
 """Figures by the names of their files."""
 

@@ -5,9 +5,9 @@
 
 Arms: `scratch, 400` and `scratch, 4,000` train an untrained CaffeNet on so many of --photos, evenly spaced;
 `weights, 400` and `weights, all` start from the weights of the package, on photographs of --train, which these weights
-have not seen, without their labels. Every run has the iterations of the preset `cpu`, which take about ten minutes on
-2 quiet cores. Features are measured before and after by top-1 retrieval on --train and --test and by what the run
-measures without labels. Finished runs are not repeated. On a GPU the runs are the same, in fp32, and take seconds.
+have not seen, without their labels. Every run has the iterations of the preset `cpu`, which take less than ten minutes
+on 2 cores. Features are measured before and after by top-1 retrieval on --train and --test and by what the run measures
+without labels. Finished runs are not repeated. On a GPU the runs are the same, in fp32, and take seconds.
 Results go to results/own_data_DEVICE.csv.
 """
 
