@@ -40,7 +40,7 @@ class WatchedRun:
 
 @dataclass
 class _Answer:
-    """What was made for a version; whoever holds the lock makes it."""
+    """A value with the version that it was made for; only the holder of the lock makes it."""
 
     version: Any = None
     value: Any = None
