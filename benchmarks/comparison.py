@@ -61,7 +61,7 @@ EPISODES_OF_THE_PAPER = 90
 TIMED = (150, 450)
 """Iterations between which an arm is timed."""
 TIMED_INTERVAL = 100
-"""Iterations between the validations that are timed."""
+"""Iterations between the validations that are timed, at most."""
 BASELINE = "S+T"
 SAMPLERS = ("S+T", "S+T+P", "paper", "paper-literal", "pairs", "inverse")
 """Arms with both tasks, which differ by their policies."""
@@ -181,15 +181,22 @@ def measure_times(args: argparse.Namespace) -> None:
     write_table("", list(rows.values()), args.device, out=times_file(args))
 
 
-def time_of(config: Config, out: Path) -> dict[str, Any]:
+def time_of(config: Config, out: Path, timed: tuple[int, int] = TIMED) -> dict[str, Any]:
     """Return the milliseconds of a step, of a validation with its rollouts, and of an iteration with both."""
-    begin, end = TIMED
+    begin, end = timed
+    every = math.gcd(begin, end)
+    interval = min(TIMED_INTERVAL, every)
     options = {
         "out": out,
         "optim": {"iterations": end, "milestones": []},
-        "log": {"monitor_every": end, "checkpoint_every": end, "pictures": False},  # no test before the end
+        "log": {
+            "train_every": min(config.log.train_every, every),
+            "monitor_every": end,  # no test before the end
+            "checkpoint_every": end,
+            "pictures": False,
+        },
         # groups are formed from the beginning, as in most of a long training
-        "policy": {"interval": TIMED_INTERVAL, "batches": TIMED_INTERVAL, "start_below": 2.0},
+        "policy": {"interval": interval, "batches": interval, "start_below": 2.0},
         "monitor": {"gallery": None, "queries": None},
     }
     run = run_pretraining(merge(config, plain(options)), console=Console(quiet=True))

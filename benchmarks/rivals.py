@@ -2,24 +2,25 @@
 
     python benchmarks/rivals.py train --images DATA [--videos DATA] [--sibling_pattern PATTERN] [--arms rotation SimCLR
                                 S+T I S+T+I S+T+I+P ... ARMS.yaml] [--seconds 120] [--seeds 3] [--first_seed 0]
-                                [--shared FILE.yaml] [--jobs 1] [--out runs/rivals] [--device cuda] [EVALUATION]
+                                [--timed 150 450] [--shared FILE.yaml] [--jobs 1] [--out runs/rivals] [--device cuda]
+                                [EVALUATION]
     python benchmarks/rivals.py evaluate --out runs/rivals [--jobs 4] EVALUATION
 
     EVALUATION: --train CLASSES --test CLASSES [--frames_train CLASSES --frames_test CLASSES] [--voc DEVKIT] [--inside]
 
 DATA and CLASSES are folders or packed stores. `train` first measures what a run of each arm takes: its start (a process
 of its own that trains two iterations, measured once with images and once with images and videos) and an iteration with
-its part of the validations and rollouts (a short run of each arm). A run has the iterations that fit into --seconds
-then, one after another in this process, so that only the first one copies the data to the GPU. Folders are packed
-before. Run it alone on the GPU. With --jobs several train at a time: their iterations stay the same, so the figures
-mean the same, but `trained` is no longer the time of a run alone.
+its part of the validations and rollouts (the iterations --timed of a short run of each arm). A run has the iterations
+that fit into --seconds then, one after another in this process, so that only the first one copies the data to the GPU.
+Folders are packed before. Run it alone on the GPU. With --jobs several train at a time: their iterations stay the same,
+so the figures mean the same, but `trained` is no longer the time of a run alone.
 
 All arms begin with the preset `small` with the changes in --shared. `rotation` is our task R alone. `SimCLR` has the
 loss and the projection head of the package `lightly`, and the parameters of its augmentations, which our batched code
 applies on the device; data, backbone, kernels, precision and the captured step are those of our arms. It has AdamW at
-1e-3 with a cosine, 512 images a step, views as large as ours, and a temperature of 0.2; `SimCLR, temperature 0.5` has
-the default of lightly, and any other number works too. Others are our arms, as `unshuffle ablate` names them, or a file
-of them.
+1e-3 with a cosine, batches and views as large as ours (512 images a step in `small`), and a temperature of 0.2;
+`SimCLR, temperature 0.5` has the default of lightly, and any other number works too. Others are our arms, as `unshuffle
+ablate` names them, or a file of them.
 
 `evaluate` measures the runs that are finished: top-1 retrieval and a linear probe on pool5 of --train and --test, top-1
 retrieval of frames on --frames_train and --frames_test, and of the objects of a VOC 2012 devkit. `train` with these
@@ -112,6 +113,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first_seed", type=int, default=0)
+    parser.add_argument("--timed", nargs=2, type=int, default=TIMED, help="iterations between which an arm is timed")
     parser.add_argument("--inside", action="store_true")
     parser.add_argument("--jobs", type=int, default=1, help="runs that are trained or evaluated at a time")
     parser.add_argument("--out", type=Path, default=Path("runs/rivals"))
@@ -190,7 +192,7 @@ def simclr_options(temperature: float) -> Values:
         "tasks": "I",
         "policy": {"sampler": "uniform"},
         "optim": {"schedule": "cosine", "backbone": optimiser},
-        "instance": {"views": views, "temperature": temperature, "batch_size": 512, "optimiser": optimiser},
+        "instance": {"views": views, "temperature": temperature, "optimiser": optimiser},
     }
 
 
@@ -263,9 +265,9 @@ def train_simclr(config: Config) -> None:
     save_backbone(trainer.network.backbone, config.out / WEIGHTS_NAME, crop_sizes=crop_sizes, permutations={})
 
 
-def time_of_simclr(config: Config) -> dict[str, float]:
+def time_of_simclr(config: Config, timed: tuple[int, int]) -> dict[str, float]:
     """Return the milliseconds of an iteration of SimCLR, which has no validations."""
-    begin, end = TIMED
+    begin, end = timed
     trainer = simclr_trainer(config)
     trainer.train_iterations(begin)
     wait_for(trainer.device)
@@ -325,7 +327,7 @@ def train(args: argparse.Namespace) -> int:
     share_resident_data()
     times = {}
     for arm in dict.fromkeys(arm for arm, _ in missing):
-        measured = attempt(partial(times_of, config=configs[arm], rows=list(rows.values()), out=args.out), arm)
+        measured = attempt(partial(times_of, config=configs[arm], rows=list(rows.values()), args=args), arm)
         if measured is not None:
             times[arm] = measured
             print(f"{arm}: start {measured.start:.1f} s, {measured.milliseconds:.2f} ms", flush=True)
@@ -407,20 +409,20 @@ def share_resident_data() -> None:
     trainer_module.make_resident = resident  # type: ignore[attr-defined]
 
 
-def times_of(arm: str, config: Config, rows: Sequence[Values], out: Path) -> Times:
+def times_of(arm: str, config: Config, rows: Sequence[Values], args: argparse.Namespace) -> Times:
     """Return what a run of an arm takes: as in a row of it, otherwise from short runs."""
     check(config)
     prepare(config)  # packs folders, once
     for row in rows:
         if row["arm"] == arm:
             return Times(float(row["start"]), float(row["milliseconds"]))
-    file, folder = out / "times" / f"{arm}.json", out / "timed" / arm
+    file, folder = args.out / "times" / f"{arm}.json", args.out / "timed" / arm
     if not file.is_file():
         shutil.rmtree(folder, ignore_errors=True)  # interrupted
-        timed = merge(config, {"out": str(folder), "optim": schedule(TIMED[1])})
-        figures = time_of_simclr(timed) if arm.startswith(SIMCLR) else time_of(timed, folder)
+        short, timed = merge(config, {"out": str(folder), "optim": schedule(args.timed[1])}), tuple(args.timed)
+        figures = time_of_simclr(short, timed) if arm.startswith(SIMCLR) else time_of(short, folder, timed)
         free_memory()
-        write_json(file, Times(start_of(config, out), figures["milliseconds"])._asdict())
+        write_json(file, Times(start_of(config, args.out), figures["milliseconds"])._asdict())
     return Times(**json.loads(file.read_text()))
 
 

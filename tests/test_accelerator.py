@@ -30,7 +30,19 @@ def test_every_process_uses_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None
         local_device("cuda:1")
 
 
-def test_auto_precision_depends_on_the_device() -> None:
+@pytest.mark.parametrize(
+    ("capabilities", "precision"),
+    [
+        ({"avx512_bf16": True}, "bf16"),
+        ({"avx512_bf16": False, "avx512_f": True}, "fp32"),  # bf16 would be emulated
+        ({"architecture": "aarch64", "bf16": True}, "fp32"),  # not measured
+    ],
+)
+def test_auto_precision_depends_on_the_instructions_of_a_cpu(
+    capabilities: dict[str, object], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     cpu = torch.device("cpu")
     assert not has_kernels(cpu)
-    assert [choose_precision(name, cpu) for name in ("auto", "fp32", "bf16")] == ["fp32", "fp32", "bf16"]
+    assert [choose_precision(name, cpu) for name in ("auto", "fp32", "bf16")] == [precision, "fp32", "bf16"]
+    assert choose_precision("auto", torch.device("mps")) == "fp32"

@@ -61,11 +61,16 @@ def has_kernels(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
+def multiplies_bf16(device: torch.device) -> bool:
+    """Whether the device is a CPU with instructions for products in bf16; without them bf16 is slower than fp32."""
+    return device.type == "cpu" and bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
+
+
 def choose_precision(name: str, device: torch.device) -> str:
-    """Return fp32 or bf16; auto is bf16 where our kernels run, which is where it is faster."""
+    """Return fp32 or bf16; auto is bf16 where it is faster: where our kernels run, and on CPUs that multiply in it."""
     if name != "auto":
         return name
-    return "bf16" if has_kernels(device) else "fp32"
+    return "bf16" if has_kernels(device) or multiplies_bf16(device) else "fp32"
 
 
 def prefer_speed() -> None:

@@ -396,7 +396,8 @@ class OptimConfig:
     backbone: OptimiserConfig = OptimiserConfig()
     """Optimiser of the backbone; each task's section has that of its head."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16: forward pass in bfloat16, with fused kernels where there are some; auto: bf16 on GPUs that support it."""
+    """bf16: forward pass in bfloat16, with fused kernels where there are some. auto: bf16 where it is faster, which is
+    on GPUs with our kernels and on CPUs with avx512_bf16; fp32 elsewhere."""
     max_skipped_steps: Annotated[int, Ge(0)] = 20
     """A step whose loss or gradients are not finite is skipped. Stop when more than this many are skipped in a row, or
     more than this many and a tenth of all; 0 stops at the first one."""
@@ -747,7 +748,14 @@ def demo() -> Config:
         data=DataConfig(image_short_side=96, frame_short_side=32),
         augmentation=AugmentationConfig(grayscale=0.3),
         model=ModelConfig(backbone="tiny"),
-        optim=OptimConfig(iterations=400, batch_size=32, warmup=50, milestones=(300,), backbone=optimiser),
+        optim=OptimConfig(
+            iterations=400,
+            batch_size=32,
+            warmup=50,
+            milestones=(300,),
+            backbone=optimiser,
+            precision="fp32",  # its figures are the same on every CPU
+        ),
         spatial=SpatialConfig(crop_size=24, permutations=100, image_fraction=1.0, head=head, optimiser=optimiser),
         temporal=TemporalConfig(
             crop_size=24,

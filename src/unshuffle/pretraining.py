@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 
 import unshuffle
-from unshuffle.accelerator import choose_device, has_gpu, local_rank
+from unshuffle.accelerator import choose_device, choose_precision, has_gpu, local_rank
 from unshuffle.config import (
     CPU_PRESET,
     GPU_PRESETS,
@@ -272,7 +272,8 @@ def estimate_step(config: Config) -> float:
     tasks = build_tasks(config, sections, permutations=permutations)
     network = Network(initial_backbone(config), tasks)
     weights = {name: section.loss_weight for name, section in sections.items()}
-    step = Step(network, weights, Optimisers(network, config), "fp32")
+    precision = choose_precision(config.optim.precision, torch.device("cpu"))
+    step = Step(network, weights, Optimisers(network, config), precision)
 
     def seconds(name: str, samples: int) -> float:
         task = tasks[name]

@@ -164,13 +164,10 @@ def test_arms_are_timed_once(
     rivals: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for module in (rivals, sys.modules["comparison"]):
-        monkeypatch.setattr(module, "TIMED", (50, 150))
-    monkeypatch.setattr(sys.modules["comparison"], "TIMED_INTERVAL", 50)
     write_yaml(tmp_path / "shared.yaml", SHARED)
     (tmp_path / "out" / "timed" / "I").mkdir(parents=True)
     (tmp_path / "out" / "timed" / "I" / "config.yaml").write_text("a measurement that was interrupted")
-    words = "train --out out --device cpu --shared shared.yaml --arms I --seconds 1 --seeds 1"
+    words = "train --out out --device cpu --shared shared.yaml --arms I --seconds 1 --seeds 1 --timed 50 150"
     monkeypatch.setattr(sys, "argv", ["rivals.py", *words.split()])
     rivals.main()
     run = json.loads(Path("out/1s/I/seed-0/rival.json").read_text())

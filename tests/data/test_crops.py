@@ -1,5 +1,5 @@
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,9 +11,11 @@ from PIL import Image
 
 from unshuffle.config import AugmentationConfig, Config, SpatialConfig, TemporalConfig
 from unshuffle.data import crops as cropping
-from unshuffle.data.crops import CropPlan, normalise, permute, render
+from unshuffle.data.crops import CropPlan, Plan, normalise, permute, render
 from unshuffle.data.squares import RankSlice
+from unshuffle.data.views import ViewPlan
 from unshuffle.permutations import inverse
+from unshuffle.tasks.instance import InstanceTask
 from unshuffle.tasks.spatial import SpatialTask
 from unshuffle.tasks.temporal import TemporalTask
 
@@ -54,6 +56,10 @@ NO_JITTER = Options(grayscale=0, gamma=0, saturation=0, hue=0)
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def plan_views(batch: int, size: int, options: Options, randomness: torch.Generator | None = None) -> ViewPlan:
+    return InstanceTask(options.config).plan_crops(batch, size, randomness)
 
 
 def plan_tiles(batch: int, size: int, options: Options, randomness: torch.Generator | None = None) -> CropPlan:
@@ -381,6 +387,21 @@ def test_frames_are_never_turned_grey() -> None:
     clips = random_bytes(2, 3, 16, 16, 3)
     config = replace(NO_JITTER, crop_size=8, grayscale=1)
     np.testing.assert_allclose(frames(clips, config, generator()), frames(clips, config), atol=1e-4)
+
+
+@pytest.mark.parametrize("random", [False, True])
+@pytest.mark.parametrize("make", [plan_tiles, plan_frames, plan_views])
+def test_crops_rendered_in_chunks_are_those_of_the_whole_batch(
+    make: Callable[..., Plan], random: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = Options(crop_size=12, hflip=0.5)
+    plan = make(7, 48, options, generator() if random else None)
+    per_sample = options.frames if make is plan_frames else 1
+    squares = torch.randint(0, 256, (7 * per_sample, 48, 48, 3), generator=generator(1)).byte()
+    whole = normalise(plan.crop(squares, 12)).view(7, plan.parts, 3, 12, 12)
+    for numbers in (1, 1000, 2 * plan.parts * 3 * 12**2, 1 << 30):  # one sample at a time, a few, all at once
+        monkeypatch.setattr(cropping, "CPU_CHUNK", numbers)
+        torch.testing.assert_close(render(squares, plan, 12), whole, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("shared_crop", [False, True])

@@ -348,6 +348,15 @@ def test_bf16_steps_are_close_to_fp32(small: Any, tmp_path: Path) -> None:
     assert losses["bf16"] != losses["fp32"]
 
 
+def test_convolutions_in_bf16_are_channels_last(small: Any, tmp_path: Path) -> None:
+    for precision, expected in (("fp32", False), ("bf16", True)):
+        backbone = make(small(tmp_path / "run", optim={"precision": precision})).network.backbone
+        kernels = [weight for weight in backbone.parameters() if weight.ndim == 4 and weight[0, 0].numel() > 1]
+        assert kernels
+        for weight in kernels:
+            assert weight.is_contiguous(memory_format=torch.channels_last) is expected
+
+
 # rollouts
 
 

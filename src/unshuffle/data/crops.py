@@ -21,6 +21,7 @@ from unshuffle.data.squares import RankSlice
 
 LUMA = (0.299, 0.587, 0.114)
 MIN_STD = 2 / 255  # a crop with hardly any contrast is not amplified into noise
+CPU_CHUNK = 1 << 20  # numbers in the crops that a CPU renders at a time: its caches hold the intermediate results
 
 
 class Jitter(NamedTuple):
@@ -42,6 +43,10 @@ NO_JITTER = Jitter()
 
 class Plan(Protocol):
     """The crops of a batch, before they are rendered."""
+
+    @property
+    def count(self) -> int:
+        """N."""
 
     @property
     def parts(self) -> int:
@@ -165,7 +170,15 @@ def uniform_table(
 
 def render(squares: Tensor, plan: Plan, crop_size: int) -> Tensor:
     """Crop, resize, colour and normalise: (B, P, 3, S, S)."""
-    return normalise(plan.crop(squares, crop_size)).view(-1, plan.parts, 3, crop_size, crop_size)
+    samples = plan.count // plan.parts
+    numbers = 3 * plan.count * crop_size**2
+    chunks = min(samples, math.ceil(numbers / CPU_CHUNK)) if squares.device.type == "cpu" else 1
+    of_samples = squares.unflatten(0, (samples, -1))
+    crops = []
+    for part in (RankSlice(chunk, chunks) for chunk in range(chunks)):
+        own = of_samples[part.rows(samples)].flatten(0, 1)
+        crops.append(normalise(plan.slice(part).crop(own, crop_size)))
+    return torch.cat(crops).view(-1, plan.parts, 3, crop_size, crop_size)
 
 
 def permute(parts: Tensor, permutations: Tensor) -> Tensor:

@@ -92,9 +92,11 @@ class Trainer:
         self.tasks = tasks
         self.network = Network(backbone, tasks).to(device)
         self.precision = choose_precision(config.optim.precision, device)
-        if self.precision == "bf16" and has_kernels(device):
+        fast = self.precision == "bf16" and has_kernels(device)
+        if fast or (self.precision == "bf16" and device.type == "cpu"):
+            self.network.to(memory_format=torch.channels_last)  # in which convolutions in bf16 are fastest
+        if fast:
             prefer_speed()
-            self.network.to(memory_format=torch.channels_last)  # the layout in which crops come
             if config.model.compile:
                 self.network.compile_backbone()
         self.optimisers = Optimisers(self.network, config)
