@@ -48,13 +48,15 @@ notebooks: $(READY)
 architecture: $(READY)
 	$(BIN)/python tools/architecture.py
 
-# Made once, and again only when the dependencies change.
+# Made once, and again only when the dependencies change. The benchmark of rivals needs lightly's loss, head and
+# transforms, which need torch alone; its other dependencies would replace those of moto.
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "unshuffle needs Python 3.11 or newer: make PYTHON=python3.12"; exit 2; }
 	@echo "Installing into .venv, once (torch is large: a few minutes)"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev-more]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps "lightly>=1.5.20"
 	@touch $(READY)
 
 # What only the site needs.

@@ -69,7 +69,8 @@ def row(arm: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     if not file.is_file():
         images = subset(getattr(args, option), count, args.out / f"{option}-{count or 'all'}")
         given = {"images": str(images), "out": str(out), "seed": seed, "device": args.device, **changes, **args.options}
-        config = merge(with_options(cpu(), given), {"optim": {"precision": "fp32"}})
+        precision = "auto" if torch.device(args.device).type == "cpu" else "fp32"
+        config = with_options(merge(cpu(), {"optim": {"precision": precision}}), given)
         before = top1("pretrained" if config.init else f"random:{config.model.backbone}", seed, args)
         begin = time.perf_counter()
         run = run_pretraining(config, console=Console(quiet=True))

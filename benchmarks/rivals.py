@@ -6,7 +6,8 @@
                                 [EVALUATION]
     python benchmarks/rivals.py evaluate --out runs/rivals [--jobs 4] EVALUATION
 
-    EVALUATION: --train CLASSES --test CLASSES [--frames_train CLASSES --frames_test CLASSES] [--voc DEVKIT] [--inside]
+    EVALUATION: --train CLASSES --test CLASSES [--frames_train CLASSES --frames_test CLASSES --frames 10]
+                [--voc DEVKIT] [--inside]
 
 DATA and CLASSES are folders or packed stores. `train` first measures what a run of each arm takes: its start (a process
 of its own that trains two iterations, measured once with images and once with images and videos) and an iteration with
@@ -91,7 +92,6 @@ SIMCLR = "SimCLR"
 ARMS = ("rotation", SIMCLR, f"{SIMCLR}, temperature 0.5", "S+T", "I", "S+T+I", "S+T+I+P")
 NEVER = 1_000_000_000
 WARMUP = 500
-FRAMES = 10  # of each video
 FOLDS = 4  # of the cross-validated probe
 TRAINING = ("arm", "seed", "samples", "iterations", "allowed", "start", "milliseconds", "trained")
 """Columns of the table about the training of a run; `allowed`, `start` and `trained` are seconds."""
@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first_seed", type=int, default=0)
     parser.add_argument("--timed", nargs=2, type=int, default=TIMED, help="iterations between which an arm is timed")
+    parser.add_argument("--frames", type=int, default=10, help="frames of each video that are evaluated")
     parser.add_argument("--inside", action="store_true")
     parser.add_argument("--jobs", type=int, default=1, help="runs that are trained or evaluated at a time")
     parser.add_argument("--out", type=Path, default=Path("runs/rivals"))
@@ -567,7 +568,7 @@ def wanted(args: argparse.Namespace) -> set[str]:
 def evaluations(args: argparse.Namespace) -> dict[str, tuple[str, Values, tuple[str, ...]]]:
     """Return the evaluation of each figure that there is data for: its name, its options, where the figure stands."""
     images = {"train": args.train, "test": args.test}
-    frames = {"train": args.frames_train, "test": args.frames_test, "frames": FRAMES}
+    frames = {"train": args.frames_train, "test": args.frames_test, "frames": args.frames}
     objects = {"voc": args.voc, "year": 2012, "train_set": "train", "test_set": "val"}
     possible = {
         "images_top1": ("retrieval", images, ("top1",)),
@@ -597,28 +598,30 @@ def inside(weights: str, args: argparse.Namespace) -> dict[str, float]:
     device = choose_device(args.device)
     figures = {}
     if args.train is not None:
-        features, labels, families = labelled_features(weights, args.train, "", device)
+        features, labels, families = labelled_features(weights, args.train, "", args.frames, device)
         figures["images_top1"] = nearest_other(features, labels, families)
         figures["images_linear"] = cross_validated(features, labels.to(device))
     if args.frames_train is not None:
         figures["frames_top1"] = nearest_other(
-            *labelled_features(weights, args.frames_train, args.sibling_pattern, device)
+            *labelled_features(weights, args.frames_train, args.sibling_pattern, args.frames, device)
         )
     return figures
 
 
-def labelled_features(weights: str, address: str, pattern: str, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def labelled_features(
+    weights: str, address: str, pattern: str, frames: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return pool5 of images or frames, their classes, and a number that files with the same match share."""
     backbone = find_backbone(weights).to(device)
-    pixels, labels, families = labelled_pixels(address, pattern, backbone.eval_size)
+    pixels, labels, families = labelled_pixels(address, pattern, frames, backbone.eval_size)
     chunks = [pool5(backbone, chunk.to(device), backbone.eval_size) for chunk in pixels.split(FEATURE_BATCH)]
     return torch.cat(chunks), labels, families
 
 
 @cache
-def labelled_pixels(address: str, pattern: str, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def labelled_pixels(address: str, pattern: str, frames: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return images or frames as bytes, their classes, and a number that files with the same match share."""
-    dataset = open_dataset(address, square=Square(size), frames=FRAMES)
+    dataset = open_dataset(address, square=Square(size), frames=frames)
     with ThreadPoolExecutor() as pool:
         loaded = list(pool.map(dataset.load, range(len(dataset))))
     items = np.repeat(np.arange(len(dataset)), [len(pixels) for pixels in loaded])

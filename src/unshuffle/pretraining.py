@@ -154,19 +154,7 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
     config = replace(config, out=out)
     resumed = Run(out) if resume and out is not None and Run(out).config_file.is_file() else None
     with together():
-        if resumed is not None:
-            config = with_stored_length(config, resumed.config)
-        check(config)
-        config, remarks = fit_crop_sizes(with_registered_sections(config))
-        _check_divisible(config, config.data.val_size)
-        if is_main():
-            check_loggers(config.log.to)
-            _check_out(config, resumed)
-            _check_addresses(config, resumed=resumed is not None)
-            if resumed is not None:
-                locks.enter_context(_run_lock(resumed))
-                with suppress(OSError):  # not there, as a rule
-                    (resumed.folder / STARTING).rmdir()
+        config, remarks = _checked(config, resumed, locks)
     if resumed is not None and distributed.broadcast(_is_finished(resumed, config)):
         say(
             console,
@@ -229,6 +217,24 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
                     )
                     raise Stopped(signal.SIGINT, text, trainer.iteration) from None
     return run
+
+
+def _checked(config: Config, resumed: Run | None, locks: ExitStack) -> tuple[Config, list[str]]:
+    """Return the config to train with and remarks on it, after all checks that need no data; lock a resumed run."""
+    if resumed is not None:
+        config = with_stored_length(config, resumed.config)
+    check(config)
+    config, remarks = fit_crop_sizes(with_registered_sections(config))
+    _check_divisible(config, config.data.val_size)
+    if is_main():
+        check_loggers(config.log.to)
+        _check_out(config, resumed)
+        _check_addresses(config, resumed=resumed is not None)
+        if resumed is not None:
+            locks.enter_context(_run_lock(resumed))
+            with suppress(OSError):  # not there, as a rule
+                (resumed.folder / STARTING).rmdir()
+    return config, remarks
 
 
 def notes_on(config: Config) -> list[str]:
@@ -484,6 +490,7 @@ def _restore(trainer: Trainer, run: Run, console: Console) -> dict[str, str]:
         "damaged_checkpoint": damage,
         "damaged_metrics": run.metrics_warning if is_main() else None,
         "threads": _other_threads(trainer, run),
+        "precision": _other_precision(trainer, run),
     }
     warnings = {concern: sentence for concern, sentence in concerns.items() if sentence is not None}
     for sentence in warnings.values():
@@ -499,6 +506,17 @@ def _other_threads(trainer: Trainer, run: Run) -> str | None:
     return (
         f"the run began with {counted(before, 'threads')} and continues with {threads}, so its results will differ in "
         f"the last bits from those of an uninterrupted run: set OMP_NUM_THREADS={before} to get the same"
+    )
+
+
+def _other_precision(trainer: Trainer, run: Run) -> str | None:
+    """Return a sentence if `optim.precision auto` means something else here than where the run began."""
+    before = next((entry.get("precision") for entry in run.metrics("start")), None)
+    if before in (None, trainer.precision):
+        return None
+    return (
+        f"the run began in {before} and continues in {trainer.precision}, which is faster on this machine, so its "
+        "results will differ from those of an uninterrupted run"
     )
 
 
@@ -548,6 +566,7 @@ def _open_log(trainer: Trainer, run: Run) -> RunLog:
         device=device,
         cpus=os.cpu_count(),
         threads=torch.get_num_threads(),
+        precision=trainer.precision,
         sources=[asdict(source) for source in trainer.data.sources],
         splits={name: asdict(split) for name, split in trainer.data.splits.items()},
     )

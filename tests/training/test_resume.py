@@ -377,6 +377,18 @@ def test_another_number_of_threads_is_said(small: Any, tmp_path: Path, monkeypat
     assert [entry["concern"] for entry in run.metrics("warning")] == ["threads"]
 
 
+def test_another_precision_is_said(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same config means bf16 on one CPU and fp32 on another."""
+    config = small(tmp_path / "run", optim={"precision": "auto"})
+    monkeypatch.setattr("unshuffle.training.trainer.choose_precision", lambda name, device: "bf16")
+    train_and_die(config, 5, monkeypatch)
+    monkeypatch.setattr("unshuffle.training.trainer.choose_precision", lambda name, device: "fp32")
+    assert "the run began in bf16 and continues in fp32, which is faster on this machine" in resumed_text(config)
+    run = Run(config.out)
+    assert [entry["precision"] for entry in run.metrics("start")] == ["bf16"]
+    assert [entry["concern"] for entry in run.metrics("warning")] == ["precision"]
+
+
 @pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize("name", ["mkdir", "save", "write", "rename", "rename twice"])
 def test_a_run_killed_as_it_begins_can_be_started_again(

@@ -130,7 +130,8 @@ def test_the_command_ends_with_exit_code_2(
 ) -> None:
     write_config(small(tmp_path / "run", optim={"max_skipped_steps": 0}), tmp_path / "config.yaml")
     with poisoned(*range(9)):
-        assert run_command(["pretrain", "--config", str(tmp_path / "config.yaml")]) == 2
+        command = ["pretrain", "--config", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "command")]
+        assert run_command(command) == 2
     *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith("unshuffle: 2 steps in a row were skipped") and "there is no checkpoint yet" in line
 
