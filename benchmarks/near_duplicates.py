@@ -20,8 +20,8 @@ from rich.console import Console
 from table import write_table
 from torch import Tensor
 
-from unshuffle.config import FEATURE_BATCH, NEAR_DUPLICATE
-from unshuffle.evaluation.features import Pool, find_backbone, pooled, preprocess
+from unshuffle.config import FEATURE_BATCH, NEAR_DUPLICATE, Pool
+from unshuffle.evaluation.features import find_backbone, pooled, preprocess
 from unshuffle.evaluation.index import Index, build_index, open_unlabelled
 from unshuffle.runs.history import evenly_spaced
 

@@ -20,7 +20,8 @@ from unshuffle.report.page import write_report
 from unshuffle.report.views import _read_skipped
 from unshuffle.runs.folders import find_runs
 from unshuffle.stopping import Stopped
-from unshuffle.training.trainer import Trainer
+from unshuffle.tasks.prepare import prepare
+from unshuffle.training.trainer import Trainer, build_trainer
 
 TINY = {
     "preset": "demo",
@@ -53,6 +54,25 @@ def test_pretrain_from_python_returns_the_run(tmp_path: Path) -> None:
     image = unshuffle.preprocess(Image.new("RGB", (120, 100), "red"), backbone.eval_size)
     assert backbone(image[None]).flatten(1).shape == (1, 96 * 12 * 12)
     assert not backbone.training
+
+
+def test_a_batch_of_instance_discrimination_holds_each_sample_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Copies of a sample would count as different ones."""
+    options = {**TINY, "images": photos(tmp_path / "photos", 12), "instance": {"crop_size": 24, "batch_size": 16}}
+    options |= {"tasks": "S+I", "spatial": {"permutations": 4, "batch_size": 16}}
+    options["data"] = {**TINY["data"], "cache": str(tmp_path / "cache")}  # type: ignore[dict-item]
+    run = unshuffle.pretrain(out=tmp_path / "run", **options)  # type: ignore[arg-type]
+    training = next(run.metrics("start"))["splits"]["instance"]["training"]
+    assert 6 < training < 12
+    assert run.config.batch_size("instance") == training and run.config.batch_size("spatial") == 16
+    sentence = f"instance.batch_size is {training} instead of 16: there are no more samples to train on"
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    batches = build_trainer(run.config, prepare(run.config)).streams["instance"]
+    for step in range(5):
+        assert len(set(batches.items(step).tolist())) == training
+    assert unshuffle.pretrain(out=tmp_path / "run", resume=True, iterations=4).config.optim.iterations == 4
 
 
 def test_a_folder_of_images_trains_the_spatial_task_alone(tmp_path: Path) -> None:

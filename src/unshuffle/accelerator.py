@@ -67,7 +67,7 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def choose_precision(name: str, device: torch.device) -> str:
-    """Return fp32 or bf16; auto is bf16 where it is faster: where our kernels run, and on CPUs that multiply in it."""
+    """Return fp32 or bf16; auto is bf16 where our kernels run and on CPUs that multiply in it."""
     if name != "auto":
         return name
     return "bf16" if has_kernels(device) or multiplies_bf16(device) else "fp32"

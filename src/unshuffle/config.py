@@ -40,6 +40,10 @@ VIDEO_FRAMES = 10
 FEATURE_BATCH = 64
 """Images in one forward pass that computes features."""
 
+Pool = Literal["avg", "max", "grid", "flat"]
+"""How the last map of a backbone becomes a vector: the mean of each channel, its maximum, its means in the cells of a
+grid, or all numbers."""
+
 NEAR_DUPLICATE = 0.9
 """Similarity of features from which two items count as near-duplicates."""
 
@@ -396,8 +400,9 @@ class OptimConfig:
     backbone: OptimiserConfig = OptimiserConfig()
     """Optimiser of the backbone; each task's section has that of its head."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16: forward pass in bfloat16, with fused kernels where there are some. auto: bf16 where it is faster, which is
-    on GPUs with our kernels and on CPUs with avx512_bf16; fp32 elsewhere."""
+    """bf16: forward pass in bfloat16, with fused kernels where there are some; slow on CPUs without instructions
+    for it. auto: bf16 on GPUs with our kernels and on CPUs with avx512_bf16, where most networks train faster; fp32
+    elsewhere."""
     max_skipped_steps: Annotated[int, Ge(0)] = 20
     """A step whose loss or gradients are not finite is skipped. Stop when more than this many are skipped in a row, or
     more than this many and a tenth of all; 0 stops at the first one."""
@@ -754,7 +759,7 @@ def demo() -> Config:
             warmup=50,
             milestones=(300,),
             backbone=optimiser,
-            precision="fp32",  # its figures are the same on every CPU
+            precision="fp32",  # its figures differ between CPUs by rounding alone
         ),
         spatial=SpatialConfig(crop_size=24, permutations=100, image_fraction=1.0, head=head, optimiser=optimiser),
         temporal=TemporalConfig(

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, replace
 from operator import attrgetter
@@ -29,6 +29,7 @@ from unshuffle.config import (
     addresses,
     check,
     data_preset,
+    merge_sections,
     preset_config,
     with_absolute_paths,
     with_epochs,
@@ -73,7 +74,7 @@ from unshuffle.training.distributed import is_main, together
 from unshuffle.training.log import NoLog, RunLog, check_loggers
 from unshuffle.training.optim import Optimisers, lr_factor
 from unshuffle.training.step import Step
-from unshuffle.training.trainer import Trainer, build_trainer, fit_crop_sizes, initial_backbone
+from unshuffle.training.trainer import Trainer, build_trainer, choose_layout, fit_crop_sizes, initial_backbone
 from unshuffle.wording import counted, duration, os_error_sentence, skipped_lines, skipped_sentence
 
 DATA = (
@@ -172,8 +173,9 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
             _warn_of_cpu(config, console)
     data = _prepare(config)
     samples = {name: len(task_samples) for name, task_samples in data.training.items()}
+    config, batches = fit_batches(config, samples)
     config, epochs = with_epochs(config, samples, scale=resumed is None)
-    for sentence in (*remarks, *notes_on(stored), *data.sentences(), *epochs):
+    for sentence in (*remarks, *notes_on(stored), *data.sentences(), *batches, *epochs):
         say(console, sentence)
     with together():
         check(config)
@@ -188,7 +190,8 @@ def _run_pretraining(config: Config, resume: bool, console: Console, locks: Exit
     warnings = {} if resumed is None else _restore(trainer, run, console)
     describe(trainer, run, console)
     with together():
-        stored = with_absolute_paths(replace(stored, out=run.folder, optim=config.optim))
+        stored, _ = fit_batches(replace(stored, out=run.folder, optim=config.optim), samples)
+        stored = with_absolute_paths(stored)
         if is_main() and resumed is None:
             _start_folder(run, trainer, stored)
             locks.enter_context(_run_lock(run))
@@ -237,6 +240,19 @@ def _checked(config: Config, resumed: Run | None, locks: ExitStack) -> tuple[Con
     return config, remarks
 
 
+def fit_batches(config: Config, samples: Mapping[str, int]) -> tuple[Config, list[str]]:
+    """Return the config without batches in which a sample would be compared with copies of itself, and what changed."""
+    changes, sentences = {}, []
+    processes = distributed.size()
+    for name in config.task_names:
+        most = max(processes, samples[name] // processes * processes)
+        given = config.batch_size(name)
+        if TASKS[name].compares_samples and given > most:
+            changes[name] = {"batch_size": most}
+            sentences.append(f"{name}.batch_size is {most} instead of {given}: there are no more samples to train on")
+    return merge_sections(config, changes), sentences
+
+
 def notes_on(config: Config) -> list[str]:
     """Return what a user may not expect: data that no task takes, and a backbone without the weights of its preset."""
     sentences = []
@@ -278,7 +294,9 @@ def estimate_step(config: Config) -> float:
     tasks = build_tasks(config, sections, permutations=permutations)
     network = Network(initial_backbone(config), tasks)
     weights = {name: section.loss_weight for name, section in sections.items()}
-    precision = choose_precision(config.optim.precision, torch.device("cpu"))
+    device = torch.device("cpu")
+    precision = choose_precision(config.optim.precision, device)
+    choose_layout(network, precision, device)
     step = Step(network, weights, Optimisers(network, config), precision)
 
     def seconds(name: str, samples: int) -> float:
@@ -515,8 +533,8 @@ def _other_precision(trainer: Trainer, run: Run) -> str | None:
     if before in (None, trainer.precision):
         return None
     return (
-        f"the run began in {before} and continues in {trainer.precision}, which is faster on this machine, so its "
-        "results will differ from those of an uninterrupted run"
+        f"the run began in {before} and continues in {trainer.precision}, which optim.precision auto means here, "
+        "so its results will differ from those of an uninterrupted run"
     )
 
 

@@ -16,6 +16,7 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2
 POOLINGS = {
     "avg": "the mean of each channel of pool5",
     "max": "the maximum of each channel of pool5",
+    "grid": "the means of a 3 × 3 grid of pool5",
     "flat": "pool5",
 }
 

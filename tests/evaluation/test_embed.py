@@ -206,7 +206,7 @@ def test_no_name_is_a_formula(suffix: str, tmp_path: Path) -> None:
     assert row == (["'=1+1.jpg"] if suffix == ".npy" else ["'=1+1.jpg", "-0.5", "-0.5"])
 
 
-@pytest.mark.parametrize(("pool", "dimensions"), [("avg", 96), ("max", 96), ("flat", 96 * 16)])
+@pytest.mark.parametrize(("pool", "dimensions"), [("avg", 96), ("max", 96), ("grid", 96 * 9), ("flat", 96 * 16)])
 def test_pooling(pool: str, dimensions: int, backbone: Backbone, pictures: Path, tmp_path: Path) -> None:
     done = run(backbone, opened(pictures), tmp_path / "f.npy", pool=pool)
     assert done.dimensions == np.load(tmp_path / "f.npy").shape[1] == dimensions
@@ -218,9 +218,9 @@ def test_the_command_says_what_it_wrote(
     line = ["embed", str(pictures), "--weights", "random:tiny", "--device", "cpu", "--out"]
     assert cli.run([*line, str(tmp_path / "photos")]) == 0
     output = capsys.readouterr().out
-    assert "7 images, 96 features each" in output and str(tmp_path / "photos.npy") in output
-    assert "features: the mean of each channel of pool5 of random:tiny (tiny, 96 px) (--pool avg)" in output
-    assert np.load(tmp_path / "photos.npy").shape == (7, 96) and "note" not in output
+    assert "7 images, 864 features each" in output and str(tmp_path / "photos.npy") in output
+    assert "features: the means of a 3 × 3 grid of pool5 of random:tiny (tiny, 96 px) (--pool grid)" in output
+    assert np.load(tmp_path / "photos.npy").shape == (7, 864) and "note" not in output
     monkeypatch.setattr(embed, "LARGE_CSV", 10_000)
     assert cli.run([*line, str(tmp_path / "photos.csv"), "--pool", "flat"]) == 0
     output = capsys.readouterr().out

@@ -220,14 +220,21 @@ def backbone() -> Backbone:
     return build_backbone("tiny").for_evaluation()
 
 
-@pytest.mark.parametrize("pool", ["avg", "max", "flat"])
+@pytest.mark.parametrize("pool", ["avg", "max", "grid", "flat"])
 def test_embedding_in_python(pool: str, backbone: Backbone, pictures: Path, tmp_path: Path) -> None:
     embedded = unshuffle.embed(pictures, "random:tiny", pool=pool, size=48, workers=1, device="cpu")  # type: ignore[arg-type]
     assert len(embedded) == len(embedded.names) == 7 and len(embedded.dataset.skipped) == 2
     assert repr(embedded).startswith(f"<Index of 7 images of {pictures}: ") and len(repr(embedded).splitlines()) == 1
     with torch.no_grad():
         maps = backbone(preprocess(pictures / embedded.names[0], 48)[None])
-    expected = {"avg": maps.mean(dim=(2, 3)), "max": maps.amax(dim=(2, 3)), "flat": maps.flatten(1)}[pool][0]
+    thirds = [slice(0, 2), slice(2, 4), slice(4, 6)]  # of a map of 6 x 6
+    cells = torch.stack([maps[0, :, rows, columns].mean(dim=(1, 2)) for rows in thirds for columns in thirds], dim=1)
+    expected = {
+        "avg": maps[0].mean(dim=(1, 2)),
+        "max": maps[0].amax(dim=(1, 2)),
+        "grid": cells.flatten(),
+        "flat": maps[0].flatten(),
+    }[pool]
     torch.testing.assert_close(embedded.embed(pictures / embedded.names[0]), expected)
     assert float(torch.cosine_similarity(embedded.features[0], expected, dim=0)) > 0.999
     for name in ("rows", "rows.v2.npy", "rows.csv"):
@@ -244,7 +251,7 @@ def test_a_single_file(pictures: Path, clips: Path) -> None:
     image = next(path for path in sorted(pictures.iterdir()) if path.suffix == ".png")
     alone = unshuffle.embed(image, "random:tiny", workers=1, device="cpu")
     among = unshuffle.embed(pictures, "random:tiny", workers=1, device="cpu")
-    assert alone.names == [image.name] and alone.features.shape == (1, 96)
+    assert alone.names == [image.name] and alone.features.shape == (1, 864)
     torch.testing.assert_close(alone.features[0], among.features[among.names.index(image.name)])
     clip = next(path for path in sorted(clips.iterdir()) if path.suffix in (".mp4", ".avi"))
     assert unshuffle.embed(clip, "random:tiny", workers=1, device="cpu", frames=3).names == [clip.name]

@@ -18,7 +18,7 @@ def test_the_card_states_the_figures_of_its_run(run: Run) -> None:
     card = model_card(load_backbone(run.folder), "mine", run)
     for row in task_errors(run):
         assert f"| {row.task}, {row.kind} error | {row.initial:.3f} | {row.trained:.3f} | {row.chance:.3f} |" in card
-    assert f"{run.config.optim.iterations:,}, each with {run.config.optim.batch_size} samples per task" in card
+    assert f"{run.config.optim.iterations:,}, each with 4 spatial, 4 temporal samples" in card
     top1 = [entry for entry in run.metrics("monitor") if "top1" in entry][-1]["top1"]
     assert f"| this network | {top1:.1f} |" in card
     assert "\n# mine\n" in card

@@ -92,6 +92,20 @@ def test_a_killed_run_resumes_bit_exactly(
     assert comparable_metrics(run) == comparable_metrics(uninterrupted)
 
 
+def test_a_killed_run_in_bf16_resumes_bit_exactly(
+    small: Any, tmp_path: Path, reliable: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CPUs that multiply in bf16; its convolutions are channels-last."""
+    values = {**ROLLOUTS, "tasks": "S+T+R+I", "optim": {"precision": "bf16"}}
+    config = small(tmp_path / "interrupted", **values)
+    with reliable():
+        whole = run_pretraining(small(tmp_path / "whole", **values))
+        train_and_die(config, 5, monkeypatch)
+        run = run_pretraining(config, resume=True)
+    assert_same(final_state(run), final_state(whole))
+    assert comparable_metrics(run) == comparable_metrics(whole)
+
+
 class AfterSteps:
     """Something happens before a step; those of rollouts count too."""
 
@@ -383,7 +397,7 @@ def test_another_precision_is_said(small: Any, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("unshuffle.training.trainer.choose_precision", lambda name, device: "bf16")
     train_and_die(config, 5, monkeypatch)
     monkeypatch.setattr("unshuffle.training.trainer.choose_precision", lambda name, device: "fp32")
-    assert "the run began in bf16 and continues in fp32, which is faster on this machine" in resumed_text(config)
+    assert "the run began in bf16 and continues in fp32, which optim.precision auto means here" in resumed_text(config)
     run = Run(config.out)
     assert [entry["precision"] for entry in run.metrics("start")] == ["bf16"]
     assert [entry["concern"] for entry in run.metrics("warning")] == ["precision"]

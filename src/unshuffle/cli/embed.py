@@ -9,7 +9,7 @@ from annotated_types import Ge
 
 from unshuffle.cli.pack import print_left_out
 from unshuffle.cli.parsing import POSITIONAL, parse, write_json
-from unshuffle.config import FEATURE_BATCH, PRETRAINED, VIDEO_FRAMES, LimitsConfig
+from unshuffle.config import FEATURE_BATCH, PRETRAINED, VIDEO_FRAMES, LimitsConfig, Pool
 from unshuffle.options import to_dict
 from unshuffle.wording import counted, features_sentence
 
@@ -33,9 +33,10 @@ class FeatureOptions:
     """Architecture of a weights file that does not name it and is not recognised: resnet34, timm:NAME ..."""
     download: bool = False
     """Download hf:OWNER/NAME if it is not in the Hugging Face cache of this machine, or not in its latest version."""
-    pool: Literal["avg", "max", "flat"] = "avg"
-    """How the last map (pool5) becomes a vector: avg is the mean of each channel, max its maximum, flat all numbers, of
-    which there are many, and which also say where things are in the image."""
+    pool: Pool = "grid"
+    """How the last map (pool5) becomes a vector: avg is the mean of each channel, max its maximum, grid the means of
+    its cells in a 3 x 3 grid, flat all numbers. grid and flat also say where things are in the image and find better
+    neighbours; flat is the largest."""
     kind: Literal["auto", "images", "videos"] = "auto"
     """What to read; auto works if there are only images or only videos."""
     size: Annotated[int, Ge(1)] | None = None

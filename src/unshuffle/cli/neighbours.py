@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Interval
 
 from unshuffle.cli.embed import FeatureOptions
 from unshuffle.cli.pack import print_left_out
 from unshuffle.cli.parsing import parse, write_json
-from unshuffle.config import NEAR_DUPLICATE
+from unshuffle.config import NEAR_DUPLICATE, Pool
 from unshuffle.options import to_dict
 from unshuffle.wording import counted, listed, printable
 
@@ -22,9 +22,9 @@ class NeighboursCommand(FeatureOptions):
     out: Path | None = None
     """HTML file to write, which replaces an earlier page; the contact sheet is the .png beside it. By default
     neighbours.html, or the next free of neighbours-2.html, …"""
-    pool: Literal["avg", "max", "flat"] = "flat"
-    """How the last map (pool5) becomes a vector: avg is the mean of each channel, max its maximum, flat all numbers,
-    which finds the best neighbours."""
+    pool: Pool = "flat"
+    """How the last map (pool5) becomes a vector: avg is the mean of each channel, max its maximum, grid the means of
+    its cells in a 3 x 3 grid, flat all numbers, which finds the best neighbours."""
     threshold: Annotated[float, Interval(ge=-1, le=1)] = NEAR_DUPLICATE
     """Similarity from which two items are near-duplicates; 1 is the same picture, 0 an unrelated one."""
 

@@ -16,16 +16,15 @@ import numpy.typing as npt
 import torch
 from rich.console import Console
 
-from unshuffle.config import FEATURE_BATCH
+from unshuffle.config import FEATURE_BATCH, Pool
 from unshuffle.data.dataset import LabelledDataset, digest
 from unshuffle.data.inventory import write_skipped
 from unshuffle.data.media import check_short_side
 from unshuffle.data.source import Skipped
 from unshuffle.errors import UserError
-from unshuffle.evaluation.features import FeatureCache, Pool, item_features, weights_digest
+from unshuffle.evaluation.features import FeatureCache, feature_length, item_features, weights_digest
 from unshuffle.files import check_new_file, csv_cell
 from unshuffle.models import Backbone
-from unshuffle.models.registry import backbone_features
 
 Rows = npt.NDArray[np.float32]
 Parts = Iterable[tuple[list[str], Rows]]
@@ -62,7 +61,7 @@ def embed_to_file(
     write = find_writer(out)
     check_new_file(out, "--out")
     backbone.to(device).eval()
-    dimensions = backbone_features(backbone, size) if pool == "flat" else backbone.channels
+    dimensions = feature_length(backbone, size, pool)
     folder = out.with_name(f"{out.name}.parts")
     cache = FeatureCache(folder, digest([weights_digest(backbone), size, pool, dataset.identity()]))
     item_names = dataset.names

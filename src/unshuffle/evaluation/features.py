@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn import functional as F
 
-from unshuffle.config import FEATURE_BATCH, PRETRAINED, VIDEO_FRAMES
+from unshuffle.config import FEATURE_BATCH, PRETRAINED, VIDEO_FRAMES, Pool
 from unshuffle.console import progress, say
 from unshuffle.data.batches import Prefetcher
 from unshuffle.data.dataset import (
@@ -38,14 +38,13 @@ from unshuffle.evaluation.protocol import OtherEvaluation
 from unshuffle.files import atomic_write
 from unshuffle.models import BACKBONES, Backbone, build_backbone
 from unshuffle.models.hub import hub_weights, is_on_hub
-from unshuffle.models.registry import PER_IMAGE
+from unshuffle.models.registry import PER_IMAGE, backbone_features
 from unshuffle.models.torchvision_timm import cached_weights, full_name, is_published
 from unshuffle.models.weights import load_backbone
 from unshuffle.wording import counted, did_you_mean
 
 T = TypeVar("T")
-Pool = Literal["avg", "max", "flat"]
-"""How the pool5 map becomes a vector: the mean of each channel, its maximum, or all numbers."""
+GRID = 3  # cells across and down the map, with pool grid
 WORKERS = os.cpu_count() or 1
 PART = 256
 """Frames in a part of the features: what an interruption can cost."""
@@ -157,10 +156,21 @@ def pool5(backbone: Backbone, pixels: Tensor, size: int, pool: Pool = "flat") ->
 
 
 def pooled(maps: Tensor, pool: Pool) -> Tensor:
-    """Return (N, C, h, w) maps as one vector each: the mean or the maximum of each channel, or all numbers."""
+    """Return (N, C, h, w) maps as one vector each; the cells of a grid are those of `adaptive_avg_pool2d`."""
     if pool == "flat":
         return maps.flatten(1)
+    if pool == "grid":
+        height, width = (min(GRID, side) for side in maps.shape[2:])
+        return F.adaptive_avg_pool2d(maps, (height, width)).flatten(1)
     return maps.mean(dim=(2, 3)) if pool == "avg" else maps.amax(dim=(2, 3))
+
+
+def feature_length(backbone: Backbone, size: int, pool: Pool) -> int:
+    """Return the length of the vector of an image; a size that does not suit the backbone is a UserError."""
+    backbone_features(backbone, size)
+    pixels = torch.zeros(1, size, size, 3, dtype=torch.uint8, device=next(backbone.parameters()).device)
+    with torch.no_grad():
+        return pool5(backbone, pixels, size, pool).shape[1]
 
 
 def raw_pixels(pixels: Pixels, side: int = 32) -> Tensor:

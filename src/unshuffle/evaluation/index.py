@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unshuffle.accelerator import choose_device
-from unshuffle.config import FEATURE_BATCH, NEAR_DUPLICATE, PRETRAINED, VIDEO_FRAMES, LimitsConfig
+from unshuffle.config import FEATURE_BATCH, NEAR_DUPLICATE, PRETRAINED, VIDEO_FRAMES, LimitsConfig, Pool
 from unshuffle.data.dataset import LabelledDataset, Square, open_dataset
 from unshuffle.data.media import DEFAULT_LIMITS, check_short_side
 from unshuffle.data.source import Pixels
@@ -27,7 +27,6 @@ from unshuffle.errors import UserError
 from unshuffle.evaluation.embed import write_file
 from unshuffle.evaluation.features import (
     FeatureCache,
-    Pool,
     find_backbone,
     item_features,
     merge_chunks,
@@ -361,7 +360,7 @@ def embed(
     *,
     architecture: str | None = None,
     download: bool = False,
-    pool: Pool = "avg",
+    pool: Pool = "grid",
     kind: Literal["auto", "images", "videos"] = "auto",
     size: int | None = None,
     frames: int = VIDEO_FRAMES,

@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from unshuffle.accelerator import choose_device
-from unshuffle.config import VIDEO_FRAMES, Count
+from unshuffle.config import VIDEO_FRAMES, Count, Pool
 from unshuffle.data.dataset import (
     LabelledDataset,
     LabelledImages,
@@ -28,8 +28,8 @@ from unshuffle.evaluation.features import (
     WORKERS,
     FeatureCache,
     FeatureChunk,
-    Pool,
     extract_features,
+    feature_length,
     find_backbone,
     merge_chunks,
     open_pair,
@@ -49,7 +49,6 @@ from unshuffle.evaluation.protocol import (
     shared_sentence,
     skipped_figures,
 )
-from unshuffle.models.registry import backbone_features
 
 TOP = (1, 5, 10, 20)
 NEIGHBOURS = 5  # in a picture
@@ -129,8 +128,8 @@ class Retrieval(Evaluation):
     per_video: bool = False
     """Compare videos by the mean vector of their frames; otherwise every frame is a query of its own."""
     pool: Pool = "flat"
-    """How pool5 becomes a vector: flat is all numbers, as in the paper; avg the mean of each channel, max its
-    maximum."""
+    """How pool5 becomes a vector: flat is all numbers, as in the paper; avg the mean of each channel, max its maximum,
+    grid the means of its cells in a 3 x 3 grid."""
     fit: Literal["auto", "crop", "squash"] = "auto"
     """How an image becomes a square: crop its centre, or squash it; auto squashes objects of VOC only."""
     size: Annotated[int, Ge(0)] = 0
@@ -160,8 +159,7 @@ class Retrieval(Evaluation):
         device = choose_device(self.device)
         backbone = find_backbone(self.weights, self.seed, self.architecture, self.download).to(device)
         size = self.size or backbone.eval_size
-        flat = backbone_features(backbone, size)  # a wrong size is an error before anything is read
-        dimensions = flat if self.pool == "flat" else backbone.channels
+        dimensions = feature_length(backbone, size, self.pool)  # a wrong size is an error before anything is read
         datasets = self._open(size)
         idle = frozenset({"limit"} if not any(dataset.exceeds(self.limit) for dataset in datasets) else ())
         gallery_dataset, query_dataset = (self._prepared(dataset, size) for dataset in datasets)

@@ -61,7 +61,7 @@ def _usage(backbone: Backbone, is_timms: bool) -> Iterable[str]:
         'backbone = unshuffle.load_backbone("hf:OWNER/NAME")  # from the local cache; or this folder',
         'image = unshuffle.preprocess("photo.jpg", backbone.eval_size, backbone.normalise)',
         "with torch.inference_mode():",
-        "    features = backbone(image[None]).mean((2, 3))",
+        "    features = backbone(image[None]).flatten(1)",
     )
     if not is_timms:
         return
@@ -111,7 +111,7 @@ def _training(run: Run) -> Iterable[str]:
         ("initial weights", _initial_weights(config)),
         ("tasks", ", ".join(config.task_names)),
         *([("data", data)] if data else []),
-        ("iterations", f"{run.last_iteration:,}, each with {config.optim.batch_size} samples per task"),
+        ("iterations", f"{run.last_iteration:,}, each with {_samples(config)}"),
         *([("sampler", config.policy.sampler)] if shuffles else []),
         ("preset and seed", f"{config.preset}, {config.seed}"),
         *([("versions", ", ".join(f"{name} {number}" for name, number in start["versions"].items()))] if start else []),
@@ -136,6 +136,11 @@ def _training(run: Run) -> Iterable[str]:
         yield _table(
             ("", *columns), [(name, *(f"{row[column]:.1f}" for column in columns)) for name, row in scores.items()]
         )
+
+
+def _samples(config: Config) -> str:
+    """Return how many samples each task has in a step."""
+    return ", ".join(f"{config.batch_size(name)} {name}" for name in config.task_names) + " samples"
 
 
 def _initial_weights(config: Config) -> str:

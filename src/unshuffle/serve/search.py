@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from unshuffle.config import PRETRAINED, addresses
+from unshuffle.config import PRETRAINED, Pool, addresses
 from unshuffle.data.cache import INDEX_FOLDER
 from unshuffle.data.dataset import CACHE, SYNTHETIC, LabelledDataset, Square, digest, open_dataset
 from unshuffle.data.media import BadMedia, encode_jpeg, resize_short_side
 from unshuffle.errors import UserError
-from unshuffle.evaluation.features import FeatureCache, Pool, find_backbone, weights_digest
+from unshuffle.evaluation.features import FeatureCache, find_backbone, weights_digest
 from unshuffle.evaluation.index import Index, build_index, open_unlabelled
 from unshuffle.models.registry import backbone_features
 from unshuffle.runs.history import evenly_spaced
@@ -177,7 +177,7 @@ class Searches:
                 backbone = find_backbone(choice.value)
                 dataset = open_unlabelled(backbone, data.value, kind="images")
                 size = 4 * len(dataset) * backbone_features(backbone, dataset.square.side)
-                pool: Pool = "flat" if size <= MAX_FLAT_BYTES else "avg"
+                pool: Pool = "flat" if size <= MAX_FLAT_BYTES else "grid"
                 name = digest([weights_digest(backbone), dataset.square.side, pool, dataset.identity()])
                 index = build_index(
                     backbone,

@@ -184,6 +184,8 @@ class Task(ABC):
     medium: Literal["images", "videos"] = "images"
     """What the task is made for; tasks on images also take frames of videos."""
     view: ClassVar[TaskView]
+    compares_samples: ClassVar[bool] = False
+    """Whether the loss compares the samples of a batch, in which none should occur twice then."""
     held_out_samples: ClassVar[int] = 100
     """Validation samples that a run folder keeps for the report."""
 

@@ -35,6 +35,7 @@ class InstanceTask(Task):
         hint="Among the views of all of them, the nearest to a view should be the other view of the same image.",
     )
     parts = VIEWS
+    compares_samples = True
 
     def __init__(self, config: Config, device: torch.device | None = None) -> None:
         super().__init__(config, device)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unshuffle.accelerator import choose_device, choose_precision, has_kernels, prefer_speed, wait_for
 from unshuffle.config import Config, merge_sections
@@ -92,10 +92,8 @@ class Trainer:
         self.tasks = tasks
         self.network = Network(backbone, tasks).to(device)
         self.precision = choose_precision(config.optim.precision, device)
-        fast = self.precision == "bf16" and has_kernels(device)
-        if fast or (self.precision == "bf16" and device.type == "cpu"):
-            self.network.to(memory_format=torch.channels_last)  # in which convolutions in bf16 are fastest
-        if fast:
+        choose_layout(self.network, self.precision, device)
+        if self.precision == "bf16" and has_kernels(device):
             prefer_speed()
             if config.model.compile:
                 self.network.compile_backbone()
@@ -513,6 +511,14 @@ def initial_backbone(config: Config) -> Backbone:
         synchronise(backbone)
         check_synchronised(backbone)
     return backbone
+
+
+def choose_layout(network: nn.Module, precision: str, device: torch.device) -> None:
+    """Give convolutions in bf16 the layout in which they are fastest, on the devices where that was measured."""
+    if precision == "bf16" and (has_kernels(device) or device.type == "cpu"):
+        for module in network.modules():
+            if isinstance(module, nn.Conv2d):
+                module.to(memory_format=torch.channels_last)
 
 
 def fit_crop_sizes(config: Config) -> tuple[Config, list[str]]:
