@@ -185,7 +185,7 @@ def time_of(config: Config, out: Path, timed: tuple[int, int] = TIMED) -> dict[s
     """Return the milliseconds of a step, of a validation with its rollouts, and of an iteration with both."""
     begin, end = timed
     every = math.gcd(begin, end)
-    interval = min(TIMED_INTERVAL, every)
+    interval = min(TIMED_INTERVAL, (end - begin) // 2)  # one at least lies between
     options = {
         "out": out,
         "optim": {"iterations": end, "milestones": []},

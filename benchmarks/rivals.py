@@ -10,11 +10,12 @@
                 [--voc DEVKIT] [--inside]
 
 DATA and CLASSES are folders or packed stores. `train` first measures what a run of each arm takes: its start (a process
-of its own that trains two iterations, measured once with images and once with images and videos) and an iteration with
-its part of the validations and rollouts (the iterations --timed of a short run of each arm). A run has the iterations
-that fit into --seconds then, one after another in this process, so that only the first one copies the data to the GPU.
-Folders are packed before. Run it alone on the GPU. With --jobs several train at a time: their iterations stay the same,
-so the figures mean the same, but `trained` is no longer the time of a run alone.
+of its own that trains two iterations, measured once for SimCLR, with images, and with images and videos) and an
+iteration with its part of the validations and rollouts (the iterations --timed of a short run; all arms in turn, twice,
+and the shorter time counts). A run has the iterations that fit into --seconds then, one after another in this process,
+so that only the first one copies the data to the GPU. Folders are packed before. Run it alone on the GPU. With --jobs
+several train at a time: their iterations stay the same, so the figures mean the same, but `trained` is no longer the
+time of a run alone.
 
 All arms begin with the preset `small` with the changes in --shared. `rotation` is our task R alone. `SimCLR` has the
 loss and the projection head of the package `lightly`, and the parameters of its augmentations, which our batched code
@@ -92,6 +93,12 @@ SIMCLR = "SimCLR"
 ARMS = ("rotation", SIMCLR, f"{SIMCLR}, temperature 0.5", "S+T", "I", "S+T+I", "S+T+I+P")
 NEVER = 1_000_000_000
 WARMUP = 500
+ROUNDS = 2  # in which all arms are timed; the shorter time of an arm counts
+ALONE = {
+    "optim": {"batch_size": ORDERING["optim"]["batch_size"]},
+    **{name: ORDERING[name] for name in ("spatial", "temporal")},
+}
+"""Full batches and weights of the ordering tasks, for arms without instance discrimination."""
 FOLDS = 4  # of the cross-validated probe
 TRAINING = ("arm", "seed", "samples", "iterations", "allowed", "start", "milliseconds", "trained")
 """Columns of the table about the training of a run; `allowed`, `start` and `trained` are seconds."""
@@ -134,8 +141,8 @@ def main() -> None:
 # ---- arms
 
 
-def shared_config(args: argparse.Namespace) -> Config:
-    """Return what all arms have in common."""
+def shared_config(args: argparse.Namespace, changes: Values | None = None) -> Config:
+    """Return what all arms have in common: `small` with the given changes, data and device, and then --shared."""
     values: Values = {
         "device": args.device,
         "data": {"sibling_pattern": args.sibling_pattern, "test_size": 0},
@@ -143,31 +150,24 @@ def shared_config(args: argparse.Namespace) -> Config:
         "log": {"pictures": False, "monitor_every": NEVER, "checkpoint_every": NEVER},
     }
     values |= {name: getattr(args, name) for name in ("images", "videos") if getattr(args, name)}
-    config = merge(small(), values)
+    config = merge(merge(small(), changes or {}), values)
     return config if args.shared is None else merge(config, read_yaml(args.shared, "options"))
 
 
-def arms(args: argparse.Namespace) -> dict[str, Values]:
-    """Return the changes of each arm."""
-    chosen: dict[str, Values] = {}
+def arms(args: argparse.Namespace) -> dict[str, Config]:
+    """Return the config of each arm."""
+    shared, configs = shared_config(args), {}
     for name in args.arms:
         if name == "rotation":
-            chosen[name] = find_arms(["R"], shared_config(args))["R"]
+            configs[name] = merge(shared, find_arms(["R"], shared)["R"])
         elif name.startswith(SIMCLR):
-            chosen[name] = simclr_options(float(name.rpartition(" ")[2]) if "temperature" in name else 0.2)
+            temperature = float(name.rpartition(" ")[2]) if "temperature" in name else 0.2
+            configs[name] = merge(shared, simclr_options(temperature))
         else:
-            chosen |= {
-                arm: with_own_batches(changes) for arm, changes in find_arms([name], shared_config(args)).items()
-            }
-    return chosen
-
-
-def with_own_batches(changes: Values) -> Values:
-    """Return an arm with full batches and weights for its ordering tasks, if it is without instance discrimination."""
-    if "instance" in merge(small(), changes).task_names:
-        return changes
-    alone = {name: ORDERING[name] for name in ("spatial", "temporal")}
-    return {**alone, **changes, "optim": {"batch_size": ORDERING["optim"]["batch_size"], **changes.get("optim", {})}}
+            for arm, changes in find_arms([name], shared).items():
+                alone = "instance" not in merge(shared, changes).task_names
+                configs[arm] = merge(shared_config(args, ALONE) if alone else shared, changes)
+    return configs
 
 
 def simclr_options(temperature: float) -> Values:
@@ -321,17 +321,13 @@ def train(args: argparse.Namespace) -> int:
 
     Return how many runs failed.
     """
-    rows, shared = table_rows(args), shared_config(args)
-    configs = {arm: merge(shared, changes) for arm, changes in arms(args).items()}
+    rows, configs = table_rows(args), arms(args)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     missing = [(arm, seed) for seed in seeds for arm in configs if not is_done(arm, seed, args)]
     share_resident_data()
-    times = {}
-    for arm in dict.fromkeys(arm for arm, _ in missing):
-        measured = attempt(partial(times_of, config=configs[arm], rows=list(rows.values()), args=args), arm)
-        if measured is not None:
-            times[arm] = measured
-            print(f"{arm}: start {measured.start:.1f} s, {measured.milliseconds:.2f} ms", flush=True)
+    times = times_of({arm: configs[arm] for arm, _ in missing}, list(rows.values()), args)
+    for arm, measured in times.items():
+        print(f"{arm}: start {measured.start:.1f} s, {measured.milliseconds:.2f} ms", flush=True)
     rivals = [
         Rival(arm, seed, configs[arm], args.seconds, args.out, times[arm]) for arm, seed in missing if arm in times
     ]
@@ -410,32 +406,48 @@ def share_resident_data() -> None:
     trainer_module.make_resident = resident  # type: ignore[attr-defined]
 
 
-def times_of(arm: str, config: Config, rows: Sequence[Values], args: argparse.Namespace) -> Times:
-    """Return what a run of an arm takes: as in a row of it, otherwise from short runs."""
+def times_of(configs: Mapping[str, Config], rows: Sequence[Values], args: argparse.Namespace) -> dict[str, Times]:
+    """Return what a run of each arm takes: as in a row of it, otherwise by short runs of all arms in turn.
+
+    Arms that fail are left out.
+    """
+    times = {row["arm"]: Times(float(row["start"]), float(row["milliseconds"])) for row in rows}
+    unknown = [arm for arm in configs if arm not in times]
+    for number in range(ROUNDS):
+        for arm in [*unknown]:
+            measured = attempt(partial(time_of_arm, config=configs[arm], number=number, args=args), arm)
+            if measured is None:
+                unknown.remove(arm)
+                times.pop(arm, None)
+            elif arm not in times or measured.milliseconds < times[arm].milliseconds:
+                times[arm] = measured
+    return {arm: times[arm] for arm in configs if arm in times}
+
+
+def time_of_arm(arm: str, config: Config, number: int, args: argparse.Namespace) -> Times:
+    """Return what a run of an arm takes by the short run of that number, unless it was made before."""
     check(config)
     prepare(config)  # packs folders, once
-    for row in rows:
-        if row["arm"] == arm:
-            return Times(float(row["start"]), float(row["milliseconds"]))
-    file, folder = args.out / "times" / f"{arm}.json", args.out / "timed" / arm
+    file, folder = args.out / "times" / f"{arm}-{number}.json", args.out / "timed" / arm
     if not file.is_file():
-        shutil.rmtree(folder, ignore_errors=True)  # interrupted
+        shutil.rmtree(folder, ignore_errors=True)
         short, timed = merge(config, {"out": str(folder), "optim": schedule(args.timed[1])}), tuple(args.timed)
         figures = time_of_simclr(short, timed) if arm.startswith(SIMCLR) else time_of(short, folder, timed)
         free_memory()
-        write_json(file, Times(start_of(config, args.out), figures["milliseconds"])._asdict())
+        write_json(file, Times(start_of(arm, config, args.out), figures["milliseconds"])._asdict())
     return Times(**json.loads(file.read_text()))
 
 
-def start_of(config: Config, out: Path) -> float:
-    """Return the seconds of a process that trains two iterations of I, or of S+T+I if the arm uses videos."""
-    tasks = "S+T+I" if "temporal" in config.task_names else "I"
-    file, folder = out / "times" / f"start-{tasks}.json", out / "timed" / f"start-{tasks}"
+def start_of(arm: str, config: Config, out: Path) -> float:
+    """Return the seconds of a process that trains two iterations: of SimCLR, of I, or of S+T+I with videos."""
+    kind = SIMCLR if arm.startswith(SIMCLR) else "S+T+I" if "temporal" in config.task_names else "I"
+    file, folder = out / "times" / f"start-{kind}.json", out / "timed" / f"start-{kind}"
     if not file.is_file():
         shutil.rmtree(folder, ignore_errors=True)  # interrupted
+        tasks = "I" if kind == SIMCLR else kind
         started = merge(config, {"tasks": tasks, "out": str(folder), "optim": schedule(2)})
         job = out / "times" / "job.json"
-        write_json(job, {"arm": tasks, "config": plain(to_dict(started))})
+        write_json(job, {"arm": kind, "config": plain(to_dict(started))})
         begin = time.perf_counter()
         subprocess.run([sys.executable, __file__, "job", str(job)], check=True)
         write_json(file, time.perf_counter() - begin)

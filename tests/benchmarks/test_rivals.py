@@ -1,3 +1,4 @@
+import argparse
 import csv
 import importlib
 import json
@@ -159,6 +160,40 @@ def test_a_campaign_is_continued(
     assert "I, 10 s (3 seeds): images_top1" in capsys.readouterr().out
 
 
+def test_all_arms_take_what_they_share(rivals: ModuleType, tmp_path: Path) -> None:
+    """Arms of ordering tasks alone have full batches and weights, unless the shared options have others."""
+    write_yaml(tmp_path / "shared.yaml", {"spatial": {"batch_size": 3}, "temporal": {"loss_weight": 0.5}})
+    args = argparse.Namespace(
+        arms=["S+T", "S+T+I", "R"], shared=tmp_path / "shared.yaml", images=None, videos=None, device="cpu"
+    )
+    args.sibling_pattern = ""
+    configs = rivals.arms(args)
+    assert [configs[arm].tasks for arm in args.arms] == args.arms
+    assert [configs[arm].batch_size("spatial") for arm in ("S+T", "S+T+I")] == [3, 3]
+    assert [configs[arm].batch_size("temporal") for arm in ("S+T", "S+T+I")] == [128, small().temporal.batch_size]
+    assert [configs[arm].spatial.loss_weight for arm in ("S+T", "S+T+I")] == [1.0, small().spatial.loss_weight]
+    assert [configs[arm].temporal.loss_weight for arm in ("S+T", "S+T+I")] == [0.5, 0.5]
+
+
+def test_the_shorter_time_of_an_arm_counts(rivals: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arms take turns, so that a slow minute does not fall on one of them; one that fails is left out."""
+    measured = {("A", 0): 5.0, ("B", 0): 3.0, ("A", 1): 4.0, ("B", 1): 6.0}
+    order = []
+
+    def time_of_arm(arm: str, config: object, number: int, args: object) -> Any:
+        order.append((arm, number))
+        return rivals.Times(1.0, measured[arm, number])
+
+    monkeypatch.setattr(rivals, "time_of_arm", time_of_arm)
+    rows = [
+        {"arm": "known", "start": "2", "milliseconds": "7"},
+        {"arm": "not asked for", "start": "2", "milliseconds": "7"},
+    ]
+    times = rivals.times_of(dict.fromkeys(["A", "broken", "B", "known"]), rows, None)
+    assert {arm: tuple(time) for arm, time in times.items()} == {"A": (1, 4), "B": (1, 3), "known": (2, 7)}
+    assert order == [("A", 0), ("broken", 0), ("B", 0), ("A", 1), ("B", 1)]
+
+
 @pytest.mark.slow
 def test_arms_are_timed_once(
     rivals: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -167,7 +202,7 @@ def test_arms_are_timed_once(
     write_yaml(tmp_path / "shared.yaml", SHARED)
     (tmp_path / "out" / "timed" / "I").mkdir(parents=True)
     (tmp_path / "out" / "timed" / "I" / "config.yaml").write_text("a measurement that was interrupted")
-    words = "train --out out --device cpu --shared shared.yaml --arms I --seconds 1 --seeds 1 --timed 50 150"
+    words = "train --out out --device cpu --shared shared.yaml --arms I --seconds 1 --seeds 1 --timed 50 100"
     monkeypatch.setattr(sys, "argv", ["rivals.py", *words.split()])
     rivals.main()
     run = json.loads(Path("out/1s/I/seed-0/rival.json").read_text())

@@ -162,9 +162,13 @@ def _create(name: str) -> Any:
 def _patch_side(network: Any) -> int:
     """Return the side in pixels of a patch, or of a window of patches where attention has windows; 1 without patches.
 
-    Other sizes would be padded to whole windows, at the cost of whole ones.
+    Other sizes would be padded to whole windows, at the cost of whole ones. Patches that overlap fit any size.
     """
-    side = getattr(getattr(network, "patch_embed", None), "patch_size", 1)
+    patches = getattr(network, "patch_embed", None)
+    projection = getattr(patches, "proj", None)
+    if isinstance(projection, nn.Conv2d) and projection.kernel_size != projection.stride:
+        return 1
+    side = getattr(patches, "patch_size", 1)
     patch = int(side[0] if isinstance(side, tuple) else side)
     if patch == 1:
         return 1
