@@ -1,15 +1,17 @@
 """Step times of several backbones: unshuffle's trainer against a plain timm loop that does the same work.
 
     python benchmarks/backbones.py [--backbones caffenet timm:resnet18 ...] [--batch 256] [--size 112]
-                                   [--modes eager compiled] [--images DATA] [--results FOLDER] [--device cuda]
+                                   [--modes eager compiled] [--precisions bf16 fp32] [--images DATA]
+                                   [--results FOLDER] [--device cuda]
 
 The work is a step of instance discrimination: two views of each image through the backbone, a projection head,
 NT-Xent, backward pass and AdamW. The plain loop is what a careful user writes around a timm model: bf16 autocast,
 channels-last, a fused optimiser, once as it is and once with torch.compile. Its views are rendered beforehand and cost
-it nothing; those of unshuffle are cropped and augmented in every step, which is part of its time. unshuffle's step is
-recorded as a CUDA graph, once as it is and once with model.compile. `caffenet` is not in timm: the plain loop trains
-our plain modules. All are measured in one run, each after a warm-up; run it alone on the GPU. Results go to
-results/backbones_DEVICE.csv, or into the folder --results, after each measurement.
+it nothing; those of unshuffle are cropped and augmented in every step, which is part of its time. On a GPU unshuffle's
+step is recorded as a CUDA graph in bf16, once as it is and once with model.compile, which has no effect on a CPU. Views
+have the size that suits the network. `caffenet` is not in timm: the plain loop trains our plain modules. All are
+measured in one run, each after a warm-up; run it alone on the machine. Results go to results/backbones_DEVICE.csv, or
+into the folder --results, after each measurement.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from torch.nn import functional as F
 
 from unshuffle.accelerator import prefer_speed, wait_for
 from unshuffle.bench import whole_iterations, with_world, without_test
-from unshuffle.config import small
+from unshuffle.config import Config, small
 from unshuffle.models import build_backbone
 from unshuffle.models.heads import projection_head
 from unshuffle.options import merge
@@ -43,28 +45,42 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256, help="images of a step")
     parser.add_argument("--size", type=int, default=112, help="side of a view in pixels")
     parser.add_argument("--iterations", type=int, default=60)
-    parser.add_argument("--modes", nargs="+", choices=("eager", "compiled"), default=["eager", "compiled"])
+    parser.add_argument("--modes", nargs="+", choices=("eager", "compiled"))
+    parser.add_argument("--precisions", nargs="+", choices=("bf16", "fp32"), default=["bf16"])
     parser.add_argument("--images", help="images of unshuffle's steps; by default the synthetic world")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
+    kind = torch.device(args.device).type
     rows = []
     for name in args.backbones:
-        for compiled in (mode == "compiled" for mode in args.modes):
-            for loop, milliseconds in (("plain loop", plain_ms), ("unshuffle", our_ms)):
-                rows.append(row(name, loop, compiled, milliseconds(name, compiled, args), args))
-                save_table(rows, args.results / f"backbones_{torch.device(args.device).type}.csv", args.device)
+        for precision in args.precisions:
+            for mode in args.modes or (["eager"] if kind == "cpu" else ["eager", "compiled"]):
+                config = config_of(name, mode == "compiled", precision, args)
+                for loop, milliseconds in (("plain loop", plain_ms), ("unshuffle", our_ms)):
+                    rows.append(row(loop, config, milliseconds(config, args.iterations)))
+                    save_table(rows, args.results / f"backbones_{kind}.csv", args.device)
 
 
-def row(name: str, loop: str, compiled: bool, milliseconds: float, args: argparse.Namespace) -> dict[str, Any]:
+def row(loop: str, config: Config, milliseconds: float) -> dict[str, Any]:
     """Return and print a row of the table."""
-    figures = {"ms": round(milliseconds, 2), "images_per_second": round(1e3 * args.batch / milliseconds)}
-    print(name, loop, "compiled" if compiled else "", figures, flush=True)
-    return {"backbone": name, "loop": loop, "compiled": compiled, **figures, "batch": args.batch, "size": args.size}
+    batch = config.batch_size("instance")
+    values = {
+        "backbone": config.model.backbone,
+        "loop": loop,
+        "compiled": config.model.compile,
+        "ms": round(milliseconds, 2),
+        "images_per_second": round(1e3 * batch / milliseconds),
+        "batch": batch,
+        "size": config.instance.crop_size,
+        "precision": config.optim.precision,
+    }
+    print(*values.values(), flush=True)
+    return values
 
 
-def our_ms(name: str, compiled: bool, args: argparse.Namespace) -> float:
-    """Return the milliseconds of an iteration of unshuffle's trainer, from reading the data to the updated weights."""
+def config_of(name: str, compiled: bool, precision: str, args: argparse.Namespace) -> Config:
+    """Return the config of unshuffle's trainer, with the crop size that suits the network."""
     changes = {
         "tasks": "I",
         "images": args.images,
@@ -78,25 +94,30 @@ def our_ms(name: str, compiled: bool, args: argparse.Namespace) -> float:
             "temperature": TEMPERATURE,
         },
         "data": {"val_size": 20},
+        "optim": {"precision": precision},
     }
-    config, _ = fit_crop_sizes(with_world(without_test(merge(small(), changes))))
-    return whole_iterations(build_trainer(config, prepare(config)), args.iterations)["ms_per_iteration"]
+    return fit_crop_sizes(with_world(without_test(merge(small(), changes))))[0]
 
 
-def plain_ms(name: str, compiled: bool, args: argparse.Namespace) -> float:
+def our_ms(config: Config, iterations: int) -> float:
+    """Return the milliseconds of an iteration of unshuffle's trainer, from reading the data to the updated weights."""
+    return whole_iterations(build_trainer(config, prepare(config)), iterations)["ms_per_iteration"]
+
+
+def plain_ms(config: Config, iterations: int) -> float:
     """Return the milliseconds of an iteration of the plain loop."""
-    device = torch.device(args.device)
+    device, size = torch.device(config.device), config.instance.crop_size
     prefer_speed()
-    network, features = plain_network(name, args.size)
+    network, features = plain_network(config.model.backbone, size)
     model = nn.Sequential(network, projection_head(features, HIDDEN, OUTPUT)).to(device).train()
     model.to(memory_format=torch.channels_last)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05, fused=device.type == "cuda")
-    step = torch.compile(model) if compiled else model
-    shape = (POOL, 2 * args.batch, 3, args.size, args.size)
+    step = torch.compile(model) if config.model.compile else model
+    shape = (POOL, 2 * config.batch_size("instance"), 3, size, size)
     pool = [views.contiguous(memory_format=torch.channels_last) for views in torch.randn(shape, device=device)]
 
     def learn(views: Tensor) -> None:
-        with torch.autocast(device.type, torch.bfloat16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.optim.precision == "bf16"):
             projections = step(views)
         loss = nt_xent(F.normalize(projections.float(), dim=1))
         optimiser.zero_grad(set_to_none=True)
@@ -107,11 +128,10 @@ def plain_ms(name: str, compiled: bool, args: argparse.Namespace) -> float:
         learn(pool[number % POOL])
     wait_for(device)
     begin = time.perf_counter()
-    for number in range(args.iterations):
+    for number in range(iterations):
         learn(pool[number % POOL])
     wait_for(device)
-    seconds = time.perf_counter() - begin
-    return 1e3 * seconds / int(args.iterations)
+    return 1e3 * (time.perf_counter() - begin) / iterations
 
 
 def plain_network(name: str, size: int) -> tuple[nn.Module, int]:
