@@ -354,24 +354,19 @@ def test_bf16_steps_are_close_to_fp32(small: Any, tmp_path: Path) -> None:
     assert float(gradients["bf16"].norm() / gradients["fp32"].norm()) == pytest.approx(1, abs=0.03)
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_the_layout_is_chosen_for_convolutions_of_images_alone(device: str) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("device", "onednn", "expected"), [("cpu", True, True), ("cpu", False, False), ("mps", True, False)]
+)
+def test_convolutions_of_images_are_channels_last_where_that_is_fast(
+    precision: str, device: str, onednn: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Weights of other convolutions have no such layout."""
-    for precision in ("fp32", "bf16"):
-        network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 5), torch.nn.Conv3d(4, 5, 3), torch.nn.Linear(2, 2))
-        choose_layout(network, precision, torch.device(device))
-        kernel = network[0].get_parameter("weight")
-        is_last = kernel.is_contiguous(memory_format=torch.channels_last)
-        assert is_last is (precision == "bf16" and device == "cpu")
-
-
-def test_convolutions_in_bf16_are_channels_last(small: Any, tmp_path: Path) -> None:
-    for precision, expected in (("fp32", False), ("bf16", True)):
-        backbone = make(small(tmp_path / "run", optim={"precision": precision})).network.backbone
-        kernels = [weight for weight in backbone.parameters() if weight.ndim == 4 and weight[0, 0].numel() > 1]
-        assert kernels
-        for weight in kernels:
-            assert weight.is_contiguous(memory_format=torch.channels_last) is expected
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: onednn)
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 5), torch.nn.Conv3d(4, 5, 3), torch.nn.Linear(2, 2))
+    choose_layout(network, precision, torch.device(device))
+    kernel = network[0].get_parameter("weight")
+    assert kernel.is_contiguous(memory_format=torch.channels_last) is expected
 
 
 # rollouts
