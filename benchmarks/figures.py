@@ -10,6 +10,7 @@ import argparse
 import csv
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -379,9 +380,9 @@ RIVALS = {
 
 
 @styled
-def rivals() -> Figure:
+def rivals(table: str) -> Figure:
     """Each evaluation of each arm, with a dot for each seed; runs of other lengths have rows of their own."""
-    rows = read("rivals_cuda")
+    rows = read(table)
     lengths = {row.get("allowed") for row in rows}
     names = [row["arm"] if len(lengths) == 1 else f"{row['arm']}, {float(row['allowed']):g} s" for row in rows]
     columns = [column for column in RIVALS if any(row.get(column) for row in rows)]
@@ -556,7 +557,8 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "recipes_overfit": overfitting,
     "recipes_demo": pieces,
     "reward_noise_cuda": reward_signal,
-    "rivals_cuda": rivals,
+    "rivals_cuda": partial(rivals, "rivals_cuda"),
+    "rivals_cpu": partial(rivals, "rivals_cpu"),
     "rotation": rotation,
     "recipes_temporal": temporal_recipe,
     "voc_segmentation_cpu": voc_segmentation,
