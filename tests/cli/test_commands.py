@@ -301,9 +301,9 @@ def test_embed_with_exported_weights(tmp_path: Path, capsys: pytest.CaptureFixtu
     options = ["--weights", str(weights), "--out", str(tmp_path / "f.npy"), "--json", str(tmp_path / "f.json")]
     assert cli.run(["embed", str(folder), *options, "--device", "cpu", "--size", "48"]) == 0
     printed = capsys.readouterr().out
-    assert "5 images, 96 features each" in printed and f"skipped {folder / 'broken.jpg'}" in printed
+    assert "5 images, 864 features each" in printed and f"skipped {folder / 'broken.jpg'}" in printed
     assert f"  all skipped files are listed in {tmp_path}/f.skipped.csv\n  1 other ignored (1 .txt)\n" in printed
-    assert np.load(tmp_path / "f.npy").shape == (5, 96)
+    assert np.load(tmp_path / "f.npy").shape == (5, 864)
     document = json.loads((tmp_path / "f.json").read_text())
     assert document["command"] == "embed" and document["metrics"]["rows"] == 5
     assert cli.run(["embed", str(folder), *options]) == 2
