@@ -241,7 +241,7 @@ def _checked(config: Config, resumed: Run | None, locks: ExitStack) -> tuple[Con
 
 
 def fit_batches(config: Config, samples: Mapping[str, int]) -> tuple[Config, list[str]]:
-    """Return the config without batches in which a sample would be compared with copies of itself, and what changed."""
+    """Limit batches whose samples are compared to the number of samples, as most others would hold copies; say so."""
     changes, sentences = {}, []
     processes = distributed.size()
     for name in config.task_names:

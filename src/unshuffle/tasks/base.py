@@ -185,7 +185,7 @@ class Task(ABC):
     """What the task is made for; tasks on images also take frames of videos."""
     view: ClassVar[TaskView]
     compares_samples: ClassVar[bool] = False
-    """Whether the loss compares the samples of a batch, in which none should occur twice then."""
+    """Whether the loss compares the samples of a batch, which is then no larger than the number of samples."""
     held_out_samples: ClassVar[int] = 100
     """Validation samples that a run folder keeps for the report."""
 
