@@ -62,7 +62,7 @@ def has_kernels(device: torch.device) -> bool:
 
 
 def multiplies_bf16(device: torch.device) -> bool:
-    """Whether the device is a CPU with instructions for products in bf16; without them bf16 is slower than fp32."""
+    """Whether the device is a CPU with instructions for products in bf16; on others bf16 was not measured."""
     return device.type == "cpu" and bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
 
 
