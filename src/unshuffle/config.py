@@ -400,8 +400,8 @@ class OptimConfig:
     backbone: OptimiserConfig = OptimiserConfig()
     """Optimiser of the backbone; each task's section has that of its head."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16: forward pass in bfloat16, with fused kernels where there are some. auto: bf16 on GPUs with our kernels and on
-    CPUs with avx512_bf16, where most networks train faster; fp32 elsewhere."""
+    """bf16: forward pass in bfloat16, with fused kernels where there are some. auto: bf16 on GPUs with our kernels and
+    on CPUs with avx512_bf16, where most networks train faster; fp32 elsewhere."""
     max_skipped_steps: Annotated[int, Ge(0)] = 20
     """A step whose loss or gradients are not finite is skipped. Stop when more than this many are skipped in a row, or
     more than this many and a tenth of all; 0 stops at the first one."""

@@ -241,7 +241,7 @@ def _checked(config: Config, resumed: Run | None, locks: ExitStack) -> tuple[Con
 
 
 def fit_batches(config: Config, samples: Mapping[str, int]) -> tuple[Config, list[str]]:
-    """Return the config with no more samples in a batch than there are, where a task compares them; say what changed."""
+    """Return the config with batches of tasks that compare samples no larger than their samples, and what changed."""
     changes, sentences = {}, []
     processes = distributed.size()
     for name in config.task_names:

@@ -21,7 +21,7 @@ from unshuffle.data.squares import RankSlice
 
 LUMA = (0.299, 0.587, 0.114)
 MIN_STD = 2 / 255  # a crop with hardly any contrast is not amplified into noise
-CPU_CHUNK = 1 << 20  # numbers in the crops that a CPU renders at a time: large intermediate tensors are slow to allocate
+CPU_CHUNK = 1 << 20  # numbers in the crops that a CPU renders at a time: large temporary tensors are slow to allocate
 
 
 class Jitter(NamedTuple):
